@@ -66,7 +66,7 @@ class CheckpointNotWritten(CheckpointError):
 class EnvFault:
     """A fault of an environment: its place, and what is needed to play its episode again up to there.
 
-    `env`, `episode` and `segment` are indices, `seed` is that of the episode's reset. `step` is 1, 2, ... within the
+    `env`, `episode` and `segment` are indices, `seed` is given to the episode's reset. `step` is 1, 2, ... within the
     episode, and 0 for its reset.
     """
 
@@ -83,7 +83,7 @@ class EnvFault:
     sampler_id: int = 0
     segment: int = 0
     actions: Any = None
-    """NumPy array [step, *A], as sampled: those of the episode, the last of which failed. Fewer unless `complete`."""
+    """NumPy array [step, *A], as sampled, of the whole episode if `complete`; the last action failed."""
     last_obs: str = ""
     """The observation before the step, shortened."""
     options: dict[str, Any] | None = None
@@ -170,7 +170,7 @@ class GPUFailed(DppoError):
 
 
 def in_gigabytes(size: float) -> str:
-    """Return a number of bytes as `1.25 GB`."""
+    """Format a number of bytes as `1.25 GB`."""
     return f"{size / 1e9:.3g} GB"
 
 

@@ -148,7 +148,7 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def make_scratch_dir(stack: ExitStack) -> str:
-    """Return the path of a new folder, which `stack` removes; both also remove those of killed processes."""
+    """Return the path of a new folder, which `stack` removes; both also remove folders of killed processes."""
     remove_abandoned(SCRATCH)
     stack.callback(remove_abandoned, SCRATCH)
     hidden = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}"))

@@ -28,7 +28,7 @@ def usable_cores() -> int:
 
 
 def cores_in_words() -> str:
-    """Return `2 cores`, and how a quota limits them."""
+    """Format the usable cores as `2 cores`, and name the quota that limits them."""
     cores = _cores_by_affinity()
     quota = cpu_quota()
     if quota is None or quota >= cores:
@@ -52,7 +52,9 @@ def seconds_of_quota() -> tuple[float, float] | None:
         return None
     cores, folder = quota
     used_s = _seconds_used(folder)
-    return None if used_s is None else (used_s, cores * time.monotonic())
+    if used_s is None:
+        return None
+    return (used_s, cores * time.monotonic())
 
 
 def file_size_limits() -> tuple[int, int] | None:
@@ -72,7 +74,7 @@ def file_size_limits() -> tuple[int, int] | None:
 
 
 def file_size_remedy() -> str:
-    """Return how large a file may be, and how to write larger ones; "" if the limit is not that of the process."""
+    """Return how large a file may be, and how to write larger ones; "" if the limit is not the limit of the process."""
     limits = file_size_limits()
     if limits is None:
         return ""
@@ -123,7 +125,7 @@ def _cores_by_affinity() -> int:
 
 
 def _folders_of_version_2() -> Iterator[Path]:
-    """Yield the folder of this process's cgroup and those of all above it, which limit it, too."""
+    """Yield the folder of this process's cgroup, and the folders of all cgroups above it, which limit it, too."""
     yield CGROUPS  # in a container, the root is its own cgroup
     for controllers, name in _cgroups():
         if controllers == "":

@@ -20,7 +20,7 @@ class Stream(IntEnum):
 
 
 def sequence(seed: int, stream: Stream, *index: int) -> np.random.SeedSequence:
-    """Return the seed sequence of `stream` at `index`."""
+    """Derive the seed sequence of `stream` at `index` from the run's seed."""
     return np.random.SeedSequence(seed, spawn_key=(int(stream), *index))
 
 

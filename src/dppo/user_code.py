@@ -32,7 +32,7 @@ NEVER_IMPORTED = frozenset(
 
 
 def import_path(named: Any) -> str:
-    """Return `module:name` of a class or function, and a string unchanged."""
+    """Format a class or function as `module:name`; a string stays."""
     if isinstance(named, str):
         return named
     # of a partial or an object: the same in another process
@@ -66,13 +66,17 @@ def _failed_import(error: BaseException, name: str, advice: str) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not _is_machinery(frame.filename)
     ]
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    missing = None
+    if isinstance(error, ModuleNotFoundError):
+        missing = error.name
     if missing and not frames and f"{name}.".startswith(f"{missing}."):
         return f"{in_a_line(error)}. {advice}"
     if isinstance(error, SystemExit):
         parses = any(Path(frame.filename).name == "argparse.py" for frame in frames)
         frames = frames[:1]
-        does = "reads the command line, which is not its own" if parses else "ends Python"
+        does = "ends Python"
+        if parses:
+            does = "reads the command line, which is not its own"
         remedy = (
             f"The module {does} when it is imported. Do so only below `if __name__ == '__main__':`"
         )
@@ -167,10 +171,12 @@ def in_a_line(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` (file, line n)` of the code that raised; empty if it is not that of a file."""
+    """Return ` (file, line n)` of the code that raised; empty if the code is in no file."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<")
     ]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    if frames:
+        return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    return ""

@@ -430,7 +430,7 @@ def test_parts_of_a_licence_add_up_to_a_whole_number(monkeypatch: pytest.MonkeyP
     """Ray starts with whole numbers of resources only."""
     passed: dict[str, Any] = {}
     monkeypatch.setattr(
-        session, "_start_processes", lambda ray, notify, **options: passed.update(options)
+        session, "_start_processes", lambda ray, options, notify: passed.update(options)
     )
     actors = Actors(num_actors=3, actor_resources={"licence": 0.5})
     demand = demand_of(actors, Learners())

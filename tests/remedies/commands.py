@@ -216,7 +216,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "records/files/checkpoint.py: {}: {}. Pass the folder of a run, or one of its checkpoints",
+        "records/files/checkpoint.py: Pass the folder of a run, or one of its checkpoints.",
         "eval TMP/none",
         "eval RUN --trust --episodes 1",
         "",

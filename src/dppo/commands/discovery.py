@@ -1,4 +1,4 @@
-"""Find the commands: those of the core, and those that packages add as entry points of the group `dppo.commands`.
+"""Find the commands: of the core, and of packages that add entry points of the group `dppo.commands`.
 
 An entry point names a module with a function `main(words) -> exit code`. The first line of the module's docstring is
 the text that `dppo --help` shows: "`dppo report`: write a run as one HTML page."

@@ -45,7 +45,8 @@ OF_RUN = {
     "--model MODULE:CLASS": "Use this class for the run's own network instead of the one that the checkpoint names.",
     "--trust": TRUST,
 }
-PARSER = Parser(PROG, USAGE, DESCRIPTION, episodes=FLAGS, environment_and_network=OF_RUN)
+GROUPS = {"episodes": FLAGS, "environment and network": OF_RUN}
+PARSER = Parser(PROG, USAGE, DESCRIPTION, GROUPS)
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +57,9 @@ def main(argv: list[str]) -> int:
     if "env_kwargs" in flags:
         flags["env_kwargs"] = parsed_json("env_kwargs", flags["env_kwargs"])
     policy, env = _policy_and_env(word, flags.pop("policy", None), flags.pop("env_id", None))
-    notes = sys.stderr if as_json else sys.stdout
+    notes = sys.stdout
+    if as_json:
+        notes = sys.stderr
     with closing(ShowLog(PatientStream(notes).line)) as show_log, warnings.catch_warnings():
         show_log.start()
         warnings.simplefilter("default")
@@ -78,7 +81,7 @@ def _policy_and_env(word: str, policy: str | None, env_id: str | None) -> tuple[
     Args:
         word: the word beside the flags: a run, or with `policy` an environment.
         policy: a controller or a run, which plays.
-        env_id: another environment than that of the run.
+        env_id: another environment than the run's.
     """
     is_run = user_path(word).exists()
     if policy is None:
@@ -115,12 +118,7 @@ def info_table(played: Evaluation) -> list[str]:
         return []
     table = [["in an episode", "sum", "mean", "last"]]
     for key, infos in played.info.items():
-        columns = (
-            [info.total for info in infos],
-            [info.mean for info in infos],
-            [info.last for info in infos],
-        )
-        row = [key, *map(_mean_and_deviation, columns)]
+        row = [key, *map(_mean_and_deviation, zip(*infos, strict=True))]
         if len(infos) < len(played.returns):
             row[0] += f" (in {len(infos)} of {counted(len(played.returns), 'episode')})"
         table.append(row)
@@ -144,11 +142,7 @@ def _as_json(played: Evaluation) -> dict[str, Any]:
         "returns": played.returns,
         "lengths": played.lengths,
         "info": {
-            key: {
-                "sum": [info.total for info in infos],
-                "mean": [info.mean for info in infos],
-                "last": [info.last for info in infos],
-            }
+            key: dict(zip(("sum", "mean", "last"), zip(*infos, strict=True), strict=True))
             for key, infos in played.info.items()
         },
     }

@@ -89,8 +89,13 @@ TYPES: dict[str, Any] = {  # of values by their name in the help; others are tex
 class Parser(argparse.ArgumentParser):
     """Returns only the flags that were given, by name: an absent flag has no value, not even its default."""
 
-    def __init__(self, prog: str, usage: str, description: str, **groups: Flags) -> None:
-        """Build a parser with groups of flags; each line of `usage` shows one way to use the command."""
+    def __init__(
+        self, prog: str, usage: str, description: str, groups: Mapping[str, Flags] | None = None
+    ) -> None:
+        """Build a parser; each line of `usage` shows one way to use the command.
+
+        `groups`: flags by the title of their group.
+        """
         prog = as_called(prog)
         indent = " " * len("usage: ")
         super().__init__(
@@ -106,8 +111,8 @@ class Parser(argparse.ArgumentParser):
         )
         # argparse's has no -1e-3
         self._negative_number_matcher = re.compile(r"-(\d+|\d*\.\d+)([eE][-+]?\d+)?$")
-        for title, flags in groups.items():
-            self.add_flags(title.replace("_", " "), flags)
+        for title, flags in (groups or {}).items():
+            self.add_flags(title, flags)
 
     def add_flags(self, title: str, flags: Flags) -> None:
         """Add a group of flags."""
@@ -119,13 +124,12 @@ class Parser(argparse.ArgumentParser):
                 group.add_argument(name, action="store_true", help=text)
                 continue
             value = values[0]
+            options: dict[str, Any] = {"metavar": value, "type": TYPES.get(value, str)}
             if value.startswith("{"):
-                group.add_argument(name, choices=value.strip("{}").split(","), help=text)
-            else:
-                nargs = "+" if values[1:] else None
-                group.add_argument(
-                    name, help=text, nargs=nargs, metavar=value, type=TYPES.get(value, str)
-                )
+                options = {"choices": value.strip("{}").split(",")}
+            elif values[1:]:
+                options["nargs"] = "+"
+            group.add_argument(name, help=text, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise the message that argparse would print as a `UsageError`."""
@@ -181,11 +185,10 @@ def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
     if len(words) > 1:
         fact = f"{as_called(prog)} takes one {name}, here {words[0]!r}"
         raise UsageError(f"unexpected argument {words[1]!r}: {fact}. Switches take no value.")
-    return words[0] if words else None
+    return next(iter(words), None)
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting: `--num-actors`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -213,13 +216,16 @@ def add_settings(
 
 
 def _add(group: Any, name: str, defaults: Mapping[str, Any], *, hidden: bool) -> None:
-    text = argparse.SUPPRESS if hidden else _help_text(name, defaults.get(name, default_of(name)))
+    text = argparse.SUPPRESS
+    if not hidden:
+        text = _help_text(name, defaults.get(name, default_of(name)))
     hint = types_by_name()[name]
+    options: dict[str, Any] = {"metavar": _metavar(name)}
     if _is_switch(hint):
-        group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
-    else:
-        nargs = "*" if get_origin(hint) is tuple else None
-        group.add_argument(flag(name), metavar=_metavar(name), nargs=nargs, help=text)
+        options = {"action": argparse.BooleanOptionalAction}
+    elif get_origin(hint) is tuple:
+        options["nargs"] = "*"
+    group.add_argument(flag(name), help=text, **options)
 
 
 def _help_text(name: str, default: Any) -> str:
@@ -230,13 +236,18 @@ def _help_text(name: str, default: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple | list):
-        return " ".join(map(str, value)) or "none"
-    if isinstance(value, dict):
-        return json.dumps(value)
-    return "none" if value is None else str(value)
+    match value:
+        case True:
+            return "on"
+        case False:
+            return "off"
+        case None | () | []:
+            return "none"
+        case tuple() | list():
+            return " ".join(map(str, value))
+        case dict():
+            return json.dumps(value)
+    return str(value)
 
 
 def _is_switch(hint: Any) -> bool:
@@ -269,9 +280,12 @@ def _as_flag(match: re.Match[str]) -> str:
         return "--branch NEW_DIR"
     if name == "env_id":  # the environment has no flag
         return value or "ENV_ID"
-    if value in ("True", "False") and _is_switch(types_by_name().get(name, bool)):
-        return flag(name) if value == "True" else flag(f"no_{name}")
-    return f"{flag(name)} {value}" if value else flag(name)
+    if _is_switch(types_by_name().get(name, bool)):
+        if value == "False":
+            return flag(f"no_{name}")
+        if value == "True":
+            return flag(name)
+    return f"{flag(name)} {value or ''}".rstrip()
 
 
 def as_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,9 +309,10 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
             words.append(flag(f"no_{name}"))
             continue
         words.append(flag(name))
-        if isinstance(value, list | tuple):
-            is_json = _metavar(name) == "JSON"
-            words += [json.dumps(value)] if is_json else map(str, value)
+        if isinstance(value, list | tuple) and _metavar(name) == "JSON":
+            words.append(json.dumps(value))
+        elif isinstance(value, list | tuple):
+            words += map(str, value)
         elif value is not True:
             words.append(shown(value))
     return words

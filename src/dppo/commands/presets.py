@@ -44,7 +44,9 @@ def _as_rows(preset: Preset) -> str:
         fill(f"    {name:8}  {text}", WIDTH, subsequent_indent=" " * 14)  # 14 = 4 + 8 + 2
         for name, text in facts.items()
     ]
-    star = " *" if preset.about.get("applies") == "by itself" else ""
+    star = ""
+    if preset.about.get("applies") == "by itself":
+        star = " *"
     return "\n".join([f"  {preset.name}{star}", *rows])
 
 

@@ -61,7 +61,9 @@ def main(argv: list[str]) -> int:
 
     observers = [_LogNotes(arguments.notes)]
     result = train(config, resume=arguments.resume, branch=arguments.branch, observers=observers)
-    return 0 if result.stopped_by is None else 128 + signal.Signals[result.stopped_by]
+    if result.stopped_by is None:
+        return 0
+    return 128 + signal.Signals[result.stopped_by]
 
 
 @dataclass
@@ -108,12 +110,12 @@ class Command:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Flags of a single run that have no effect here, which its help does not show, and why."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of settings, where they differ from those of `dppo train`."""
+    """Defaults of settings, where they differ from `dppo train`."""
 
     def split(
         self, argv: list[str], word: str = "ENV_ID"
     ) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-        """Return the command's own flags, those of settings, and the word beside them.
+        """Return the command's own flags, the flags of settings, and the word beside them.
 
         If help is asked for, print it with the defaults that apply to the other words, and exit. Raises a UsageError if
         a flag is unknown or there is a stray word, a ConfigError if one is refused.
@@ -121,14 +123,12 @@ class Command:
         arguments = Arguments({})
         if is_help(argv):
             with suppress(DppoError):
-                _, flags, env_id = self.split(
-                    [argument for argument in argv if not is_help([argument])]
-                )
+                without_help = [argument for argument in argv if not is_help([argument])]
+                _, flags, env_id = self.split(without_help)
                 arguments = arguments_of(flags, env_id, self.prog)
         flags, words = self._parser(arguments).split(argv)
-        command_flags = {
-            name: flags.pop(name) for name in flags.keys() - {*settings_by_name(), *EXTRA}
-        }
+        names = flags.keys() - {*settings_by_name(), *EXTRA}
+        command_flags = {name: flags.pop(name) for name in names}
         for name, reason in self.refused.items():
             if name in flags:
                 raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
@@ -217,12 +217,9 @@ def _preset(wanted: str, env_id: str) -> tuple[Preset | None, tuple[str, ...]]:
 
 
 def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
-    branch = flags.get("branch")
-    fact = (
-        "continues a run in its own folder"
-        if branch is None
-        else "starts a run in the folder of --branch"
-    )
+    fact = "continues a run in its own folder"
+    if "branch" in flags:
+        fact = "starts a run in the folder of --branch"
     for name in ("config", "preset", "run_dir", "init_from"):
         value = (flags | changes).get(name)
         if value is not None:
@@ -230,7 +227,8 @@ def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
                 f"{flag(name)} {value} has no effect with --resume, which {fact}, with its own settings. Leave it out."
             )
     run = Path(flags["resume"])
-    settings = settings_to_resume(run, changes if branch is None else changes | {"run_dir": branch})
+    run_dir = {"run_dir": flags["branch"]} if "branch" in flags else {}
+    settings = settings_to_resume(run, changes | run_dir)
     if "trust" not in flags:
         require_trust(settings, changes, flags["resume"])
-    return Arguments(settings, resume=run, branch=branch is not None)
+    return Arguments(settings, resume=run, branch="branch" in flags)

@@ -11,7 +11,7 @@ CORE = ("gymnasium", "numpy", "ray", "torch")
 def other_versions() -> tuple[str, bool] | None:
     """Return which packages have other versions than pinned, with the remedy, and whether dppo cannot work with them.
 
-    None if all are as pinned, or Python is not that of a `.venv` made by `./dppo`. Reads two or three small files.
+    None if all are as pinned, or Python does not run in a `.venv` made by `./dppo`. Reads two or three small files.
     """
     venv = Path(sys.prefix)
     if not (venv / ".dppo-ready").exists():

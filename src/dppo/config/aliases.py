@@ -278,6 +278,6 @@ def tables() -> Iterator[str]:
 
 
 def _as_code(names: str) -> str:
-    return ", ".join(
-        "the same" if name == "=" else f"`{name.replace('-', '_')}`" for name in names.split()
+    return ", ".join(f"`{name.replace('-', '_')}`" for name in names.split()).replace(
+        "`=`", "the same"
     )

@@ -1,4 +1,4 @@
-"""Answers to arguments of Python functions that do not exist, such as those of other libraries."""
+"""Answers to unknown arguments of Python functions, such as arguments of other libraries."""
 
 import difflib
 import functools

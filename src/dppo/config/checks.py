@@ -13,40 +13,43 @@ from dppo.errors import ConfigError, counted
 MIN_EPISODES = 2  # of an evaluation that compares the policy with a baseline
 MAX_LAYERS = 1000
 MIN_AMOUNT = 1e-4  # of a resource, in Ray
-MAX_DRAWN = 10**6  # rows of a minibatch that is drawn from those of earlier iterations, too
+MAX_DRAWN = 10**6  # rows of a minibatch that is drawn from earlier iterations, too
 MAX_TRIED = 10**6  # numbers tried as divisors, to suggest some
+
+
+Problem = tuple[str, str]
+"""The name of a setting, and its problem, which follows its value in a message."""
 
 
 def check(config: Settings) -> None:
     """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
-    _check_lengths(config)
+    for name, problem in _problems(config):
+        raise ConfigError(f"{name}={getattr(config, name)}{problem}", setting=name)
+
+
+def _problems(config: Settings) -> Iterator[Problem]:
+    yield from _problems_of_lengths(config)
     if config.algo == "sac":
-        for name, problem in problems_with_sac(config):
-            raise _error(config, name, problem)
-    _check_batch(config)
-    _check_actors(config)
-    _check_licences(config)
+        yield from problems_with_sac(config)
+    yield from _problems_of_the_batch(config)
+    yield from _problems_of_actors(config)
+    yield from _problems_of_licences(config)
     if config.samplers_per_actor is not None:
-        _check_samplers_per_actor(config, config.samplers_per_actor)
-    _check_devices(config)
-    _check_minibatches(config)
-    _check_ray(config)
-    _check_shares(config)
+        yield from _problems_of_samplers_per_actor(config, config.samplers_per_actor)
+    yield from _problems_of_devices(config)
+    yield from _problems_of_minibatches(config)
+    yield from _problems_of_ray(config)
+    yield from _problems_of_shares(config)
     _check_model_kwargs(config)
-    _check_baseline(config)
+    yield from _problems_of_the_baseline(config)
     if config.prior is not None:
-        _check_prior(config)
+        yield from _problems_of_the_prior(config)
     for name, reason in without_effect(config):
-        raise _error(config, name, f" has no effect: {reason}.")
-
-
-def _error(config: Settings, name: str, problem: str) -> ConfigError:
-    """Return an error about a setting; `problem` follows its name and value."""
-    return ConfigError(f"{name}={getattr(config, name)}{problem}", setting=name)
+        yield name, f" has no effect: {reason}."
 
 
 def describe_batch(config: Settings) -> str:
-    """Return the factors of the batch: `8 samplers x 1 env x 128 steps`."""
+    """Name the factors of the batch: `8 samplers x 1 env x 128 steps`."""
     sizes = (
         (config.num_samplers, "sampler"),
         (config.envs_per_sampler, "env"),
@@ -58,7 +61,7 @@ def describe_batch(config: Settings) -> str:
 # ------------------------------------------------------------------ contradictions
 
 
-def _check_lengths(config: Settings) -> None:
+def _problems_of_lengths(config: Settings) -> Iterator[Problem]:
     if len(config.resize) not in (0, 2):
         raise ConfigError(
             f"resize={' '.join(map(str, config.resize))}: must be two numbers, height and width: 84 84.",
@@ -70,65 +73,56 @@ def _check_lengths(config: Settings) -> None:
         )
     _ = config.kept_checkpoints  # raises if keep_checkpoints has another form
     if config.recorded_every is None:
-        raise _error(
-            config, "record_episodes", ": must be all, best, none, or a number such as every=100."
-        )
+        yield "record_episodes", ": must be all, best, none, or a number such as every=100."
 
 
-def _check_batch(config: Settings) -> None:
+def _problems_of_the_batch(config: Settings) -> Iterator[Problem]:
     batch = describe_batch(config)
     if config.batch_size <= 1:
-        raise _error(
-            config,
+        yield (
             "num_steps",
             f" makes a batch of {config.batch_size} step ({batch}), which is too small. Raise `num_steps`; 64 is "
             f"usual.",
         )
     if config.total_timesteps < config.batch_size:
-        raise _error(
-            config,
+        yield (
             "total_timesteps",
             f" is less than one batch of {config.batch_size} steps ({batch}). Raise it, or lower `num_steps`.",
         )
     if config.reuse > config.iterations:
-        raise _error(
-            config,
+        yield (
             "reuse",
             f" is more than the {counted(config.iterations, 'iteration')} of {config.batch_size} steps ({batch}) of "
             f"this run. Use `reuse={config.iterations}` or less, or lower `num_steps`.",
         )
     if config.policy_lag > 1 and config.overlap:
-        raise _error(config, "policy_lag", ": overlap=True sets a lag of 1. Leave one of them out.")
+        yield "policy_lag", ": overlap=True sets a lag of 1. Leave one of them out."
     if config.policy_lag >= config.iterations:
-        raise _error(
-            config,
+        yield (
             "policy_lag",
             f" needs more than {counted(config.policy_lag, 'iteration')}, or the first policy collects everything: "
             f"total_timesteps={config.total_timesteps} makes {config.iterations} of {config.batch_size} steps. Raise "
             f"`total_timesteps` to more than {config.policy_lag * config.batch_size}, or lower `policy_lag`.",
         )
-    largest_minibatch = config.batch_size if config.algo == "ppo" else MAX_DRAWN
+    largest_minibatch = {"ppo": config.batch_size}.get(config.algo, MAX_DRAWN)
     if config.minibatch_size is not None and config.minibatch_size > largest_minibatch:
-        raise _error(
-            config,
+        yield (
             "minibatch_size",
             f" is larger than the batch of {config.batch_size} steps ({batch}). Use at most {config.batch_size}, or "
             f"raise `num_steps`.",
         )
 
 
-def _check_actors(config: Settings) -> None:
+def _problems_of_actors(config: Settings) -> Iterator[Problem]:
     fewest, most = config.actor_bounds
     if config.num_actors != 0 and not 1 <= fewest <= most:
-        raise _error(
-            config,
+        yield (
             "num_actors",
             ": the lower bound must be at least 1, and at most the upper one. Use one such as `num_actors=4..64`; "
             "`num_actors=0` collects in this process.",
         )
     if fewest > config.num_samplers:
-        raise _error(
-            config,
+        yield (
             "num_actors",
             f" is more than num_samplers={config.num_samplers}, and each actor hosts one at least. Use "
             f"`num_actors={config.num_samplers}` or fewer, or `num_samplers={fewest}`, which makes the batch larger "
@@ -137,23 +131,23 @@ def _check_actors(config: Settings) -> None:
     starts_apart = config.start_interval_s > 0  # raises if start_rate is not a rate
     is_counted = config.licences is not None or config.layout.cores > 0
     if config.backup_requests and (starts_apart or is_counted):
-        raise _error(
-            config,
+        yield (
             "backup_requests",
             ": makes environments of a sampler a second time, whatever `licences`, `start_rate` and `ranks_per_env` "
             "allow. Leave it out, or these.",
         )
 
 
-def _check_licences(config: Settings) -> None:
+def _problems_of_licences(config: Settings) -> Iterator[Problem]:
     needed = config.envs_of_sampler * config.num_samplers + config.evaluators
     if config.licences is None or needed <= config.licences:
         return
-    evaluating = f" + {config.evaluators} for evaluations" if config.evaluators else ""
+    evaluating = ""
+    if config.evaluators:
+        evaluating = f" + {config.evaluators} for evaluations"
     copies = counted(1 + config.standby_envs, "copy", "copies")
     remedies = ", or ".join([*_fewer_environments(config, config.licences), "raise `licences`"])
-    raise _error(
-        config,
+    yield (
         "licences",
         f" is less than the {counted(needed, 'environment')} that exist at once ({config.num_samplers} samplers x "
         f"{config.envs_per_sampler} env x {copies}{evaluating}). To change that, {remedies}.",
@@ -169,91 +163,85 @@ def _fewer_environments(config: Settings, licences: int) -> Iterator[str]:
         yield "lower `envs_per_sampler`, for a smaller batch"
     if config.standby_envs:
         yield "lower `standby_envs`"
-    if config.evaluators:
-        yield "lower `eval_actors`" if config.evaluators > 1 else "leave `eval_every` out"
+    if config.evaluators > 1:
+        yield "lower `eval_actors`"
+    elif config.evaluators:
+        yield "leave `eval_every` out"
 
 
-def _check_samplers_per_actor(config: Settings, limit: int) -> None:
+def _problems_of_samplers_per_actor(config: Settings, limit: int) -> Iterator[Problem]:
     """Refuse settings with which a process would have more samplers, or more environments, than it may."""
     name = "samplers_per_actor"
     samplers = config.num_samplers
     fewest = config.fewest_for(samplers)
-    needed = f"{config.actor_bounds[0]}..{fewest}" if config.elastic else str(fewest)
+    needed = str(fewest)
+    if config.elastic:
+        needed = f"{config.actor_bounds[0]}..{fewest}"
     if config.num_actors == 0 and samplers > limit:
-        raise _error(
-            config,
+        yield (
             name,
             f": num_actors=0 hosts all {samplers} samplers in this process. Use `num_actors={needed}`.",
         )
     if config.num_actors != 0 and fewest > config.most_actors:
         hosted = config.most_actors * limit
-        raise _error(
-            config,
+        yield (
             name,
             f": num_actors={config.num_actors} hosts {hosted} of {samplers} samplers at most. Use "
             f"`num_actors={needed}`, or `num_samplers={hosted}` for a smaller batch.",
         )
     if config.num_actors == 0 and samplers + config.evaluators > limit:
-        raise _error(
-            config,
+        yield (
             name,
             f": num_actors=0 evaluates in this process, which has {samplers} already. Use `num_actors={needed}`, "
             f"where evaluations have processes of their own, or leave `eval_every` out.",
         )
     if config.standby_envs:
-        raise _error(
-            config,
+        yield (
             "standby_envs",
             f": makes {counted(1 + config.standby_envs, 'copy', 'copies')} of each environment in the same process, "
             f"more than samplers_per_actor={limit} is meant to allow. Leave one of them out.",
         )
     if config.env_threads:
-        raise _error(
-            config,
+        yield (
             "env_threads",
             f": runs several samplers side by side in each process, and closes those that have moved away while it "
             f"makes others, whatever samplers_per_actor={limit} allows. Leave one of them out.",
         )
     if config.backup_requests:
-        raise _error(
-            config,
+        yield (
             "backup_requests",
             f": makes environments of a sampler a second time, in a process that has others, whatever "
             f"samplers_per_actor={limit} allows. Leave one of them out.",
         )
 
 
-def _check_devices(config: Settings) -> None:
+def _problems_of_devices(config: Settings) -> Iterator[Problem]:
     if config.num_learners > 0 and config.device != "cpu" and config.learner_gpus == 0:
-        raise _error(
-            config,
+        yield (
             "device",
             ": learners on Ray see only the GPUs that they request, and learner_gpus=0 requests none. Use "
             "`learner_gpus=1`, or `device=cpu`.",
         )
     shares_gpu = config.learner_gpus < 1 and config.num_learners <= 1
     if config.learner_gpus not in (0, 1) and not shares_gpu:
-        raise _error(
-            config,
+        yield (
             "learner_gpus",
             ": a learner trains on one GPU, and learners cannot share one. Use `learner_gpus=1`.",
         )
     if config.actor_gpus > 1 and config.actor_gpus != int(config.actor_gpus):
-        raise _error(
-            config,
+        yield (
             "actor_gpus",
             ": an actor has a share of one GPU, or whole ones. Use a fraction below 1, or a whole number.",
         )
     if config.num_learners > 0 and config.learner_threads > max(1.0, config.learner_cpus):
-        raise _error(
-            config,
+        yield (
             "learner_threads",
             f" is more than learner_cpus={config.learner_cpus:g}, the CPUs that a learner reserves. Use "
             f"`learner_cpus={config.learner_threads}`.",
         )
 
 
-def _check_minibatches(config: Settings) -> None:
+def _problems_of_minibatches(config: Settings) -> Iterator[Problem]:
     """Refuse sequences that do not fit into a segment or a minibatch, and minibatches that do not fit the batch."""
     steps = config.sizes.sequence_length
     if config.num_steps % steps:
@@ -265,8 +253,7 @@ def _check_minibatches(config: Settings) -> None:
     for name in ("minibatch_size", "micro_batch_size"):
         rows = getattr(config, name)
         if rows is not None and rows < steps:
-            raise _error(
-                config,
+            yield (
                 name,
                 f" is less than a sequence of {steps} steps. Raise it, or lower `sequence_length`.",
             )
@@ -274,8 +261,7 @@ def _check_minibatches(config: Settings) -> None:
         return
     per_epoch = config.sizes.minibatches_per_epoch
     if config.norm_adv is not False and config.batch_size // per_epoch < 2:
-        raise _error(
-            config,
+        yield (
             "minibatch_size" if config.minibatch_size else "num_steps",
             f" splits the batch of {config.batch_size} rows into {per_epoch} minibatches, some of one row, whose "
             f"advantage cannot be standardized. Use a `minibatch_size` of at least {min(3, config.batch_size)} (64 is "
@@ -283,23 +269,19 @@ def _check_minibatches(config: Settings) -> None:
         )
 
 
-def _check_ray(config: Settings) -> None:
+def _problems_of_ray(config: Settings) -> Iterator[Problem]:
     check_address(config.address or "", "address")
     for name in ("cpus_per_actor", "actor_gpus", "learner_cpus"):
         if 0 < getattr(config, name) < MIN_AMOUNT:
-            raise _error(
-                config,
+            yield (
                 name,
                 f": Ray counts in units of {MIN_AMOUNT}. Use `{name}={MIN_AMOUNT}` or more.",
             )
     for group in config.resource_groups:
         for name, amount in group.items():
-            if (
-                name in ("CPU", "GPU", "memory", "object_store_memory")
-                or not MIN_AMOUNT <= amount < math.inf
-            ):
-                raise _error(
-                    config,
+            is_custom = name not in ("CPU", "GPU", "memory", "object_store_memory")
+            if not (is_custom and MIN_AMOUNT <= amount < math.inf):
+                yield (
                     "actor_resources",
                     f": {name}={amount} is not a custom resource with an amount of at least {MIN_AMOUNT}. Use "
                     f"`cpus_per_actor` for CPUs and `actor_gpus` for GPUs; name others as the cluster does.",
@@ -313,11 +295,13 @@ ADDRESSES = {
 
 
 def check_address(address: str, source: str) -> None:
-    """Refuse an address that is not that of a Ray cluster; `source` is the setting or the variable that holds it."""
+    """Refuse an address of something else than a Ray cluster; `source` is the setting or the variable that holds it."""
     scheme, separator, _ = address.partition("://")
     if separator:
         kind = ADDRESSES.get(scheme.removesuffix("s"), "not an address of a Ray cluster")
-        unset = "" if source == "address" else f", or unset {source} to start Ray here"
+        unset = ""
+        if source != "address":
+            unset = f", or unset {source} to start Ray here"
         raise ConfigError(
             f"{source}={address}: this is {kind}. On a node of the cluster use `address=auto`, or the head's "
             f"host:port (6379 by default){unset}.",
@@ -325,7 +309,7 @@ def check_address(address: str, source: str) -> None:
         )
 
 
-def _check_shares(config: Settings) -> None:
+def _problems_of_shares(config: Settings) -> Iterator[Problem]:
     """Refuse sizes that give learners unequal numbers of samplers or rows."""
     learners = config.num_learners
     if learners <= 1:
@@ -333,8 +317,7 @@ def _check_shares(config: Settings) -> None:
     if config.num_samplers % learners:
         low = config.num_samplers // learners * learners
         near = [n for n in (low, low + learners) if n >= max(1, config.actor_bounds[0])]
-        raise _error(
-            config,
+        yield (
             "num_learners",
             f" cannot share {config.num_samplers} samplers evenly. {_use('num_samplers', near)}, or a different "
             f"number of learners.",
@@ -345,10 +328,11 @@ def _check_shares(config: Settings) -> None:
     per_epoch = config.sizes.minibatches_per_epoch
     sequences = config.batch_size // steps // learners
     if sequences % per_epoch:
-        best = sorted(
-            _nearest_divisors(sequences, per_epoch, limit=max(1, sequences // 2)), reverse=True
-        )
-        rows = f"{sequences} rows" if steps == 1 else f"{sequences} sequences of {steps} rows"
+        near = _nearest_divisors(sequences, per_epoch, limit=max(1, sequences // 2))
+        best = sorted(near, reverse=True)
+        rows = f"{sequences} rows"
+        if steps > 1:
+            rows = f"{sequences} sequences of {steps} rows"
         raise ConfigError(
             f"minibatch_size={config.minibatch_size or config.sizes.minibatch_rows}: {per_epoch} minibatches do not "
             f"divide the {rows} of each learner evenly. "
@@ -357,35 +341,31 @@ def _check_shares(config: Settings) -> None:
         )
 
 
-def _check_baseline(config: Settings) -> None:
+def _problems_of_the_baseline(config: Settings) -> Iterator[Problem]:
     compares = config.baseline is not None and config.eval_every is not None
     if compares and config.eval_episodes < MIN_EPISODES:
-        raise _error(
-            config,
+        yield (
             "eval_episodes",
             f" is too few to compare the policy with the baseline: an interval needs at least {MIN_EPISODES}, and a "
             f"useful one 10. Use `eval_episodes={EVAL_EPISODES}`, or leave `baseline` out.",
         )
 
 
-def _check_prior(config: Settings) -> None:
+def _problems_of_the_prior(config: Settings) -> Iterator[Problem]:
     """Refuse a controller to start from where its rows cannot be cloned, or leave nothing to train."""
     if config.has_memory:
-        raise _error(
-            config,
+        yield (
             "prior",
             ": a network with memory cannot be cloned from a controller yet. Use `memory=none`, or leave it out.",
         )
     if config.frame_stack > 1:
-        raise _error(
-            config,
+        yield (
             "prior",
             f": frame_stack={config.frame_stack} stores stacks of frames in parts, which are not kept for cloning. "
             f"Leave one of them out.",
         )
     if config.env_state == "own":
-        raise _error(
-            config,
+        yield (
             "prior",
             ": env_state=own sets states without a replay, by which the controller of a lost sampler would be brought "
             "back. Use `env_state=auto`, or leave it out.",
@@ -393,11 +373,11 @@ def _check_prior(config: Settings) -> None:
     collected = config.collected_by_prior
     if collected >= config.iterations:
         steps = counted(collected, "iteration")
-        lag = f", {config.lag} of them for the policy lag," if config.lag else ""
-        name = "prior" if config.prior_steps is None else "prior_steps"
-        raise _error(
-            config,
-            name,
+        lag = ""
+        if config.lag:
+            lag = f", {config.lag} of them for the policy lag,"
+        yield (
+            "prior" if config.prior_steps is None else "prior_steps",
             f": the controller collects {steps}{lag} of {config.batch_size} steps ({describe_batch(config)}), and the "
             f"run has {config.iterations}, so that none is left to train. Raise `total_timesteps` to more than "
             f"{collected * config.batch_size}, or lower `prior_steps` or `num_steps`.",

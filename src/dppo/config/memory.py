@@ -63,7 +63,9 @@ def batch_memory_in_words(
         line += f", shared by {config.num_learners} learners"
     if config.stored_iterations > 1:
         older = _describe_bytes(row_bytes * (rows - config.batch_size))
-        purpose = "reuse" if config.reuse >= config.collected_by_prior else "the clone of the prior"
+        purpose = "the clone of the prior"
+        if config.reuse >= config.collected_by_prior:
+            purpose = "reuse"
         line += f". Each checkpoint stores {older} of them for {purpose}"
     return f"{line}."
 

@@ -43,7 +43,7 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_of(env_id: str) -> Preset | None:
-    """Return the first preset whose name or pattern fits an id, which may be that of a module: `module:Name-v0`."""
+    """Return the first preset whose name or pattern fits an id, which may name a module: `module:Name-v0`."""
     name = env_id.rpartition(":")[2]
     return next((preset for preset in described_presets() if fnmatchcase(name, preset.name)), None)
 
@@ -93,7 +93,9 @@ def _merged(
     notes = []
     while kept:
         error = _refusal({**kept, **user_settings})
-        name = None if error is None else _conflicting(error, kept, user_settings)
+        if error is None:
+            break
+        name = _conflicting(error, kept, user_settings)
         if name is None:
             break
         value = kept.pop(name)
@@ -116,7 +118,7 @@ def _refusal(settings: Mapping[str, Any]) -> ConfigError | None:
 def _conflicting(
     error: ConfigError, kept: Mapping[str, Any], user_settings: Mapping[str, Any]
 ) -> str | None:
-    """Return the tuned setting to replace: that of the error, else the first without which there is no error."""
+    """Return the tuned setting to replace: as the error names it, or the first without which there is no error."""
     if error.setting in kept:
         return error.setting
     for name in kept:
@@ -132,4 +134,6 @@ def _limited_to_batch(minibatch_size: int, settings: Mapping[str, Any]) -> dict[
         batch_size = Settings(**settings).batch_size
     except ConfigError:
         return {}
-    return {"minibatch_size": batch_size} if minibatch_size > batch_size else {}
+    if minibatch_size > batch_size:
+        return {"minibatch_size": batch_size}
+    return {}

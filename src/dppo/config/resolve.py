@@ -200,7 +200,9 @@ def _choices(config: Config, task: TaskFacts) -> Iterator[Choice]:
         is_open = getattr(config, name) is None and name not in chosen
         if is_open and default.applies(config, task):
             chosen.add(name)
-            value = default.value(config) if callable(default.value) else default.value
+            value = default.value
+            if callable(value):
+                value = value(config)
             yield Choice(name, value, default.because, _line(config, task, name, value))
 
 

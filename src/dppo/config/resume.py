@@ -17,7 +17,7 @@ from dppo.errors import ConfigError
 def leave_out_ineffective(
     settings: Mapping[str, Any], keep: Mapping[str, Any], *, resume: Collection[str] = ("free",)
 ) -> dict[str, Any]:
-    """Return settings | keep, without those of `settings` that have no effect beside `keep` and change no result.
+    """Return settings | keep, without any of `settings` that have no effect beside `keep` and change no result.
 
     With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out.
 
@@ -71,7 +71,9 @@ def changes_on_resume(
             fact = (
                 f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
             )
-            remedy = "use another `run_dir`" if several else "start a new run"
+            remedy = "start a new run"
+            if several:
+                remedy = "use another `run_dir`"
             if about(name).branch and not several:
                 remedy += " from that checkpoint: `branch=True`"
             raise ConfigError(f"{name}={value}: {fact}. Leave it out, or {remedy}.")

@@ -88,7 +88,9 @@ class Settings(_FlatNames):
     @property
     def collected_by_prior(self) -> int:
         """Return the iterations that a controller collects at the start; 0 without one."""
-        return 0 if self.sampling.prior is None else self.sizes.prior_iterations + self.sampling.lag
+        if self.sampling.prior is None:
+            return 0
+        return self.sizes.prior_iterations + self.sampling.lag
 
     @property
     def stored_iterations(self) -> int:
@@ -105,7 +107,9 @@ class Settings(_FlatNames):
     @property
     def evaluators(self) -> int:
         """Return the environments of evaluations that exist at once, each on an actor of its own if the run has any."""
-        return 0 if self.run.eval_every is None else self.run.eval_actors
+        if self.run.eval_every is None:
+            return 0
+        return self.run.eval_actors
 
     @property
     def has_memory(self) -> bool:

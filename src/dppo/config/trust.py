@@ -76,7 +76,7 @@ def require_trust(
 
 
 def object_name(name: str) -> bool:
-    """Return whether a name is that of an object of a Python program, which no command can import."""
+    """Return whether a name stands for an object of a Python program, which no command can import."""
     return "<" in name or name.startswith("__main__:")
 
 

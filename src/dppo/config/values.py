@@ -66,7 +66,7 @@ def _checked_item(hint: Any, limits: dict[str, Any]) -> Any:
     """Return the type that pydantic checks where it is not a tuple, a number or a switch."""
     if Path in (hint, *get_args(hint)):
         return Annotated[hint, BeforeValidator(_user_path)]
-    return Annotated[hint, Field(**limits)] if limits else hint
+    return Annotated[hint, Field(**limits)]
 
 
 def _split(value: Any) -> Any:
@@ -79,7 +79,9 @@ def _split(value: Any) -> Any:
 
 def _user_path(value: Any) -> Any:
     """Replace `~` at the start of a path; return other values unchanged."""
-    return user_path(value) if isinstance(value, str | PathLike) else value
+    if isinstance(value, str | PathLike):
+        return user_path(value)
+    return value
 
 
 def _whole_number(value: Any) -> Any:
@@ -89,7 +91,9 @@ def _whole_number(value: Any) -> Any:
             return int(value)
         with suppress(ValueError):
             value = float(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 SCHEDULED = {  # settings that other libraries take as functions of the progress
@@ -111,7 +115,7 @@ REMEDIES = {  # by the beginning of pydantic's error type
 
 
 def unknown_setting(name: str) -> str:
-    """Return that a setting is not known, and what to use instead, if anything is known about its name."""
+    """Say that a setting is not known, and what to use instead, if anything is known about its name."""
     dashed = name.replace("_", "-").lower()
     answer = answer_to(dashed, ())
     if answer is not None:
@@ -138,10 +142,6 @@ def _describe(error: Any) -> str:
     if error["type"] == "missing":
         return f"{path} is missing. Pass {path}=..."
     remedy = next((text for start, text in REMEDIES.items() if error["type"].startswith(start)), "")
-    fact = (
-        error["msg"]
-        .removeprefix("Input ")
-        .replace("should be", "must be", 1)
-        .partition(", unable to ")[0]
-    )
+    fact = error["msg"].removeprefix("Input ").replace("should be", "must be", 1)
+    fact = fact.partition(", unable to ")[0]
     return f"{path}={error['input']!r}: {fact[:1].lower()}{fact[1:]}. {remedy}".rstrip()

@@ -1,6 +1,6 @@
 """Ways to learn, as settings, and how many env steps known tasks need with them: for `dppo doctor`, and for flat runs.
 
-This is the one place where that is decided. The figures are those of benchmarks/results/samples.md, with 8 samplers;
+This is the one place where that is decided. The figures are from benchmarks/results/samples.md, with 8 samplers;
 tests/test_ways.py compares them.
 """
 

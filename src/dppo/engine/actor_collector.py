@@ -170,7 +170,9 @@ def execute(commands: Iterable[Command], transport: Transport) -> list[Incident]
 def _steps_of(actor: Actor) -> int:
     """Return the env steps that an actor has made for its current question, at the last look."""
     progress = actor.deadline.progress
-    return 0 if progress is None or progress.phase is Phase.IDLE else progress.steps
+    if progress is None or progress.phase is Phase.IDLE:
+        return 0
+    return progress.steps
 
 
 def _is_about_a_hang(log: Log) -> bool:

@@ -28,7 +28,7 @@ class Alarms:
             heappush(self._heap, (alarm_at, actor.actor_id))
 
     def due(self, now: float) -> list[Actor]:
-        """Return the actors whose alarms are due, and forget these alarms."""
+        """Forget the alarms that are due; return their actors."""
         due: list[Actor] = []
         while self._heap and self._heap[0][0] <= now:
             alarm_at, actor_id = heappop(self._heap)

@@ -26,9 +26,8 @@ class Backups:
         self._hosting = hosting
         self._balancing = balancing
         self._helpers: dict[int, Actor] = {}  # actors that have been asked as well, by sampler
-        self._void: dict[
-            tuple[int, int], int
-        ] = {}  # last question whose answer is too late, by actor and sampler
+        # last question whose answer is too late, by actor and sampler
+        self._void: dict[tuple[int, int], int] = {}
         self._look_at = 0.0
         self.asked = 0
         """Segments that were asked for again."""

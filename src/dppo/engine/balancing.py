@@ -105,13 +105,11 @@ class Balancing:
         return self.takes_s(actor, len(actor.samplers) + 1) - self._all_take_s(actor)
 
     def replay_s(self, sampler: int, actor: Actor) -> float:
-        """Return the seconds that an actor would need to rebuild a sampler."""
+        """Predict how long an actor would need to rebuild a sampler; 0 while no pace is known."""
         if not self.typical_s:
             return 0.0
-        return (
-            self._overhead_s()
-            + self.takes_s(actor) * self._open_steps(sampler) / self._segment_steps
-        )
+        replayed = self._open_steps(sampler) / self._segment_steps
+        return self._overhead_s() + self.takes_s(actor) * replayed
 
     def _open_steps(self, sampler: int) -> float:
         return self._ledger.open_steps(sampler, self._hosting.positions[sampler].arrived)
@@ -131,8 +129,7 @@ class Balancing:
         """
         question = actor.current_question
         expected_s = self.needs_s(actor, question.samplers, rebuilt=bool(question.rebuilds))
-        elapsed_s = now - actor.deadline.began
-        return abs(expected_s - elapsed_s)
+        return abs(expected_s - (now - actor.deadline.began))
 
     def _finish_s(self, actor: Actor, end: int, now: float) -> float:
         """Return the seconds until an actor would have made its segments before `end`."""
@@ -158,9 +155,8 @@ class Balancing:
         paces = sorted([actor.pace.segment_s for actor in running if actor.pace.segment_s])
         self.typical_s = paces[len(paces) // 2] if paces else 0.0
         longest_s = max([self._all_take_s(actor) for actor in self._actors.values()], default=0.0)
-        least_s = min(
-            [self.takes_s(actor, len(actor.samplers) + 1) for actor in running], default=math.inf
-        )
+        with_one_more_s = [self.takes_s(actor, len(actor.samplers) + 1) for actor in running]
+        least_s = min(with_one_more_s, default=math.inf)
         # otherwise no move gains anything
         if least_s < (1 + MARGIN) * longest_s:
             self._move(running, end, now)
@@ -308,7 +304,9 @@ class Balancing:
         """Return a line for the end of the run about the actor that has cost most, if that is worth a line."""
         worst = max(self._actors.values(), key=lambda actor: actor.pace.cost_s)
         share = worst.pace.cost_s / max(1e-9, self._planned_at - self._began)
-        return [describe_slow(worst, self.typical_s, share)] if share > MARGIN else []
+        if share > MARGIN:
+            return [describe_slow(worst, self.typical_s, share)]
+        return []
 
 
 def describe_slow(actor: Actor, typical_s: float, share: float) -> str:

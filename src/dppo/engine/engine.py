@@ -247,9 +247,10 @@ class CollectionEngine:
             return False
         if self.limits.elastic and not most_instantiated and self._may_be_busy(question, fault):
             return False
-        most_actors = self.limits.most_actors if self.limits.elastic else len(self._actors)
-        num_places = limit * most_actors
-        return num_places >= len(self.hosting.positions)
+        most_actors = len(self._actors)
+        if self.limits.elastic:
+            most_actors = self.limits.most_actors
+        return limit * most_actors >= len(self.hosting.positions)
 
     def _may_be_busy(self, question: Question, fault: EnvironmentFault) -> bool:
         """Return whether a constructor may have raised because a lost process still holds a licence or port.
@@ -259,10 +260,9 @@ class CollectionEngine:
         has_made_an_env = self.spaces is not None
         if not fault.in_constructor or not has_made_an_env:
             return False
-        is_first_segment = question.index == 0
-        if not is_first_segment:
-            return True
-        return any(actor.process.number > 1 for actor in self._actors.values())
+        return question.index > 0 or any(
+            actor.process.number > 1 for actor in self._actors.values()
+        )
 
     def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
         """Replace a process that could not make another sampler; from now on, no process gets more than it had.
@@ -365,10 +365,12 @@ class CollectionEngine:
         backup: bool = False,
     ) -> None:
         """Ask an actor for segments; with `backup`, for segments that another actor is already making."""
-        hosted = tuple(sorted({*actor.samplers, *samplers})) if backup else actor.samplers
-        to_rebuild = actor.assign(samplers, index, hosted)
-        if not backup:
+        hosted = actor.samplers
+        if backup:
+            hosted = tuple(sorted({*hosted, *samplers}))
+        else:
             self.hosting.asked(samplers, index, actor)
+        to_rebuild = actor.assign(samplers, index, hosted)
         rebuilds = {}
         for sampler in to_rebuild:
             rebuild = self._ledger.rebuild(sampler, index)
@@ -385,9 +387,8 @@ class CollectionEngine:
             spaces=self.spaces if is_checked else None,
             expected=self.expected if is_checked else None,
         )
-        self._commands.append(
-            Ask(actor.process, self._enqueue(actor, question, now), question, policy)
-        )
+        ask_id = self._enqueue(actor, question, now)
+        self._commands.append(Ask(actor.process, ask_id, question, policy))
 
     def _enqueue(self, actor: Actor, question: Question, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
@@ -421,10 +422,10 @@ class CollectionEngine:
             reason: completes the sentence "actor 1 (samplers 2 and 3) ...".
             fault: the fault of a constructor, if one was the reason.
         """
-        if actor.unwanted:
-            self._replace(actor, now)
-            return
+        is_unwanted = actor.unwanted
         self._replace(actor, now)
+        if is_unwanted:
+            return
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
         if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
@@ -437,7 +438,9 @@ class CollectionEngine:
         self.wait_log.news_at = now
         delay_s = delay_before(max(1, actor.losses))
         actor.start_at = now + delay_s
-        first_line, newline, details = message.partition("\n")
-        replaced = f"replaced in {delay_s:.0f} s" if delay_s else "replaced"
-        text = f"{first_line}; {replaced}{newline}{details}".rstrip()
-        self._commands.append(Log(text, Incident(kind, message)))
+        replaced = "replaced"
+        if delay_s:
+            replaced = f"replaced in {delay_s:.0f} s"
+        first_line, *details = message.split("\n")
+        text = "\n".join([f"{first_line}; {replaced}", *details])
+        self._commands.append(Log(text.rstrip(), Incident(kind, message)))

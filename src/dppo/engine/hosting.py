@@ -178,25 +178,21 @@ class Hosting:
     def limit_to(self, limit: int) -> list[int]:
         """Let no process have more than `limit` samplers; return those that went to another actor.
 
-        Of too many samplers, an actor keeps those of which its process has had environments.
+        Of too many samplers, an actor keeps the samplers whose environments its process has had.
         """
         self.limit = limit
         # with fewer actors, some samplers would have no host
         if self._limits.elastic:
-            self._min_actors = max(
-                self._limits.fewest_actors, math.ceil(len(self.positions) / limit)
-            )
+            needed = math.ceil(len(self.positions) / limit)
+            self._min_actors = max(self._limits.fewest_actors, needed)
         surplus: list[int] = []
+        staying = []
         for actor in self.actors.values():
-            samplers = sorted(
-                actor.samplers, key=lambda sampler: (sampler not in actor.instantiated, sampler)
-            )
-            surplus += samplers[limit:]
-        staying = [
-            actor
-            for actor in self.actors.values()
-            if actor.state not in (State.LEAVING, State.LEFT)
-        ]
+            instantiated = actor.instantiated.intersection(actor.samplers)
+            new = set(actor.samplers) - instantiated
+            surplus += [*sorted(instantiated), *sorted(new)][limit:]
+            if actor.state not in (State.LEAVING, State.LEFT):
+                staying.append(actor)
         moved = self._move_to(staying, surplus)
         self._above_limit = len(moved) < len(surplus)
         return list(moved)
@@ -265,7 +261,7 @@ class Hosting:
         self._stranded[actor.actor_id] = actor
 
     def take_stranded(self) -> list[Actor]:
-        """Return the actors whose samplers wait for room, if there is some."""
+        """Forget and return the actors whose samplers wait for room, if some actor has room now."""
         if not self._stranded or not any(map(self.has_room, self.running.values())):
             return []
         stranded = list(self._stranded.values())
@@ -341,9 +337,9 @@ def _describe_absence(actor: Actor, now: float) -> str:
 
 
 def samplers_named(samplers: Sequence[int]) -> str:
-    """Return `sampler 3`, or `samplers 0, 3, 5`."""
-    noun = "sampler" if len(samplers) == 1 else "samplers"
-    return f"{noun} {listed(samplers)}"
+    if len(samplers) == 1:
+        return f"sampler {samplers[0]}"
+    return f"samplers {listed(samplers)}"
 
 
 def listed(numbers: Sequence[int]) -> str:

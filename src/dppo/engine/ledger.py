@@ -36,9 +36,8 @@ class ReplayLedger:
     ) -> None:
         self.replays = replay
         """False if a rebuilt sampler starts new episodes."""
-        self._sets_states = (
-            sets_states  # True if environments set the states that they gave, without a replay
-        )
+        # True if environments set the states that they gave, without a replay
+        self._sets_states = sets_states
         self._stored = policy_lag + 2  # moments of each sampler
         # [sampler][index]
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]
@@ -110,14 +109,14 @@ class ReplayLedger:
             moments.clear()
             if f"{sampler}.episodes" not in arrays:
                 continue
-            columns = {name: arrays.get(f"{sampler}.{name}") for name in CARRY_FIELDS}
-            carry = SamplerCarry(
-                **{name: array for name, array in columns.items() if array is not None}
-            )
-            actions = tuple(
-                (arrays[f"{sampler}.actions.{env}"],) for env in range(len(carry.episodes))
-            )
-            moments[index] = _Moment(carry, actions)
+            stored = {
+                name: arrays[f"{sampler}.{name}"]
+                for name in CARRY_FIELDS
+                if f"{sampler}.{name}" in arrays
+            }
+            carry = SamplerCarry(**stored)
+            actions = (arrays[f"{sampler}.actions.{env}"] for env in range(len(carry.episodes)))
+            moments[index] = _Moment(carry, tuple((pieces,) for pieces in actions))
 
     def check(self, index: int, envs: int, spec: NetworkSpec) -> None:
         """Raise ValueError if the state before segment `index` does not fit samplers of `envs` environments each."""
@@ -126,7 +125,9 @@ class ReplayLedger:
         action = np.dtype(
             (spec.distribution.action_dtype(spec.dtype), spec.distribution.action_shape)
         )
-        memory_shape = (envs, spec.state_size) if spec.state_size else None
+        memory_shape = None
+        if spec.state_size:
+            memory_shape = (envs, spec.state_size)
         for sampler, moments in enumerate(self._moments):
             moment = moments.get(index)
             if moment is None or not _fits(moment, envs, memory_shape, action):
@@ -218,4 +219,6 @@ def _are_actions(actions: np.ndarray, action: np.dtype[Any]) -> bool:
 
 
 def _joined(pieces: Pieces) -> np.ndarray:
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces)

@@ -159,9 +159,8 @@ class Died:
     process: Process
     reason: str
     """Continues a sentence that begins with "actor 3 (samplers 3, 7)"."""
-    error: DppoError | None = (
-        None  # set if a new process would fail in the same way: the run ends with this error
-    )
+    # set if a new process would fail in the same way: the run ends with this error
+    error: DppoError | None = None
 
 
 Reply = Answer | Spaces | Episode | DppoError

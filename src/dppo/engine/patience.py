@@ -55,7 +55,9 @@ class Patience:
         limit = self.limit(
             progress.phase, replaced=actor.losses > 0 or no_restarts or still_imports
         )
-        stood_s = deadline.looked(progress, now, limit) if actor.queue else 0.0
+        stood_s = 0.0
+        if actor.queue:
+            stood_s = deadline.looked(progress, now, limit)
         if not stood_s:
             self.went_on(actor)
         deadline.stood = (progress.phase, 0.0 if progress.phase is Phase.IDLE else stood_s)
@@ -86,4 +88,6 @@ class Patience:
         self._reported = True
         limits = [self.limit(phase, replaced=False) for phase in SETTINGS]
         parts = [f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s"]
-        return [f"Hung actors are replaced after {', '.join(parts)}."] if parts else []
+        if parts:
+            return [f"Hung actors are replaced after {', '.join(parts)}."]
+        return []

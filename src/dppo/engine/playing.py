@@ -142,7 +142,7 @@ class PlayEngine:
         return self._take_commands()
 
     def tick(self, now: float) -> list[Command]:
-        """Return the commands that are due: kills, starts, looks, questions."""
+        """Decide what is due by now: kills, starts, looks, questions."""
         for actor in self._actors.values():
             deadline = actor.deadline
             if deadline.has_passed(now, grace_s=self._look_s / 2):

@@ -18,12 +18,10 @@ class Slots:
         self._start_s = limits.start_s
         self.limited = self._start_s > 0 or self._max_samplers < sys.maxsize
         """False if any number of environments may exist, and start at once."""
-        self._granted: dict[
-            Process, tuple[Actor, set[int]]
-        ] = {}  # the actor and the samplers of each process
-        self._ending: dict[
-            Process, float
-        ] = {}  # lost processes, and the time until which they count
+        # the actor and the samplers of each process
+        self._granted: dict[Process, tuple[Actor, set[int]]] = {}
+        # lost processes, and the time until which they count
+        self._ending: dict[Process, float] = {}
         self._waiting: dict[int, Actor] = {}  # actors that were not granted all, by id
         self._next_start = -math.inf
 

@@ -40,9 +40,9 @@ class Lives(gym.Wrapper[Any, Any, Any, Any]):
         self.lost = False
         """The last step lost a life, and the game goes on."""
 
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start a game."""
-        obs, info = self.env.reset(**kwargs)
+        obs, info = self.env.reset(seed=seed, options=options)
         self.lost = False
         self._left = 0
         if self._fires:
@@ -73,9 +73,9 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
         """The last step lost a life."""
         return isinstance(self.env, Lives) and self.env.lost
 
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode."""
-        answer = super().reset(**kwargs)
+        answer = super().reset(seed=seed, options=options)
         # the environment may reuse its own
         self.obs_queue.extend([np.array(self.obs_queue[-1])] * self.stack_size)
         return answer

@@ -36,7 +36,9 @@ def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
 
     `named`: the setting that made it, for the message.
     """
-    problem = None if joint and joint_kind(env) else _describe_other(env)
+    problem = None
+    if not (joint and joint_kind(env)):
+        problem = _describe_other(env)
     if problem:
         if hasattr(env, "close"):
             close_all([env])

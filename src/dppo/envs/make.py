@@ -39,7 +39,9 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
             holder: Any = gym.Wrapper(env) if is_single else _Holder(env)
             holder.close = stack.pop_all().close
             env = holder
-    return env if instance.max_steps is None else _limited(env, instance.max_steps)
+    if instance.max_steps is None:
+        return env
+    return _limited(env, instance.max_steps)
 
 
 def _limited(env: Any, max_steps: int) -> Any:
@@ -108,7 +110,7 @@ def _slots(instance: Instance, stack: ExitStack) -> Any:
 
 
 def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Copy arguments deeply, so that an environment that changes its own does not change those of another."""
+    """Copy arguments deeply, so that an environment that changes its arguments does not change another one's."""
     copied: dict[str, Any] = {}
     memo: dict[int, Any] = {}
     for name, value in env_kwargs.items():

@@ -67,7 +67,9 @@ def factory_of(env_id: str) -> Callable[..., Any]:
         f"PYTHONPATH, and among the packages of {sys.executable}."
     )
     try:
-        module = imported_module(module_name, advice) if module_name else None
+        module = None
+        if module_name:
+            module = imported_module(module_name, advice)
     except ImportError as error:
         raise ConfigError(f"env_id={env_id}: {error}") from None
     if name.startswith("dppo/"):
@@ -137,5 +139,7 @@ def _unknown_in_module(module: str, name: str) -> str:
         if callable(value) and not attribute.startswith("_")
     ]
     close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
-    remedy = f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
+    remedy = "Check the spelling."
+    if close:
+        remedy = f"Did you mean {module}:{close[0]}?"
     return f"the module has no {name} and registers no such environment. {remedy}"

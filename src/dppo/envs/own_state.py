@@ -92,7 +92,9 @@ def _set_state(env: Any, state: Any, *attributes: dict[str, Any]) -> None:
 
 
 def _in_its_thread(env: Any, call: Callable[[Any], Any]) -> Any:
-    return env.call(call) if isinstance(env, EnvThread) else call(env)
+    if isinstance(env, EnvThread):
+        return env.call(call)
+    return call(env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +369,7 @@ def _start(checked: CheckedEnv, state: bytes) -> Start:
 
 
 def states_in(carry: SamplerCarry) -> list[EpisodeState]:
-    """Return the environments' own states; none if `carry` has none."""
+    """Unpack the environments' own states from `carry`; none if it has none."""
     if carry.states is None:
         return []
     columns = (

@@ -159,9 +159,9 @@ def _game(env: Any, preparation: Preparation) -> Any:
 
 
 def _resized(env: Any, size: tuple[int, ...]) -> Any:
-    axes = (
-        env.observation_space.shape if isinstance(env.observation_space, gym.spaces.Box) else None
-    )
+    axes = None
+    if isinstance(env.observation_space, gym.spaces.Box):
+        axes = env.observation_space.shape
     if axes is not None and len(axes) == 3 and axes[2] > 4:
         raise ValueError(f"its images {axes} do not have their channels last")
     return ResizeObservation(env, size)  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ class Repairs:
     ) -> Incident:
         """Return the incident of a fault that the run survives; raise EnvironmentFault for any other.
 
-        The incident holds the actions of the episode; those of earlier segments are not known here.
+        The incident holds the actions of the episode; actions of earlier segments are not known here.
         """
         assert error.place is not None
         actions = _actions_up_to(error.place, log, replayed)
@@ -117,7 +117,7 @@ class Repairs:
             ) from None
         kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
         text = f"{message}. The environment is rebuilt, and starts a new episode."
-        # those of a replay are in another incident
+        # the lost steps of a replay are in another incident
         lost_steps = max(0, place.step - 1) if replayed is None else 0
         return Incident(kind, text, env=place.env, lost_steps=lost_steps, fault=place)
 
@@ -131,7 +131,9 @@ def _actions_up_to(place: EnvFault, log: EnvLog, replayed: np.ndarray | None) ->
         actions = log.actions[max(0, end - place.step) : end, place.env]
     else:
         return None
-    return actions.copy() if actions.nbytes <= MAX_BYTES else None
+    if actions.nbytes <= MAX_BYTES:
+        return actions.copy()
+    return None
 
 
 def _remedy(message: str, place: EnvFault) -> str:

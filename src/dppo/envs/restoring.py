@@ -26,7 +26,7 @@ class Restorer:
         carry: SamplerCarry,
         log: EnvLog,
     ) -> None:
-        """Prepare; `states` are those of the environments' own, if they are kept."""
+        """Prepare; `states` are the environments' own states, if they are kept."""
         self._rows = rows
         self._repairs = repairs
         self._states = states
@@ -130,8 +130,6 @@ class Restorer:
         recorded = carry.episodes[env], carry.episode_lengths[env], carry.checksums[env]
         if (checked.episode, checked.length, checked.checksum()) != recorded:
             return "the last segment ends with another observation, return or episode"
-        return (
-            ""
-            if states.is_in(checked, state)
-            else "get_state returns something else after the last segment"
-        )
+        if states.is_in(checked, state):
+            return ""
+        return "get_state returns something else after the last segment"

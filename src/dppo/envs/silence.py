@@ -56,7 +56,7 @@ class Stillness:
 
 
 def of_samplers(env_name: str) -> Callable[[Activity], str]:
-    """Return a function that names the active environment among those of samplers."""
+    """Make a function that names the active environment of the samplers."""
     return lambda activity: f"sampler {activity.sampler_id} ({env_name}), env {activity.env}"
 
 
@@ -130,7 +130,9 @@ def longer_patience(frozen_s: float, gap_s: float) -> float:
 
     A solver that keeps the interpreter for 30 s in each step has them written once, not in each step.
     """
-    return max(frozen_s, USUAL * gap_s) if gap_s >= frozen_s else frozen_s
+    if gap_s >= frozen_s:
+        return max(frozen_s, USUAL * gap_s)
+    return frozen_s
 
 
 def _expect_python(within_s: float) -> None:

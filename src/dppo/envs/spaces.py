@@ -117,8 +117,8 @@ def dtype_of(
     """Return the dtype in which one observation of `space` is stored, without the leaves named in `drop`.
 
     For a Box, Discrete, MultiDiscrete or MultiBinary it is `(dtype, shape)`. For a Dict or Tuple it is a structured
-    dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., those of a
-    OneOf "branch", "0", "1", ... Floats of 64 bits or more are stored as `floats`; if that is float64, so are integers
+    dtype, packed because checksums must not include padding. The fields of a Tuple are named "0", "1", ..., of a OneOf
+    "branch", "0", "1", ... Floats of 64 bits or more are stored as `floats`; if that is float64, so are integers
     of a Box that float32 cannot tell apart. The byte order is native. Raise ConfigError for a leaf that is not an array
     of numbers, or has none.
     """
@@ -172,7 +172,9 @@ def _structured(fields: list[tuple[str, np.dtype[Any]]], name: str) -> np.dtype[
 
 
 def _label(name: str) -> str:
-    return f"observation_space, leaf {name!r}" if name else "observation_space"
+    if name:
+        return f"observation_space, leaf {name!r}"
+    return "observation_space"
 
 
 def _space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
@@ -186,7 +188,9 @@ def _space_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | No
 
 def _droppable_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] | None:
     """Return the parts of a space that can be left out: a OneOf is whole, as a leaf is."""
-    return None if isinstance(space, gym.spaces.OneOf) else _space_parts(space)
+    if isinstance(space, gym.spaces.OneOf):
+        return None
+    return _space_parts(space)
 
 
 def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[str, gym.Space[Any]]:
@@ -283,7 +287,7 @@ def _known(name: str, parts: Collection[str], all_leaves: list[str], setting: st
 
 
 def short(space: Any) -> str:
-    """Return the text of a space, in one line of at most 80 characters."""
+    """Describe a space in one line of at most 80 characters."""
     text = " ".join(str(space).split())
     if len(text) > 80:
         text = text[:77] + "..."
@@ -350,16 +354,16 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
     ):
         converted = [_converted(part, bounds, f"{name}[{key!r}]") for key, part in parts.items()]
         return NestedActions(tuple(converted), tuple(parts))
-    kind = (
-        f" of {space.dtype} with shape {space.shape}" if isinstance(space, gym.spaces.Box) else ""
-    )
+    kind = ""
+    if isinstance(space, gym.spaces.Box):
+        kind = f" of {space.dtype} with shape {space.shape}"
     raise ConfigError(
         f"{label}: it is a {type(space).__name__}{kind}, which is not supported. {_wrapper_for(space)}"
     )
 
 
 def _wrapper_for(space: gym.Space[Any]) -> str:
-    """Return how to turn actions of `space` into those of a Discrete or of a floating-point Box."""
+    """Return how to turn actions of `space` into actions of a Discrete or of a floating-point Box."""
     if (
         isinstance(space, gym.spaces.Box)
         and np.abs(np.array([space.low, space.high], np.float64)).max() <= MAX_WHOLE

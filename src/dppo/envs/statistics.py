@@ -1,6 +1,6 @@
 """Wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation, by their names.
 
-Each instance has other statistics: those of another sampler, of an evaluation and of a resumed run differ, and no
+Each instance has other statistics: another sampler, an evaluation and a resumed run have different ones, and no
 checkpoint holds them. A policy that learned behind one set of them acts behind another.
 """
 
@@ -58,7 +58,7 @@ def check_statistics(env: Any, setting: Literal["refuse", "allow"]) -> None:
 
 
 def kept_in_words(wrappers: list[str]) -> str:
-    """Return what is wrong with such wrappers, without a full stop."""
+    """Describe what is wrong with such wrappers, without a full stop."""
     names = " and ".join(wrappers)
     return (
         f"{names} around the environment normalizes by running statistics of its own. They differ between samplers, "

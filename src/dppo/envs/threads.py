@@ -111,7 +111,7 @@ class EnvThread:
         return result_of(self._worker.begin(partial(function, self.env)))
 
     def get_wrapper_attr(self, name: str) -> Callable[[], Any]:
-        """Return a method of the environment, which its thread calls."""
+        """Wrap a method of the environment, so that its thread calls it."""
         find = getattr(self.env, "get_wrapper_attr", partial(getattr, self.env))
         method = find(name)
         return lambda: result_of(self._worker.begin(method))

@@ -55,7 +55,9 @@ def witness_of(row: CheckedEnv) -> Witness:
 
 def _first_item(answer: Any) -> Any:
     """Return the observation in a result; None in an invalid one, which is refused later."""
-    return answer[0] if isinstance(answer, tuple | list) and answer else None
+    if isinstance(answer, tuple | list) and answer:
+        return answer[0]
+    return None
 
 
 def _is_end(answer: Any) -> bool:

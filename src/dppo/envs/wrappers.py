@@ -7,7 +7,7 @@ import numpy as np
 
 
 def old_api(env: Any) -> gym.Env[Any, Any]:
-    """Return an environment with the API of Gym before 0.26 with that of Gymnasium.
+    """Return an environment with the API of Gym before 0.26 with Gymnasium's API.
 
     Its reset may take no seed, and return the observation alone; its step may return a single flag. The wrappers that
     `gymnasium.make` puts around it stay where they are.

@@ -107,7 +107,6 @@ def build_sampler(
 
 
 def _guidance(plan: SamplerPlan) -> Guidance | None:
-    """Return the controllers of a run that starts from one; None otherwise."""
     if plan.sampling.prior is None:
         return None
     from dppo.envs.guidance import Guidance
@@ -142,21 +141,18 @@ def _fault_policy(plan: SamplerPlan) -> FaultPolicy:
     num_envs = plan.sampling.envs_per_sampler * plan.sampling.num_samplers
     raise_before = {"raise": math.inf, "auto": math.ceil(FIRST_STEPS / num_envs), "rebuild": 0}
     max_faults, _ = plan.env.fault_budget
-    return FaultPolicy(
-        raise_before[plan.env.on_env_fault], max_in_a_row=min(FIRST_STEPS, max_faults)
-    )
+    max_in_a_row = min(FIRST_STEPS, max_faults)
+    return FaultPolicy(raise_before[plan.env.on_env_fault], max_in_a_row=max_in_a_row)
 
 
 def _make_sampler(
     plan: SamplerPlan, sampler_id: int, spaces: Spaces, group: EnvGroup
 ) -> PPOSampler:
+    spec = choose_network(plan.network, spaces).spec
+    agent = PPOAgent(spec, spaces.mask, estimates_values=plan.ppo.algo == "ppo")
     return PPOSampler(
         sampler_id,
-        PPOAgent(
-            choose_network(plan.network, spaces).spec,
-            spaces.mask,
-            estimates_values=plan.ppo.algo == "ppo",
-        ),
+        agent,
         group,
         ppo=plan.ppo,
         num_steps=plan.sampling.num_steps,
@@ -170,13 +166,13 @@ def _make_sampler(
 
 def _make_in_turn(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
     """Make an environment, in a thread of its own if it takes turns, not too soon after the one before."""
-    _wait_for_start(
-        plan.sampling.start_interval_s,
-        lambda: progress.enter(place_of(Phase.MAKE, sampler_id, env)),
-    )
+    enter = partial(progress.enter, place_of(Phase.MAKE, sampler_id, env))
+    _wait_for_start(plan.sampling.start_interval_s, enter)
     name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
     make = partial(_make_env, plan, name, sampler_id, env)
-    return EnvThread(make, name) if plan.sampling.standby_envs else make()
+    if plan.sampling.standby_envs:
+        return EnvThread(make, name)
+    return make()
 
 
 def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
@@ -256,18 +252,19 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
 
 def _check_float32(norm_obs_keys: tuple[str, ...], spaces: Spaces) -> None:
     """Refuse leaves of float64 that are not normalized first, and categories that float32 cannot tell apart."""
-    leaves = spaces.leaves()
-    normalized = leaves if spaces.normalized is None else spaces.normalized
-    rounded = [
-        name for name, leaf in leaves.items() if leaf.base == "f8" and name not in normalized
-    ]
+    rounded = []
+    if spaces.normalized is not None:
+        doubles = [name for name, leaf in spaces.leaves().items() if leaf.base == "f8"]
+        rounded = [name for name in doubles if name not in spaces.normalized]
     if rounded:
         raise ConfigError(
             f"norm_obs_keys={' '.join(norm_obs_keys)}: leaves out {rounded[0]}, whose float64 numbers the network "
             f"would read as float32. Add {rounded[0]}, or use `obs_dtype=float32`."
         )
     for name, categories in spaces.categories.items():
-        label = f"observation_space, leaf {name!r}" if name else "observation_space"
+        label = "observation_space"
+        if name:
+            label = f"observation_space, leaf {name!r}"
         for count, start in zip(categories.counts, categories.starts, strict=True):
             last = start + count - 1
             if max(-start, last) > MAX_WHOLE:
@@ -340,7 +337,7 @@ TRAINERS: dict[str, Callable[[str, TrainerPlan, NetworkSpec, Parallel], Trainer]
 
 
 def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[Stage]:
-    """Return the stages of the updates of a run: none by default."""
+    """Make what a run adds to its updates, by default nothing: see `Stage`."""
     from dppo.ppo.exchange.phase import ControllerPhase
     from dppo.ppo.learning.prior import Prior
     from dppo.ppo.learning.reuse import OlderPolicies

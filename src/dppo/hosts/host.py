@@ -110,7 +110,7 @@ class SamplerHost:
         return sum(built.instances for built in self._samplers.values())
 
     def _check_spaces(self, requests: Sequence[SegmentRequest], expected: Spaces) -> None:
-        """Raise EnvironmentFault if the spaces of a requested sampler differ from `expected`, those of the run."""
+        """Raise EnvironmentFault if the spaces of a requested sampler differ from the run's spaces, `expected`."""
         for request in requests:
             spaces = self._sampler(request.sampler_id).spaces
             for name, noun in (("obs", "observation_space"), ("actions", "action_space")):
@@ -118,8 +118,8 @@ class SamplerHost:
                 expected_space = repr(getattr(expected, name))
                 if space != expected_space:
                     raise EnvironmentFault(
-                        f"sampler {request.sampler_id} ({self._plan.env.env_name}): its {noun} gives {space}, that of "
-                        f"the sampler described first {expected_space}. All environments of a run must have equal "
+                        f"sampler {request.sampler_id} ({self._plan.env.env_name}): its {noun} gives {space}, and the "
+                        f"sampler described first has {expected_space}. All environments of a run must have equal "
                         f"spaces."
                     )
 
@@ -168,7 +168,7 @@ class ThreadedHost:
     def collect(
         self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None
     ) -> Answer:
-        """Collect the requested segments in parallel, as `SamplerHost.collect`; the times are those of the slowest."""
+        """Collect the requested segments in parallel, as `SamplerHost.collect`; the times are the slowest thread's."""
         began = time.perf_counter()
         cpu_began = time.process_time()
         calls = self._begin(requests, policy, spaces)
@@ -238,8 +238,9 @@ class ThreadedHost:
         if request.rebuild is not None:
             return True
         thread = self._threads.get(request.sampler_id)
-        next_index = 0 if thread is None else thread.next
-        return request.index == next_index
+        if thread is None:
+            return request.index == 0
+        return request.index == thread.next
 
     def _end(self, samplers: set[int]) -> list[Future[Any]]:
         """End the threads of samplers after closing their environments; return the calls that close them."""
@@ -280,21 +281,19 @@ class ThreadedHost:
                 raise error
 
     def _others(self, error: EnvironmentFault) -> tuple[int, int]:
-        """Return the numbers of instances and of samplers in the threads other than that of a fault.
+        """Return the numbers of instances and of samplers in the threads other than the thread of a fault.
 
         While no other thread has an instance, they count as one if there is such a thread: it is making its first.
         """
-        failed = error.place.sampler_id if error.place is not None else -1
-        others = [
-            thread.host
-            for sampler_id, thread in list(self._threads.items())
-            if sampler_id != failed
-        ]
-        instances = [host.instances for host in others if host.instances]
-        if instances:
-            return sum(instances), len(instances)
+        other_threads = dict(self._threads)
+        if error.place is not None:
+            other_threads.pop(error.place.sampler_id, None)
+        instances = [thread.host.instances for thread in other_threads.values()]
+        num_hosts = len(instances) - instances.count(0)
+        if num_hosts:
+            return sum(instances), num_hosts
         # the other threads have not finished an environment yet: at least one is being made there, if there are any
-        being_made = min(1, len(others))
+        being_made = min(1, len(other_threads))
         return being_made, being_made
 
     def _look(self, busy: list[SamplerThread], results: list[Any]) -> None:

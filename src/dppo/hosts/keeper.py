@@ -180,13 +180,15 @@ def _kills_for_memory() -> int:
 
 
 def _status(pidfds: list[int], for_memory: bool) -> str:
-    """Return exit code or signal in words; "" if the kernel does not tell."""
+    """Describe an exit code or a signal; "" if the kernel does not tell."""
     code = _exit_code(pidfds)
     if code in (None, -signal.SIGKILL) and for_memory:
         return LACK
     if code is None:
         return ""
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    if code < 0:
+        return f"by {signal.Signals(-code).name}"
+    return f"with exit code {code}"
 
 
 def _exit_code(pidfds: list[int]) -> int | None:

@@ -53,7 +53,7 @@ class TrainerPlan:
 
 def sampler_plan(config: Config) -> SamplerPlan:
     sampling = config.sampling
-    if sampling.licences is not None:  # those of evaluations are set aside
+    if sampling.licences is not None:  # licences for evaluations are set aside
         sampling = replace(sampling, licences=sampling.licences - config.evaluators)
     parts = config.env, sampling, config.ppo, config.network, config.sizes, config.seed
     return SamplerPlan(*parts, config.layout, config.actors.recycling)

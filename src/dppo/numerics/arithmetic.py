@@ -83,10 +83,12 @@ class Arithmetic:
 
 
 def current() -> Arithmetic | None:
-    """Return how this thread computes; None if as usual."""
+    """Describe how this thread computes; None if as usual."""
     environment = None if _cpu_is_usual() else _environment()
     state = np.geterr()
-    numpy_errors = None if state == USUAL_ERRORS else tuple(state.items())
+    numpy_errors = None
+    if state != USUAL_ERRORS:
+        numpy_errors = tuple(state.items())
     if environment is None and numpy_errors is None:
         return None
     return Arithmetic(environment, numpy_errors)
@@ -94,8 +96,12 @@ def current() -> Arithmetic | None:
 
 def use(arithmetic: Arithmetic | None) -> None:
     """Let this thread compute with these settings; None: as usual."""
-    numpy_errors = None if arithmetic is None else arithmetic.errors
-    environment = None if arithmetic is None else arithmetic.environment
+    numpy_errors = None
+    if arithmetic is not None:
+        numpy_errors = arithmetic.errors
+    environment = None
+    if arithmetic is not None:
+        environment = arithmetic.environment
     if _error_state is not None:
         _error_state.set(USUAL)
     elif numpy_errors is None:
@@ -131,7 +137,7 @@ def torch_as_usual() -> Iterator[None]:
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     dtype = torch.get_default_dtype()
-    # A context of autocast around that of bfloat16 would keep the weights that the first minibatch has cast.
+    # A context of autocast around the bfloat16 context would keep the weights that the first minibatch has cast.
     is_autocast = torch.is_autocast_enabled("cpu")
     with torch.inference_mode(mode=False), torch.enable_grad():
         torch.set_autocast_enabled("cpu", False)

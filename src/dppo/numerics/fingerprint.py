@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The sizes of the computations: those of a run's network."""
+    """The sizes of the computations, as in a run's network."""
 
     rows: int
     """Environments that act together."""
@@ -41,7 +41,7 @@ class Fingerprint:
     cpu: str
     versions: dict[str, str]
     results: dict[str, str]
-    """Hashes of results by the name of the operation; those of torch only where the process uses torch."""
+    """Hashes of results by the name of the operation; of torch only where the process uses torch."""
 
     def summary(self) -> dict[str, str]:
         """Return the CPU, and one hash of all results: equal where runs are equal to the last bit."""
@@ -72,7 +72,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The numerics that all processes of a run must have: those of the process that drives it."""
+    """The numerics of the process that drives a run, which all of its processes must have."""
 
     probe: Probe
     own: Fingerprint

@@ -116,7 +116,7 @@ def has_avx2() -> bool:
 
 
 def cpu_facts() -> str:
-    """Return the content of Linux's /proc/cpuinfo; "" elsewhere."""
+    """Read Linux's /proc/cpuinfo; "" elsewhere."""
     with suppress(OSError):
         return Path("/proc/cpuinfo").read_text("utf8")
     return ""

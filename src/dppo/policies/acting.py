@@ -69,7 +69,6 @@ class PolicyActing:
         self._num_rows = 1
 
     def spaces_of(self, env: Any, env_name: str) -> Spaces:
-        """Return the spaces of the training: see `Acting`."""
         check_spaces(self._policy.spaces, env, env_name)
         return self._policy.spaces
 
@@ -84,7 +83,6 @@ class PolicyActing:
             self._counter = None
 
     def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
-        """Return an action for each row: see `Acting`."""
         spaces = self._policy.spaces
         obs = np.empty(len(rows), spaces.obs)
         for index, row in enumerate(rows):
@@ -99,11 +97,13 @@ class PolicyActing:
     @property
     def at_bounds(self) -> np.ndarray | None:
         """Steps in which the most likely actions were at their bounds: see `Acting`."""
-        return None if self._counter is None else self._counter.counts / self._num_rows
+        if self._counter is None:
+            return None
+        return self._counter.counts / self._num_rows
 
 
 def policy_acting_for(spaces: Spaces, spec: NetworkSpec, settings: PlaySettings) -> ActingFor:
-    """Return what plays episodes with the policy of a snapshot."""
+    """Let snapshots of a policy play episodes: see `Acting`."""
     return partial(_policy_acting, spaces, spec, settings)
 
 
@@ -124,7 +124,9 @@ def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
         action_mask = "off"
     elif trained.mask == "info":
         action_mask = "info"
-    obs_dtype = "float64" if holds_float64(trained.obs) else "float32"
+    obs_dtype = "float32"
+    if holds_float64(trained.obs):
+        obs_dtype = "float64"
     spaces = describe_spaces(
         env, drop_obs=trained.dropped, action_mask=action_mask, obs_dtype=obs_dtype
     )

@@ -43,7 +43,7 @@ class AtBound:
     """Whether numbers beyond the bound are clipped, without having been rescaled."""
 
     def __str__(self) -> str:
-        """Return one sentence, with a remedy if a setting may help."""
+        """Describe the share in one sentence, with a remedy if a setting may help."""
         fact = f"the greedy policy takes {self.element} at its {self.side} bound in {self.share:.0%} of the steps"
         if not self.clipped:
             return f"{fact}, more often than most good controllers."

@@ -170,7 +170,7 @@ class _Predictor:
 
 
 def _act_of(instance: Any, *, deterministic: bool) -> Callable[[Any], Any]:
-    """Return the function to call with each observation of an episode."""
+    """Find the function to call with each observation of an episode."""
     method = method_name(instance)
     if method == "predict":
         return _Predictor(instance.predict, deterministic=deterministic)

@@ -30,7 +30,7 @@ class ControllerActing:
         """The latest action of each row."""
 
     def spaces_of(self, env: Any, env_name: str) -> Spaces:
-        """Return the spaces of `env`, any of which fits: see `Acting`."""
+        """Take any spaces that `env` has: see `Acting`."""
         return describe_spaces(
             env, drop_obs=_unstored_leaves(env), action_mask="off", obs_dtype="float64"
         )
@@ -49,7 +49,6 @@ class ControllerActing:
             instance.begin(episode, row.settings.episode_seed(row.index, episode))
 
     def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
-        """Return an action for each row: see `Acting`."""
         for row, witness in enumerate(self._witnesses):
             if witness.is_present:  # otherwise its action is ignored
                 self._actions[row] = self._instances[row].act(witness.obs)
@@ -66,14 +65,16 @@ def _unchanged(acting: Acting, _: PolicySnapshot | ControllerTurn) -> Acting:
 
 
 def acting_for_both(policy_for: ActingFor, controller_for: ActingFor) -> ActingFor:
-    """Return what plays the episodes of a policy for its snapshot, and those of a controller for its turn."""
+    """Return a function: a snapshot's policy plays its episodes, and a controller plays in its turn."""
     return partial(_either, policy_for, controller_for)
 
 
 def _either(
     policy_for: ActingFor, controller_for: ActingFor, asked: PolicySnapshot | ControllerTurn
 ) -> Acting:
-    return controller_for(asked) if isinstance(asked, ControllerTurn) else policy_for(asked)
+    if isinstance(asked, ControllerTurn):
+        return controller_for(asked)
+    return policy_for(asked)
 
 
 def _unstored_leaves(env: Any) -> list[str]:

@@ -47,7 +47,9 @@ def imported_controller(text: str, setting: str) -> Any:
             if method_name(value) is not None and not attribute.startswith("_")
         ]
         close = difflib.get_close_matches(name, names, n=1)
-        remedy = f"Did you mean {module_name}:{close[0]}?" if close else "Check the spelling."
+        remedy = "Check the spelling."
+        if close:
+            remedy = f"Did you mean {module_name}:{close[0]}?"
         raise ConfigError(f"{setting}={text}: the module has no {name}. {remedy}") from None
 
 

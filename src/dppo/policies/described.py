@@ -20,7 +20,7 @@ OPTIONAL = (
 
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
-    """Return spaces and network as JSON values, for `model_from`."""
+    """Describe spaces and network as JSON values, for `model_from`."""
     described: dict[str, Any] = {
         "obs": dtype_as_json(spaces.obs),
         "deterministic": spaces.deterministic,

@@ -67,11 +67,11 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
         render: show the environment in a window.
         video: an MP4 file to write, with the first 9 episodes side by side; needs PyAV, and no display.
         num_actors: actors on Ray that play the episodes, with the same results; 0 plays them in this process.
-        info_keys: names of numbers in the info of steps, for `Evaluation.info`; None: those of the run.
+        info_keys: names of numbers in the info of steps, for `Evaluation.info`; None: as in the run.
 
     Raises:
         ConfigError: an invalid argument, or a run whose code is not trusted.
-        CheckpointError: there is no checkpoint, or the environment's spaces are not those of the policy.
+        CheckpointError: there is no checkpoint, or the policy has other spaces than the environment.
         EnvironmentFault: the environment raised; carries its traceback.
         ControllerFault: the controller raised, or returned an invalid action.
     """

@@ -47,11 +47,12 @@ class Player:
     @property
     def env_name(self) -> str:
         """Return the environment's id, or the import path of its callable or class."""
-        spec = getattr(self.env, "spec", None)
-        return str(
-            getattr(spec, "id", None)
-            or import_path(type(self.env) if is_made(self.env) else self.env)
-        )
+        env_id = getattr(getattr(self.env, "spec", None), "id", None)
+        if env_id:
+            return str(env_id)
+        if is_made(self.env):
+            return import_path(type(self.env))
+        return import_path(self.env)
 
     @property
     def snapshot(self) -> PolicySnapshot:
@@ -68,10 +69,14 @@ class Player:
         return policy_acting_for(self.policy.spaces, self.policy.spec, settings)
 
     def describe(self, settings: PlaySettings) -> str:
-        """Return what plays, in words."""
-        mode = "taking the most likely action" if settings.deterministic else "sampling actions"
+        """Name what plays, and how it takes actions."""
+        mode = "sampling actions"
+        if settings.deterministic:
+            mode = "taking the most likely action"
         if isinstance(self.policy, Controller):
-            return f"{self.policy.name}, {mode}" if self.policy.samples else self.policy.name
+            if self.policy.samples:
+                return f"{self.policy.name}, {mode}"
+            return self.policy.name
         steps = counted(self.policy.state["global_step"], "step")
         return f"policy after {steps}, {mode}"
 
@@ -102,10 +107,9 @@ class Player:
             render_mode=mode,
             layout=Layout.by_names(settings),
         )
+        preparation = Preparation.by_names(settings)
         with making(self.env_name):
-            return make_prepared(
-                self.env, self.env_kwargs, Preparation.by_names(settings), instance
-            )
+            return make_prepared(self.env, self.env_kwargs, preparation, instance)
 
 
 def is_made(env: Any) -> bool:
@@ -136,8 +140,9 @@ def find_player(
     if is_controller(policy):
         if model is not None:
             raise ConfigError("model: has no effect on a controller. Leave it out.")
-        controller = policy if isinstance(policy, Controller) else Controller(policy)
-        return _player_of_controller(controller, env, env_kwargs, trust=trust)
+        if not isinstance(policy, Controller):
+            policy = Controller(policy)
+        return _player_of_controller(policy, env, env_kwargs, trust=trust)
     if isinstance(policy, Policy):
         if model is not None:
             raise ConfigError(
@@ -155,14 +160,15 @@ def _player_of_controller(
         raise ConfigError(
             "env: is missing, and a controller has none. Pass env, or a run that has one."
         )
+    if not isinstance(env, Result | Path):
+        return Player(controller, env, _checked_kwargs(env_kwargs))
+    run: Result | Path
     if isinstance(env, Result):
         # whichever of its own policy and its baseline it deploys
         run = replace(env, baseline=None)
-        return replace(_player_of_run(run, None, env_kwargs, None, trust=trust), policy=controller)
-    if isinstance(env, Path):
-        path = find(user_path(env)).path
-        return replace(_player_of_run(path, None, env_kwargs, None, trust=trust), policy=controller)
-    return Player(controller, env, _checked_kwargs(env_kwargs))
+    else:
+        run = find(user_path(env)).path
+    return replace(_player_of_run(run, None, env_kwargs, None, trust=trust), policy=controller)
 
 
 def _player_of_policy(
@@ -216,7 +222,10 @@ def _player_of_run(
             f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`."
         )
     for name, action in code_named_by(settings).items():
-        logger.info("%s %s.", f"{name}={named[name]}" if name in named else run, action)
+        source = str(run)
+        if name in named:
+            source = f"{name}={named[name]}"
+        logger.info("%s %s.", source, action)
     loaded = policy_from(run_files, named.get("model"))
     kwargs = dict(settings["env_kwargs"])
     player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
@@ -286,11 +295,7 @@ def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dic
     """Return the arguments for `env`, as `_settings_with`; raise ConfigError if some are lost."""
     stored = _settings_of(policy)
     run_kwargs = stored.get("env_kwargs")
-    if (
-        is_made(env)
-        or not _is_of_run(env, stored.get("env_id"))
-        or not isinstance(run_kwargs, Mapping)
-    ):
+    if not _is_of_run(env, stored.get("env_id")) or not isinstance(run_kwargs, Mapping):
         return dict(user_kwargs)
     for _, name, text in objects_in({"env_kwargs": run_kwargs}):
         if name not in user_kwargs:

@@ -1,4 +1,4 @@
-"""Playing: episodes of a policy in one environment; and EpisodePlayer, which plays those of evaluations in training."""
+"""Playing: episodes of a policy in one environment; and EpisodePlayer, for evaluations in training."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +56,7 @@ class InfoSums:
 
 
 def mean_of(rows: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
-    """Return the mean over rows, such as agents, that have a number."""
+    """Average over rows, such as agents, that have a number."""
     results = [infos.result() for infos in rows]
     keys = dict.fromkeys(key for result in results for key in result)
     return {
@@ -155,11 +155,11 @@ class EpisodePlayer:
     """Play episodes of evaluations, in any process, in an environment that it makes when it needs one."""
 
     number = 0
-    """Index of the actor among those of evaluations."""
+    """Index of the actor among the actors for evaluations."""
     progress: ActivityRecord | None = None
     """Records what the environment is doing."""
     setting = "eval_env_kwargs"
-    """The setting to name if the spaces of the environment are not those of the policy."""
+    """The setting to name if the policy has other spaces than the environment."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class EpisodePlayer:
         num_samplers: int,
         layout: Layout = PLAIN,
     ) -> None:
-        """Keep the settings of the environment, those of evaluations included, and what plays in it.
+        """Keep the settings of the environment, with its settings for evaluations, and what plays in it.
 
         `num_samplers`: samplers of the run, whose environments exist at the same time, with other numbers. `layout`:
         ranks of the environment, and their cores.

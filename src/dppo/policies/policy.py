@@ -46,7 +46,9 @@ class Policy:
     def __repr__(self) -> str:
         """Show environment, spaces, network, number of parameters and training iteration in one line."""
         config = self.state.get("config")
-        env = config.get("env_id", "?") if isinstance(config, dict) else "?"
+        env = "?"
+        if isinstance(config, dict):
+            env = config.get("env_id", "?")
         return (
             f"Policy({env}: {spaces_summary(self.spaces)}; {network_summary(self._agent.spec)}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
@@ -85,16 +87,22 @@ class Policy:
         before = self._before(state, len(rows), single=single)
         rows = self._with_masks(rows, action_mask, single=single)
         actions, outputs = self.decide(rows, before, generator)
-        action = (
-            self.spaces.actions.each(actions)[0] if single else self.spaces.actions.to_env(actions)
-        )
-        if outputs.state is None:
+        memory = outputs.state
+        if single:
+            action = self.spaces.actions.each(actions)[0]
+            if memory is not None:
+                memory = memory[0]
+        else:
+            action = self.spaces.actions.to_env(actions)
+        if memory is None:
             return action
-        return action, outputs.state[0] if single else outputs.state
+        return action, memory
 
     def start(self, rows: int) -> np.ndarray | None:
         """Return the state [rows, S] with which episodes start; None without memory."""
-        return self._agent.start(rows) if self.state_size else None
+        if not self.state_size:
+            return None
+        return self._agent.start(rows)
 
     def decide(
         self,
@@ -128,14 +136,14 @@ class Policy:
         spaces = self.spaces
         if spaces.mask not in ("method", "info"):
             if masks is not None:
-                why = (
-                    "it reads masks from the observation"
-                    if spaces.mask
-                    else "it was trained without masks"
-                )
+                why = "it was trained without masks"
+                if spaces.mask:
+                    why = "it reads masks from the observation"
                 raise ValueError(f"action_mask has no effect on this policy: {why}. Leave it out.")
         elif masks is None:
-            source = "env.action_masks()" if spaces.mask == "method" else 'info["action_mask"]'
+            source = 'info["action_mask"]'
+            if spaces.mask == "method":
+                source = "env.action_masks()"
             raise ValueError(
                 f"action_mask is missing: this policy was trained with masks. Pass {source}."
             )
@@ -186,7 +194,7 @@ def _array_rows(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
             f"obs has shape {shape}. Pass {leaf.shape}, or (n, {', '.join(map(str, leaf.shape))})."
         )
     rows = leaf_packer(leaf.base, shape)(obs).astype(leaf.base, copy=False)
-    return rows[None] if single else rows, single
+    return rows.reshape(-1, *leaf.shape), single
 
 
 def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
@@ -227,7 +235,7 @@ def load_policy(
 ) -> Policy:
     """Return the policy of a result, of a run's newest good checkpoint, or of the checkpoint at `path`.
 
-    A run with `never_worse` has that of the best checkpoint that an evaluation shows to be better than the baseline.
+    A run with `never_worse` has the best checkpoint that an evaluation shows to be better than the baseline.
 
     Loading runs no code from the folder. A network of your own is stored as the import path of its class: pass `model`,
     or `trust`, unless this program has imported that module already.
@@ -246,9 +254,9 @@ def load_policy(
         trust = True
     run = read(path)
     name = model_name(run, model)
-    named_by_caller = () if model is None else ("model",)
-    trusted = trust or _is_imported(name or "")
-    require_trust({"model": name}, named_by_caller, path, trust=trusted)
+    if model is None:
+        trusted = trust or _is_imported(name or "")
+        require_trust({"model": name}, (), path, trust=trusted)
     return policy_from(run, model)
 
 
@@ -277,12 +285,16 @@ def model_name(run: Found, replaced_by: ModelClass | None = None) -> str | None:
     Raise ConfigError if a class is to take the place of the default network.
     """
     model = run.checkpoint.state.get("model")
-    name = model.get("model") if isinstance(model, dict) else None
+    name = None
+    if isinstance(model, dict):
+        name = model.get("model")
     if name is None and replaced_by is not None:
         raise ConfigError(
             f"model={replaced_by}: has no effect: {run.path} has the default network. Leave it out."
         )
-    return None if name is None else str(name)
+    if name is None:
+        return None
+    return str(name)
 
 
 def policy_from(run: Found, model: ModelClass | None = None) -> Policy:
@@ -324,7 +336,11 @@ def policy_from(run: Found, model: ModelClass | None = None) -> Policy:
 
 def spaces_summary(spaces: Spaces) -> str:
     count = sum(sum(categories.counts) for categories in spaces.categories.values())
-    coded = f" of {count:,} categories" if count else ""
+    text = f"obs {dtype_summary(spaces.of_network().obs)}"
+    if count:
+        text += f" of {count:,} categories"
+    text += f", actions {spaces.actions}"
     sources = {"leaf": "the observation", "method": "action_masks()", "info": "info"}
-    masks = f" with masks from {sources[spaces.mask]}" if spaces.mask else ""
-    return f"obs {dtype_summary(spaces.of_network().obs)}{coded}, actions {spaces.actions}{masks}"
+    if spaces.mask:
+        text += f" with masks from {sources[spaces.mask]}"
+    return text

@@ -27,7 +27,7 @@ FORKS = _Forks()
 def leave(error: BaseException | None) -> NoReturn:
     """End a fork of a process of dppo, which has come back from code of a user, as Python would end a script.
 
-    It must not go on as a twin. Nothing is cleaned up: folders, locks and sockets are those of the other process.
+    It must not go on as a twin. Nothing is cleaned up: folders, locks and sockets belong to the other process.
     """
     code = 0
     with suppress(BaseException):

@@ -21,7 +21,7 @@ class TimeSplit(NamedTuple):
     update_s: float = 0.0
 
     def plus(self, row: Mapping[str, float]) -> "TimeSplit":
-        """Return the sums with those of a further row of metrics."""
+        """Add the times of a row of metrics."""
         return TimeSplit(
             self.rows + 1,
             self.iteration_s + row["perf/iteration_s"],
@@ -113,4 +113,6 @@ def _ratio(before_s: float, after_s: float) -> float:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1e3 * seconds:.3g} ms"

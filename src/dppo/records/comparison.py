@@ -20,7 +20,7 @@ class BaselineComparison:
     iteration: int | None
     """The iteration of the best evaluation; None without one."""
     difference: Difference | None
-    """Returns of the best evaluation minus those of the controller; None without one."""
+    """Returns of the best evaluation minus the controller's returns; None without an evaluation."""
     never_worse: bool
     """True if a policy is deployed only where an evaluation shows an improvement."""
     version: str | None = None

@@ -18,7 +18,7 @@ HALVINGS = 60  # until an angle is exact to the last bits
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean return of one controller minus that of another, with its 95 % interval."""
+    """The difference of two controllers' mean returns, with its 95 % interval."""
 
     mean: float
     low: float
@@ -55,7 +55,7 @@ class Difference:
         return self.low > 0
 
     def __str__(self) -> str:
-        """Return `+6.6 (95 % interval +4.1 to +9.1, 20 pairs of episodes)`."""
+        """Format as `+6.6 (95 % interval +4.1 to +9.1, 20 pairs of episodes)`."""
         if not math.isfinite(self.low):
             return f"{self.mean:+.1f} (too few episodes for an interval)"
         compared = f"{self.episodes} pairs of episodes"
@@ -71,7 +71,7 @@ def paired_difference(
 
         d_i = return_i - baseline_i;  mean(d) +- t(0.975, n - 1) std(d) / sqrt(n)
 
-    The standard deviation is that of a sample (divided by n - 1).
+    The standard deviation is divided by n - 1.
 
     Source: Student (W. S. Gosset), "The probable error of a mean" (1908); NIST/SEMATECH
     e-Handbook of Statistical Methods, section 7.3.1.1.
@@ -151,7 +151,7 @@ def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _probability_within(angle: float, degrees: int) -> float:
-    """Return the probability of |t| < sqrt(degrees) tan(angle)."""
+    """Compute the probability of |t| < sqrt(degrees) tan(angle)."""
     cosine = math.cos(angle)
     is_odd = degrees % 2
     term = cosine if is_odd else 1.0

@@ -27,7 +27,7 @@ class Score(NamedTuple):
 
     @staticmethod
     def of_row(row: Mapping[str, float]) -> "Score | None":
-        """Return the score of a row of metrics; None if no episode has ended."""
+        """Read the score from a row of metrics; None if no episode has ended."""
         mean = row.get(RETURN, math.nan)
         if not math.isfinite(mean):
             return None

@@ -65,7 +65,9 @@ def _limit_by_licences(config: Config) -> str:
         return ""
     envs = config.envs_of_sampler
     evaluating = config.evaluators
-    evaluations = f" + {evaluating} for evaluations" if evaluating else ""
+    evaluations = ""
+    if evaluating:
+        evaluations = f" + {evaluating} for evaluations"
     fewer_samplers = samplers // 2
     fewer = as_setting_and_flag("num_samplers", fewer_samplers)
     text = (

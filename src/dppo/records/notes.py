@@ -132,7 +132,7 @@ class LearningNotes(Observer):
         return [] if note is None else [note]
 
     def notes(self, row: Mapping[str, float]) -> list[str]:
-        """Return the notes that are due after `row`, the next one of the run."""
+        """List the notes that are due after `row`, the next one of the run."""
         # a second row of an iteration adds an evaluation, and repeats the figures of training
         if row["iteration"] == self._iteration:
             return []
@@ -234,6 +234,5 @@ class _Certainty:
             self._share_of_first = math.nan
 
     def reached(self, entropy: float, first_entropy: float) -> bool:
-        """Return whether the entropy has fallen below the threshold."""
         threshold = self._offset + self._share_of_first * first_entropy
         return entropy < min(threshold, first_entropy - self._min_fall)

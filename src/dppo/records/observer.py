@@ -23,7 +23,7 @@ class EnvOptions:
 
     now: dict[str, Any] | None = None
     fixed: bool = False
-    """True until a run that is resumed has started: it goes on with those of its checkpoint."""
+    """True until a resumed run has started: it continues the environments of its checkpoint."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.now, dict | None):
@@ -228,7 +228,7 @@ class Observer:
         """Called when a checkpoint has been written."""
 
     def closing_notes(self) -> Sequence[str]:
-        """Return lines to show with the summary at the end of the run."""
+        """Add lines to the summary at the end of the run."""
         return ()
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:

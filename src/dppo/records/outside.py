@@ -79,9 +79,8 @@ class OutsideThread:
         self._closed = False
         self._progressed_at = time.monotonic()
         self._cpu_ticks_before = 0
-        self._silent_since: float | None = (
-            None  # since when the place has been silent, once a line has said so
-        )
+        # since when the place has been silent, once a line has said so
+        self._silent_since: float | None = None
 
     # ------------------------------------------------------------------ for the loop
 
@@ -161,7 +160,7 @@ class OutsideThread:
         return call
 
     def _wait_for(self, call: _Call, limit_s: float) -> bool:
-        """Return True once a call has ended, False if it is given up."""
+        """Wait until a call has ended; False if it is given up."""
         return call.ended.wait(MOMENT_S) or self._wait_longer_for(call, limit_s)
 
     def _wait_longer_for(self, call: _Call, limit_s: float) -> bool:

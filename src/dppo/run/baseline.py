@@ -30,7 +30,7 @@ from dppo.records.files.run_files import BASELINE, read_run_file
 from dppo.user_code import import_path
 
 BASELINE_NUMBER = -1
-"""The number of the baseline among evaluations, which have those of iterations."""
+"""The number of the baseline among evaluations, which are numbered by their iterations."""
 CHECK_NUMBER = -2
 """The number of the first step of the baseline, by which it shows that it can act."""
 UNPAIRED = (
@@ -40,14 +40,14 @@ UNPAIRED = (
 
 
 class Baseline:
-    """Returns of the user's controller, and how those of a policy differ from them.
+    """Returns of the user's controller, and how a policy's returns differ from them.
 
     They are stored in the run folder, with a hash of all that they depend on, so that a resumed run plays again only
     what has changed.
     """
 
     def __init__(self, config: Config, run_dir: Path, *, paired: bool) -> None:
-        """Read the stored returns if they are those of this controller; `paired`: seeds determine episodes."""
+        """Read the stored returns if this controller made them; `paired`: seeds determine episodes."""
         assert config.baseline_name is not None
         self.name = config.baseline_name
         self.is_over = False
@@ -61,17 +61,15 @@ class Baseline:
         if self.version is not None and self._path.exists():
             self._read(self.version)
         if self.is_over:
-            logger.info(
-                "baseline %s: mean return %.1f, as stored in %s",
-                self.name,
-                self.mean_return,
-                BASELINE,
-            )
+            stored = f"{self.mean_return:.1f}, as stored in {BASELINE}"
+            logger.info("baseline %s: mean return %s", self.name, stored)
 
     @property
     def mean_return(self) -> float:
         """Mean of the episode returns; NaN without any."""
-        return fmean(self._returns.values()) if self._returns else math.nan
+        if self._returns:
+            return fmean(self._returns.values())
+        return math.nan
 
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Take over the episodes, all that could be played; log the result."""
@@ -126,20 +124,14 @@ class Baseline:
             return
         returns = list(self._returns.values())
         count = counted(len(returns), "episode")
-        logger.info(
-            "baseline %s: mean return %.1f +- %.1f in %s",
-            self.name,
-            fmean(returns),
-            pstdev(returns),
-            count,
-        )
+        spread = f"{fmean(returns):.1f} +- {pstdev(returns):.1f} in {count}"
+        logger.info("baseline %s: mean return %s", self.name, spread)
         if not self._paired:
             logger.warning("%s", UNPAIRED)
         if len(returns) < FEW_EPISODES:
             logger.warning(
-                "eval_episodes=%d: intervals of the difference to the baseline are wide with fewer than %d episodes",
-                len(returns),
-                FEW_EPISODES,
+                f"eval_episodes={len(returns)}: intervals of the difference to the baseline are wide with fewer than "
+                f"{FEW_EPISODES} episodes"
             )
 
 

@@ -45,7 +45,7 @@ class BestEvaluation:
             self.result = score
 
     def drop(self, number: int) -> None:
-        """Take the one before as the best again, if the best one is that of iteration `number`."""
+        """Take the previous best evaluation as the best again, if iteration `number` made the best one."""
         if self.result is not None and self.result.iteration == number:
             self.result = self._before
 

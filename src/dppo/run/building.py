@@ -39,7 +39,7 @@ from dppo.spaces.spaces import Spaces
 if TYPE_CHECKING:
     from dppo.learners.tracing import Trace
 
-MAX_PROBE_WIDTH = 512  # units; the fingerprint of wider layers is that of this width
+MAX_PROBE_WIDTH = 512  # units; wider layers have the fingerprint of this width
 
 NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
 
@@ -49,7 +49,7 @@ def build(
 ) -> Parts:
     """Start Ray, actors, environments and learners; load the checkpoint to continue from; `stack` closes all parts.
 
-    Raise CheckpointError if the environment differs from that of the run to continue.
+    Raise CheckpointError if the environment differs from the environment of the run to continue.
     """
     start = folder.start or folder.origin
     variables = _numerics_in_force(config, stack)
@@ -57,7 +57,9 @@ def build(
         raise ConfigError(
             "freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch."
         )
-    warm = find(config.init_from) if config.init_from and start is None else None
+    warm = None
+    if config.init_from and start is None:
+        warm = find(config.init_from)
     torch_import = _import_torch(stack)
     place = open_states(config, folder.path, stack)
     session = None if config.num_actors == 0 else open_session(config, variables, stop, stack)
@@ -208,7 +210,9 @@ def _log_choices(config: Config, choices: list[Choice], spaces: Spaces, folder: 
     for choice in choices:
         if choice.line:
             logger.info("%s", choice.line)
-    rescaled = describe_rescaling(spaces.actions) if config.action_bounds == "auto" else None
+    rescaled = None
+    if config.action_bounds == "auto":
+        rescaled = describe_rescaling(spaces.actions)
     networks = networks_in_words(config, spaces)
     memory = batch_memory_in_words(config, spaces)
     for line in (networks, describe_atari(config.env), rescaled, memory):

@@ -35,8 +35,8 @@ class EnvFaults:
         self._times: deque[float] = deque()
         self._kinds: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
-        """Faults by environment and kind, "sampler 3, env 0: ValueError in step", and the "steps lost": those of the
-        episodes that were abandoned, without those that failed."""
+        """Faults by environment and kind, "sampler 3, env 0: ValueError in step", and the "steps lost": of abandoned
+        episodes, without the steps that failed."""
 
     def checked(self, collected: Collected, *, again: bool = False) -> Collected:
         """Return `collected` with all actions of episodes that failed; raise EnvironmentFault if these are too many.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,8 @@ class Evaluations(Observer):
         self._baseline_play = OpenEvaluation("baseline")
         self._baseline_is_ready = True  # to train beside it
         self._actions = run.actions
-        self._at_bound: AtBound | None = (
-            None  # in the last evaluation that is over, if often enough to be named
-        )
+        # in the last evaluation that is over, if often enough to be named
+        self._at_bound: AtBound | None = None
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
         if self._config.baseline is not None:
             self._baseline = Baseline(self._config, self._path, paired=run.deterministic)
@@ -116,15 +116,18 @@ class Evaluations(Observer):
         """Return the comparison of the best evaluation so far with the baseline; None without a baseline."""
         if self._baseline is None:
             return None
-        best = self._best.result
-        return BaselineComparison(
+        comparison = BaselineComparison(
             name=self._baseline.name,
             mean_return=self._baseline.mean_return,
-            iteration=None if best is None else best.iteration,
-            difference=None if best is None else best.difference,
+            iteration=None,
+            difference=None,
             never_worse=self._config.never_worse,
             version=self._baseline.version,
         )
+        best = self._best.result
+        if best is None:
+            return comparison
+        return replace(comparison, iteration=best.iteration, difference=best.difference)
 
     def play_baseline(self) -> None:
         """Play the baseline before training: all episodes in process, or on actors the first step.
@@ -150,7 +153,7 @@ class Evaluations(Observer):
                     logger.info("baseline %s, before training: %s", self._baseline.name, done)
 
     def not_saved(self, number: int) -> None:
-        """Leave out an evaluation whose checkpoint could not be written: that of the best one must exist."""
+        """Leave out an evaluation whose checkpoint could not be written: the best one must have its checkpoint."""
         self._unsaved.add(number)
         self._best.drop(number)
 
@@ -201,7 +204,7 @@ class Evaluations(Observer):
         self._row = row
 
     def _is_due(self, number: int, steps: int) -> bool:
-        """Return whether an evaluation is due; the first one of a run with a prior is that of its clone."""
+        """Return whether an evaluation is due; the first one of a run with a prior evaluates its clone."""
         every = self._config.eval_every or 1
         collected = self._config.collected_by_prior
         if number <= collected:
@@ -225,9 +228,8 @@ class Evaluations(Observer):
         for number, steps in waiting:
             path = self._path / CHECKPOINTS / checkpoints.file_name(number)
             try:
-                self._begin(
-                    number, steps, self._learner.policy_in(checkpoints.load(path).arrays, number)
-                )
+                policy = self._learner.policy_in(checkpoints.load(path).arrays, number)
+                self._begin(number, steps, policy)
             except (CheckpointError, KeyError, ValueError) as error:
                 logger.warning("the evaluation after %s steps is left out: %s", f"{steps:,}", error)
 
@@ -267,10 +269,8 @@ class Evaluations(Observer):
     def _report(self, results: list[dict[str, float]]) -> None:
         """Write a row of its own for each result: the rest of the present row, with these metrics."""
         for result in results:
-            training = {
-                name: value for name, value in self._row.items() if not name.startswith("eval/")
-            }
-            self._row = training | result
+            names = [name for name in self._row if not name.startswith("eval/")]
+            self._row = {name: self._row[name] for name in names} | result
             # also after a stop: this writes the row
             stopped_by = self._observers.iteration(self._row)
             self.stopped_by = self.stopped_by or stopped_by
@@ -303,7 +303,7 @@ class Evaluations(Observer):
             self._take_in(outcomes)
 
     def _is_waiting(self) -> bool:
-        """Return whether an evaluation is not over: its episodes, or those of the baseline, are still played."""
+        """Return whether an evaluation is not over: its episodes, or the baseline's, are still played."""
         is_played = all(evaluation.is_played for evaluation in self._open.values())
         return bool(self._open) and not (is_played and self._baseline_is_over())
 
@@ -342,7 +342,7 @@ class Evaluations(Observer):
             )
 
     def _take_results(self) -> list[dict[str, float]]:
-        """Return the results of the evaluations that are over, in their order."""
+        """Remove the evaluations that are over, in their order; return their metrics."""
         if not self._baseline_is_over():
             return []
         over = [number for number, evaluation in self._open.items() if evaluation.is_played]
@@ -361,22 +361,22 @@ class Evaluations(Observer):
 
     def _add(self, evaluation: OpenEvaluation, episode: int, outcome: Episode | DppoError) -> None:
         """Add the result of an episode, and note whether it is the last one of this evaluation."""
-        evaluation.played[episode] = outcome if isinstance(outcome, Episode) else None
+        evaluation.played[episode] = None
         missing = self._config.eval_episodes - len(evaluation.played)
-        is_given_up = isinstance(outcome, ClusterError)
-        if not isinstance(outcome, Episode):
-            left_out = f"episode {episode} is left out"
-            if is_given_up and missing:
+        evaluation.is_played = not missing
+        if isinstance(outcome, Episode):
+            evaluation.played[episode] = outcome
+            return
+        left_out = f"episode {episode} is left out"
+        if isinstance(outcome, ClusterError):
+            evaluation.is_played = True
+            if missing:
                 left_out += f", and so are {missing} others"
-            self._report_fault(evaluation, left_out, outcome)
-        evaluation.is_played = is_given_up or not missing
+        self._report_fault(evaluation, left_out, outcome)
 
     def _report_fault(self, evaluation: OpenEvaluation, left_out: str, error: DppoError) -> None:
-        if (
-            isinstance(error, EnvironmentFault)
-            and error.in_constructor
-            and self._config.num_actors == 0
-        ):
+        is_in_process = self._config.num_actors == 0
+        if is_in_process and isinstance(error, EnvironmentFault) and error.in_constructor:
             elsewhere = as_setting_and_flag("num_actors", 1)
             error.message += (
                 f". The samplers have others in this process; {elsewhere} evaluates in another one"
@@ -408,8 +408,8 @@ class Evaluations(Observer):
             row |= self._baseline.metrics(difference)
         if number not in self._unsaved:
             mean_return = row["eval/episodic_return"]
-            score = EvaluationScore(mean_return, number, evaluation.global_step, difference)
-            self._best.add(score)
+            steps = evaluation.global_step
+            self._best.add(EvaluationScore(mean_return, number, steps, difference))
         return row
 
     def _share_at_bound(self, evaluation: OpenEvaluation) -> dict[str, float]:
@@ -418,7 +418,9 @@ class Evaluations(Observer):
         if most is None or not any(boxes(self._actions)):
             return {}
         is_first = self._at_bound is None
-        self._at_bound = most if most.share >= NAMED else None
-        if is_first and self._at_bound is not None:
-            logger.warning("%s: %s", evaluation.name, most)
+        self._at_bound = None
+        if most.share >= NAMED:
+            self._at_bound = most
+            if is_first:
+                logger.warning("%s: %s", evaluation.name, most)
         return {"eval/at_bound_frac": most.share}

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from dppo.transports.ray.core_use import CoreUse
     from dppo.transports.ray.session import RaySession
 
-PARAMETERS_OF_A_MODEL = (
-    4_000_000  # enough for an encoder of images, if not for any network of a user
-)
+# enough for an encoder of images, if not for any network of a user
+PARAMETERS_OF_A_MODEL = 4_000_000
 
 
 def open_session(
@@ -75,9 +74,8 @@ def open_session(
 
 def max_parameters(config: Config) -> int:
     """Return a bound of the network's parameters, to size the object store before the spaces are known."""
-    return PARAMETERS_OF_A_MODEL + 2 * sum(
-        inputs * units for inputs, units in pairwise(config.hidden_sizes)
-    )
+    weights = sum(inputs * units for inputs, units in pairwise(config.hidden_sizes))
+    return PARAMETERS_OF_A_MODEL + 2 * weights
 
 
 def check_cores(config: Config) -> None:
@@ -142,7 +140,9 @@ class PartsFactory:
         if config.stored_iterations > 1:
             obs = spaces.of_network().obs
             stages.append(StoredSegments(config.reuse, obs, config.collected_by_prior))
-        return StagedTrainers(trainers, stages) if stages else trainers
+        if stages:
+            return StagedTrainers(trainers, stages)
+        return trainers
 
     def _local_trainer(self, plan: TrainerPlan, spaces: Spaces) -> LocalTrainer:
         from dppo.learners.trainers import LocalTrainer  # imports torch
@@ -194,9 +194,8 @@ class PartsFactory:
         )
         if self.session is None:
             self.stack.callback(player.close)
-            return InProcessPlayers(
-                player, run.eval_episodes, run.eval_timeout_s, self.stop.interruptible
-            )
+            timeout_s = run.eval_timeout_s
+            return InProcessPlayers(player, run.eval_episodes, timeout_s, self.stop.interruptible)
         return self._ray_players(player, self.session)
 
     def _ray_players(self, player: EpisodePlayer, session: RaySession) -> ActorPlayers:
@@ -227,7 +226,7 @@ class PartsFactory:
 
 
 def _with_baseline(acting_for: ActingFor, baseline: Any, settings: PlaySettings) -> ActingFor:
-    """Return what plays the episodes of a policy and those of the baseline."""
+    """Return a function that makes the player of a policy's or of the baseline's episodes."""
     from dppo.policies.controller import Controller
     from dppo.policies.controller_acting import acting_for_both, controller_acting_for
 

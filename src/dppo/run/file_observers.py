@@ -42,7 +42,9 @@ def cut_row_files(path: Path, last_iteration: int | None) -> list[dict[str, floa
     """
     for name in (METRICS, TRACE, EPISODES):
         cut_rows(path / name, last_iteration)
-    return read_metrics(path) if (path / METRICS).exists() else []
+    if (path / METRICS).exists():
+        return read_metrics(path)
+    return []
 
 
 def _metrics(context: RunContext) -> FileWriter:

@@ -38,9 +38,8 @@ def iteration_row(
     for name, value in iteration.update.figures.items():
         row[f"losses/{name}"] = value
     row |= _shares(iteration, iteration_s)
-    row["perf/env_step_ms"] = (
-        1e3 * sum(report.env_s for report in collected.reports) / max(1, steps)
-    )
+    env_s = sum(report.env_s for report in collected.reports)
+    row["perf/env_step_ms"] = 1e3 * env_s / max(1, steps)
     timings = collected.timings
     row["replay/steps"] = sum(timing.replayed_steps for timing in timings)
     row["replay/s"] = sum(timing.replay_s for timing in timings)
@@ -91,7 +90,9 @@ class MeasuredRow:
 
 
 def mean_return(recent: Collection[Episode]) -> float:
-    return fmean(episode.episode_return for episode in recent) if recent else math.nan
+    if recent:
+        return fmean(episode.episode_return for episode in recent)
+    return math.nan
 
 
 def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
@@ -105,7 +106,9 @@ def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
     timings = collected.timings
     busy = [timing.total_s for timing in timings]
     shown_s = min(collected.collect_s, iteration_s - iteration.update_s)
-    shown = max(0.0, 1 - (collected.collect_s - shown_s) / fmean(busy)) if sum(busy) else 1.0
+    shown = 1.0
+    if sum(busy):
+        shown = max(0.0, 1 - (collected.collect_s - shown_s) / fmean(busy))
     env_s = shown * fmean(timing.env_s for timing in timings)
     act_s = shown * fmean(busy) - env_s
     wait_s = max(0.0, shown_s - env_s - act_s - collected.transfer_s)

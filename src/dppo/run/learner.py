@@ -119,7 +119,7 @@ class PPOLearner:
 
         Consumes: segments k, of policy version max(0, k - K). Produces: policy version k + 1. Waits for: every sampler.
         Fails when: environments fail too often, an actor's restart budget is spent, a loss is not finite, or `stop` is
-        requested during a wait. The caller may stop iterating: the state is that of the last finished iteration.
+        requested during a wait. The caller may stop iterating: the state is as after the last finished iteration.
         """
         self._report_changes()
         self._last_requested = self.iteration - 1
@@ -219,7 +219,7 @@ class PPOLearner:
             self.count(incident)
 
     def count(self, incident: Incident) -> None:
-        """Count an incident among those of the run."""
+        """Count an incident of the run."""
         self.incidents[incident.kind.value] += 1
 
     def snapshot(self) -> PolicySnapshot:
@@ -232,7 +232,7 @@ class PPOLearner:
         )
 
     def policy_in(self, arrays: dict[str, dict[str, np.ndarray]], version: int) -> PolicySnapshot:
-        """Return the policy of a checkpoint of this run, to act with."""
+        """Read the policy of a checkpoint of this run, to act with."""
         scale = self.statistics.loaded(arrays["normalizer"]).obs_scale()
         return PolicySnapshot(version, self.trainers.spec.flatten(arrays["model"]), scale)
 

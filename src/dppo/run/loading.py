@@ -33,7 +33,7 @@ def load_start(start: Found, parts: Parts, config: Config, *, branch: bool) -> N
 
 
 def _check_model(start: Found, model: dict[str, Any], env_name: str, *, branch: bool) -> None:
-    """Raise CheckpointError if spaces or network of a checkpoint are not those of this run, described by `model`."""
+    """Raise CheckpointError if a checkpoint has other spaces or another network than this run, described by `model`."""
     stored_model = start.checkpoint.state["model"]
     for name in {**model, **stored_model}:
         ignored = branch and name == "deterministic"

@@ -23,7 +23,7 @@ class OpenEvaluation:
     """Episodes by index; None for an episode that failed."""
 
     def episodes(self) -> list[Episode]:
-        """Return the episodes that have not failed, in their order."""
+        """The episodes that have not failed, in their order."""
         return [episode for _, episode in sorted(self.played.items()) if episode is not None]
 
 

@@ -276,7 +276,9 @@ class Run:
         if training_s > 0:
             steps_per_s = (learner.global_step - self.steps_before) / training_s
         advise = training_s >= MIN_ADVICE_S
-        bottleneck = bottleneck_line(self.time_split, self.config) if advise else ""
+        bottleneck = ""
+        if advise:
+            bottleneck = bottleneck_line(self.time_split, self.config)
         return Result(
             env_name=self.config.env_name,
             run_dir=self.folder.path,

@@ -28,9 +28,8 @@ from dppo.run.outputs import call_disk
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 
-MIN_EPISODES = (
-    20  # for a score: that of fewer may be luck, and the best checkpoint is kept for ever
-)
+# for a score: a score of fewer may be luck, and the best checkpoint is kept for ever
+MIN_EPISODES = 20
 
 
 class RunCheckpoints:

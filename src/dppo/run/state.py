@@ -16,16 +16,9 @@ from dppo.run.learner import ActingPolicy, PPOLearner
 Arrays = dict[str, np.ndarray]
 # an adapted learning rate, the segments kept for reuse or a clone, the clone of a controller, and the env steps kept
 # for replay
-NOT_BRANCHED = (
-    "learning_rate",
-    "rate_factor",
-    "kept",
-    "clone",
-    "rows",
-)
-EPISODE_FIELDS = (
-    5  # env, index, return, length and success: enough for the metrics of recent episodes
-)
+NOT_BRANCHED = ("learning_rate", "rate_factor", "kept", "clone", "rows")
+# env, index, return, length and success: enough for the metrics of recent episodes
+EPISODE_FIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +81,9 @@ class RunState:
 
     def branch_off(self, learner: PPOLearner) -> None:
         """Begin a new run with the weights, the optimizer state and the normalizer statistics of this one."""
-        arrays = self.arrays["optimizer"].items()
-        optimizer = {
-            name: array for name, array in arrays if name.partition(".")[0] not in NOT_BRANCHED
-        }
-        self._load_trainers(learner, optimizer)
+        arrays = self.arrays["optimizer"]
+        names = [name for name in arrays if name.partition(".")[0] not in NOT_BRANCHED]
+        self._load_trainers(learner, {name: arrays[name] for name in names})
 
     def _load_trainers(self, learner: PPOLearner, optimizer: Arrays) -> None:
         trainers = learner.trainers
@@ -101,7 +92,7 @@ class RunState:
         learner.value_scale = ValueScale.of_state(optimizer)
 
     def _capture_env_options(self, learner: PPOLearner) -> None:
-        """Store the options of the policies to come, and those of the current policy, which may be others."""
+        """Store the options of the policies to come, and of the current policy, which may differ."""
         options = learner.env_options()
         if options is None:
             return
@@ -157,9 +148,9 @@ def _part_of_policy(ahead: int) -> str:
 
 
 def _episode(env: Any, index: Any, total: Any, length: Any, success: Any) -> Episode:
-    return Episode(
-        int(env), int(index), float(total), int(length), None if success is None else bool(success)
-    )
+    if success is not None:
+        success = bool(success)
+    return Episode(int(env), int(index), float(total), int(length), success)
 
 
 def _counts(stored: Mapping[str, Any]) -> dict[str, int]:

@@ -19,10 +19,8 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.learners.trainers import Trainers
 
 Weights = dict[str, np.ndarray]
-CRITICS = (
-    "critics.weights",
-    "critics.targets",
-)  # of soft actor-critic, in the state of its trainer
+# of soft actor-critic, in the state of its trainer
+CRITICS = ("critics.weights", "critics.targets")
 
 
 def warm_start(
@@ -51,14 +49,12 @@ def warm_start(
     if config.freeze_norm_after == 0:
         _check_frozen(statistics, fresh, origin)
     if fresh.obs is not None:
-        lines.append(
-            f"  {'not taken' if statistics is fresh else 'taken'}: statistics of observations"
-        )
+        lines.append(_line(statistics is not fresh, "statistics of observations"))
     state = trainers.state()
     if CRITICS[0] in state:
         critics = _critics(state, origin)
         state |= critics
-        lines.append(f"  {'taken' if critics else 'not taken'}: critics")
+        lines.append(_line(bool(critics), "critics"))
     for line in lines:
         logger.info("%s", line)
     trainers.load(spec.flatten(weights), state)
@@ -69,10 +65,11 @@ def _critics(state: Weights, origin: Found) -> Weights:
     """Return the critics of `origin` if it has some of the same size as those in `state`; else nothing."""
     stored = origin.checkpoint.arrays.get("optimizer", {})
     critics = {name: stored[name] for name in CRITICS if name in stored}
-    is_fitting = all(
-        name in critics and critics[name].shape == state[name].shape for name in CRITICS
-    )
-    return critics if is_fitting else {}
+    if critics.keys() != {*CRITICS}:
+        return {}
+    if any(critics[name].shape != state[name].shape for name in CRITICS):
+        return {}
+    return critics
 
 
 def _statistics(fresh: Statistics, origin: Found, obs: Any) -> Statistics:
@@ -82,7 +79,7 @@ def _statistics(fresh: Statistics, origin: Found, obs: Any) -> Statistics:
     arrays = origin.checkpoint.arrays.get("normalizer", {})
     try:
         loaded = replace(fresh, returns=None).loaded(arrays)
-    except (KeyError, ValueError):  # there are none, or those of other leaves
+    except (KeyError, ValueError):  # there are none, or statistics of other leaves
         return fresh
     return replace(loaded, returns=fresh.returns)
 
@@ -114,14 +111,16 @@ def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
 
 
 def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:
-    """Replace weights `here` by those of `there` with the same name and shape; also return lines that say so."""
-    fitting = {
-        name for name, array in here.items() if name in there and there[name].shape == array.shape
-    }
+    """Replace weights `here` by weights `there` with the same name and shape; also return lines that say so."""
     rows = []
-    for name in {**here, **there}:
-        label = "taken" if name in fitting else "not taken"
-        rows.append(f"  {label}: {name}, {_shape(here, name)} here and {_shape(there, name)} there")
+    fitting = set[str]()
+    for name in here | there:
+        shape_here = _shape(here, name)
+        shape_there = _shape(there, name)
+        if shape_here == shape_there:
+            fitting.add(name)
+        shapes = f"{name}, {shape_here} here and {shape_there} there"
+        rows.append(_line(name in fitting, shapes))
     if not any(here[name].ndim > 1 for name in fitting):
         fact = f"nothing fits, none of its {counted(len(there), 'parameter')} has name and shape of a layer here"
         advice = "Use the network settings of that run, or leave `init_from` out"
@@ -134,9 +133,15 @@ def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, lis
     num_weights = sum(array.size for array in here.values())
     numbers = f"{num_taken:,} of {num_weights:,} numbers"
     title = f"Starting with {len(fitting)} of {counted(len(here), 'parameter')} ({numbers}) of {origin.path}:"
-    weights = {name: there[name] if name in fitting else array for name, array in here.items()}
-    return weights, [title, *rows]
+    return here | {name: there[name] for name in fitting}, [title, *rows]
+
+
+def _line(is_taken: bool, what: str) -> str:
+    labels = {True: "taken", False: "not taken"}
+    return f"  {labels[is_taken]}: {what}"
 
 
 def _shape(weights: Weights, name: str) -> str:
-    return "x".join(map(str, weights[name].shape)) if name in weights else "none"
+    if name in weights:
+        return "x".join(map(str, weights[name].shape))
+    return "none"

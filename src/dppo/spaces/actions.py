@@ -1,4 +1,4 @@
-"""Action spaces as plain data, and the conversion of a policy's actions to those of the environment.
+"""Action spaces as plain data, and the conversion of a policy's actions to the environment's actions.
 
 A policy's action is one number, or one vector for all parts of a composite space: choices are counted from 0, and
 continuous actions are not limited yet. `to_env` turns n of them into n actions of the environment's own space.
@@ -15,13 +15,11 @@ from typing_extensions import override
 
 Bounds = Literal["clip", "squash", "rescale"]
 SATURATION = 0.98  # share of a bound that counts as the bound: tanh never reaches 1
-MIN_COVERED = (
-    0.25  # symmetric bounds that a new policy, of mean 0 and standard deviation 1, covers by itself
-)
+# symmetric bounds that a new policy, of mean 0 and standard deviation 1, covers by itself
+MIN_COVERED = 0.25
 MAX_COVERED = 2.0
-MAX_OFF_CENTRE = (
-    0.1  # distance of a Box's centre from 0 that counts as symmetric, in units of half its width
-)
+# distance of a Box's centre from 0 that counts as symmetric, in units of half its width
+MAX_OFF_CENTRE = 0.1
 MAX_LISTED_COUNTS = 8
 NO_BOUND = 1e9  # a finite bound beyond this, such as the largest float32, stands for none
 
@@ -47,7 +45,7 @@ class Actions(ABC):
     def from_env(self, action: Any) -> np.ndarray:
         """Return the policy's action [*A] that `to_env` converts to `action`, one of the environment's own space.
 
-        Of a bound that no action of a policy reaches, such as that of tanh, return one that is as good as the bound.
+        For a bound that no action of a policy reaches, as with tanh, return an action that is as good as the bound.
         """
 
     @abstractmethod
@@ -66,11 +64,11 @@ class Actions(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Return a short description: `Discrete(2)`."""
+        """Format as `Discrete(2)`."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values, under one key that names the kind of space."""
+        """Store the space under one key that names its kind; `actions_from_json` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,9 @@ class BoxActions(Actions):
         """Return two arrays [width]: a policy's actions up to the first, and from the second, become a bound."""
         if self.bounds == "clip":
             return self.low.reshape(-1).astype(np.float64), self.high.reshape(-1).astype(np.float64)
-        limit = 1.0 if self.bounds == "rescale" else math.atanh(SATURATION)
+        limit = 1.0
+        if self.bounds != "rescale":
+            limit = math.atanh(SATURATION)
         return np.full(self.width, -limit), np.full(self.width, limit)
 
     def __str__(self) -> str:
@@ -239,7 +239,9 @@ class MultiDiscreteActions(Actions):
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
         if self.is_binary:
             return f"MultiBinary{list(self.shape)}"
-        starts = f", start={list(self.starts)}" if any(self.starts) else ""
+        starts = ""
+        if any(self.starts):
+            starts = f", start={list(self.starts)}"
         if self.width <= MAX_LISTED_COUNTS:
             return f"MultiDiscrete{list(self.counts)}{starts}"
         choices = str(min(self.counts))
@@ -338,7 +340,7 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
 
 
 def is_continuous(actions: Actions) -> bool:
-    """Return whether all elements of an action are continuous."""
+    """True if all elements of an action are continuous; the parts of a Dict or Tuple count."""
     return sum(box.width for box in boxes(actions)) == actions.width
 
 

@@ -62,7 +62,7 @@ class Spaces:
     masks."""
 
     def of_network(self) -> Spaces:
-        """Return the spaces that a network is built for: without the mask."""
+        """The spaces that a network is built for: without the mask."""
         if self.mask is None:
             return self
         if self._mask_is_apart:
@@ -107,7 +107,7 @@ class Spaces:
         return self.obs.names is None and not is_image(self.obs) and not self.categories
 
     def leaves(self) -> dict[str, np.dtype[Any]]:
-        """Return the dtype of each leaf of an observation, by name."""
+        """The dtype of each leaf of an observation, by name."""
         return leaves(self.obs)
 
 
@@ -115,7 +115,9 @@ def parts_of(tree: Any) -> list[tuple[str, Any]] | None:
     """Return name and value of each part of a nested array, dtype, dict or tuple; None for a leaf."""
     if isinstance(tree, np.ndarray | np.dtype):
         names = tree.names if isinstance(tree, np.dtype) else tree.dtype.names
-        return None if names is None else [(name, tree[name]) for name in names]
+        if names is None:
+            return None
+        return [(name, tree[name]) for name in names]
     if isinstance(tree, Mapping):
         return [(str(key), part) for key, part in tree.items()]
     if isinstance(tree, tuple):
@@ -148,11 +150,13 @@ def row_of(obs: Any, index: int, dropped: Collection[str] = (), name: str = "") 
     rows = {
         key: row_of(part, index, dropped, joined(name, key)) for key, part in parts_of(obs) or ()
     }
-    return rows if isinstance(obs, Mapping) else tuple(rows.values())
+    if isinstance(obs, Mapping):
+        return rows
+    return tuple(rows.values())
 
 
 def joined(name: str, part: str) -> str:
-    """Return the dotted name of a part of `name`; "" is the whole."""
+    """Append to a dotted name; "" is the whole."""
     return f"{name}.{part}" if name else part
 
 

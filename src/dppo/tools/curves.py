@@ -150,7 +150,7 @@ def training_times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
 def resumed(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
     """Return for each row whether it is the first one after a resume.
 
-    It is if its training time is less than that of the row before, or if its call of `train` began at a later step.
+    It is if its training time is less than in the row before, or if its call of `train` began at a later step.
     """
     times = _times(rows)
     first_steps = []  # for each row, the step at which its call began: SPS counts from there
@@ -227,7 +227,7 @@ def baselines_of(groups: Sequence[Group]) -> dict[str, float]:
 def over_seeds(runs: Sequence[Curve]) -> Band:
     """Return mean, lowest and highest value of the runs at the same steps, interpolated between the points of a run.
 
-    The steps are those of any run, within the range that all runs cover.
+    The steps of all runs, within the range that all runs cover.
     """
     if not all(len(run.steps) for run in runs):
         return Band(*np.empty((5, 0)))

@@ -39,9 +39,9 @@ FLAGS = {
 
 def main(argv: list[str]) -> int:
     """Draw the picture, and print the mean of each group with an interval; return the exit code."""
-    flags, words = Parser(PROG, "RUN ... [--flag value ...]", DESCRIPTION, options=FLAGS).split(
-        argv
-    )
+    flags, words = Parser(
+        PROG, "RUN ... [--flag value ...]", DESCRIPTION, {"options": FLAGS}
+    ).split(argv)
     if not words:
         raise UsageError(f"RUN is missing. For example: {as_called(PROG)} runs/a runs/b")
     for line in plot([Path(word) for word in words], **{"out": Path("plot.png")} | flags):
@@ -80,7 +80,9 @@ def plot(
         draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
         mean, low, high = interval([np.array([run.values[-1] for run in group.runs])])
-        spread = f", 95 % interval {low:.4g} to {high:.4g}" if len(group.runs) > 1 else ""
+        spread = ""
+        if len(group.runs) > 1:
+            spread = f", 95 % interval {low:.4g} to {high:.4g}"
         yield f"{group}: {mean:.4g}{spread}"
     for name, mean_return in baselines.items():
         yield f"your controller {name}: {mean_return:.4g}"

@@ -134,7 +134,7 @@ def train_seeds(
 ) -> int:
     """Train several seeds; return the exit code: 0, 1 if one failed, or 128 + n if signal n stopped them.
 
-    Raises a ConfigError before the first starts if a setting is invalid, or differs from that of a run that exists.
+    Raises a ConfigError before the first starts if a setting is invalid, or differs from an existing run.
     """
     if seeds is None:
         raise ConfigError(
@@ -150,7 +150,9 @@ def train_seeds(
     console = Console(
         highlight=False, markup=False, soft_wrap=True, quiet=runs[0].config.progress == "off"
     )
-    order = "one after another" if at_once == 1 else f"{at_once} at a time"
+    order = "one after another"
+    if at_once != 1:
+        order = f"{at_once} at a time"
     console.print(
         *notes, f"{counted(len(runs), 'seed')}, {order}: {reason}. Folder: {parent}", sep="\n"
     )
@@ -226,7 +228,9 @@ def _number_at_once(config: Config, wanted: int | None) -> tuple[int, str]:
 def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals | None:
     """Run all that have not finished; return the signal that stopped them."""
     signal_sent = False
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    live = None
+    if console.is_terminal:
+        live = Live(console=console, auto_refresh=False)
     lines = _Lines(console)
     with StopSignals() as stop, live or nullcontext():
         while True:

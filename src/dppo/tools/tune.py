@@ -24,9 +24,8 @@ from dppo.user_code import require_package
 
 SPACE = Path(__file__).with_name("search_space.yaml")
 TRIALS = 50
-REPORTS = (
-    20  # reports of a trial, after equal shares of its env steps; trials are compared at these
-)
+# reports of a trial, after equal shares of its env steps; trials are compared at these
+REPORTS = 20
 FIRST_TRIALS = 5  # these are never stopped early
 SIGN_OF_LIFE_S = 60  # a trial whose process gives none for longer was killed, and does not count
 COMMAND = Command(

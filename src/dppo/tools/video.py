@@ -72,7 +72,7 @@ class Video:
         try:
             facts = self._encode(temporary)
             os.replace(temporary, self._path)
-        except OSError as error:  # those of PyAV among them
+        except OSError as error:  # errors of PyAV among them
             raise DppoError(
                 f"{self._path}: cannot be written: {cause(error)} {remedy(error)}"
             ) from None
@@ -144,7 +144,9 @@ def _describe(rendered: Any, image: np.ndarray) -> str:
     if image.ndim:
         return f"an array {image.dtype}{list(image.shape)}"
     text = repr(rendered)
-    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}..."
 
 
 def _tile_size(image: np.ndarray, max_side: int, margin: int) -> tuple[int, int]:

@@ -77,9 +77,9 @@ def help_by_name() -> dict[str, str]:
 def default_of(name: str) -> Any:
     """Return the default of a setting, or `dataclasses.MISSING` if it has none."""
     field = settings_by_name()[name]
-    return (
-        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    )
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 @cache

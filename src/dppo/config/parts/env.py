@@ -167,7 +167,9 @@ class Sampling:
     @property
     def prior_name(self) -> str | None:
         """Return the import path of the controller to start from; None without one."""
-        return None if self.prior is None else import_path(self.prior)
+        if self.prior is None:
+            return None
+        return import_path(self.prior)
 
     @property
     def envs_of_sampler(self) -> int:
@@ -175,7 +177,9 @@ class Sampling:
 
     @property
     def most_hosted(self) -> int:
-        return sys.maxsize if self.licences is None else self.licences // self.envs_of_sampler
+        if self.licences is None:
+            return sys.maxsize
+        return self.licences // self.envs_of_sampler
 
     @property
     def start_s(self) -> float:

@@ -46,8 +46,8 @@ class PPO:
     adv_floor: float = setting(0.1, ge=0)
     """Smallest deviation by which norm_adv divides in batches without information, in which all rewards are equal and
     nothing terminates, as before the first reward. If the advantages of such a batch are smaller than half of it and
-    all rewards are 0, discrete actions get an entropy bonus of up to 0.01. Its unit is that of norm_reward, which it
-    needs."""
+    all rewards are 0, discrete actions get an entropy bonus of up to 0.01. It needs norm_reward, and
+    has its unit."""
     recompute_advantages: bool = False
     """Recompute advantages and returns before each further epoch, with the values of the current network."""
     loss: Literal["ppo", "spo"] = "ppo"
@@ -149,7 +149,9 @@ class Network:
     @property
     def model_name(self) -> str | None:
         """Return the import path of the user's network; None for the default network."""
-        return None if self.model is None else import_path(self.model)
+        if self.model is None:
+            return None
+        return import_path(self.model)
 
 
 SomePPO = TypeVar("SomePPO", bound=PPO)

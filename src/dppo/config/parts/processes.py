@@ -251,7 +251,9 @@ class Run:
     @property
     def baseline_name(self) -> str | None:
         """The import path of the baseline; None without one."""
-        return None if self.baseline is None else import_path(self.baseline)
+        if self.baseline is None:
+            return None
+        return import_path(self.baseline)
 
     @property
     def recorded_every(self) -> int | None:

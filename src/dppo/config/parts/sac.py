@@ -28,4 +28,4 @@ class SAC:
     critic_sizes: tuple[int, ...] = constant((128, 128), gt=0)
     """Units of the hidden layers of each of the two critics."""
     critic_learning_rate: float = setting(1e-3, gt=0)
-    """Step size of Adam for the critics; learning_rate is that of the policy."""
+    """Step size of Adam for the critics; the policy has learning_rate."""

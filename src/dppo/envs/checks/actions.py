@@ -19,9 +19,11 @@ CLIP = "Return actions in the units of the environment, and clip them to these b
 def action_checker(space: gym.Space[Any], name: str = "") -> CheckAction:
     """Return a function that checks actions of `space`, which is the part with this dotted name of a nested space.
 
-    It accepts lists and other sizes of floats and integers, as long as the numbers are those of the space.
+    It accepts lists and other sizes of floats and integers, as long as the numbers are in the space.
     """
-    label = f"an action with a part {name!r}" if name else "an action"
+    label = "an action"
+    if name:
+        label = f"an action with a part {name!r}"
     if isinstance(space, gym.spaces.Dict):
         parts = {key: action_checker(part, joined(name, str(key))) for key, part in space.items()}
         return _dict_checker(parts, label)

@@ -1,4 +1,4 @@
-"""Faults of environments: those of constructors, tracebacks of the user's code alone, and what Gymnasium finds."""
+"""Faults of environments: in constructors, tracebacks of the user's code alone, and Gymnasium's checker."""
 
 import re
 import traceback

@@ -1,5 +1,6 @@
 """FirstSegment: what is odd about the observations of the first segment, although they are valid."""
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,14 +57,15 @@ class FirstSegment:
         self.precise = {}
         if self.sampler_id:
             return pack
-        kinds = "fiu" if self.integers else "f"
+        exact_bytes = {"f": 4}
+        if self.integers:
+            exact_bytes |= {"i": 3, "u": 3}
 
         def watched(returned: Any) -> np.ndarray:
             for name, leaf in leaves(returned).items():
                 if isinstance(leaf, np.ndarray | np.number | float | int):
                     dtype = np.asarray(leaf).dtype
-                    exact_bytes = 4 if dtype.kind == "f" else 3
-                    if dtype.kind in kinds and dtype.itemsize > exact_bytes:
+                    if dtype.itemsize > exact_bytes.get(dtype.kind, math.inf):
                         self.precise.setdefault(name, []).append(np.array(leaf))
             return pack(returned)
 
@@ -80,16 +82,15 @@ class FirstSegment:
         self.precise = {}
         problems: dict[IncidentKind, str | None] = {}
         if is_first and self.masks and offers_mask and spaces.mask is None:
-            note = (
-                MASK_NOT_USED
-                if spaces.actions.choices
-                else MASK_OF_NO_USE.format(actions=spaces.actions)
-            )
+            note = MASK_NOT_USED
+            if not spaces.actions.choices:
+                note = MASK_OF_NO_USE.format(actions=spaces.actions)
             problems[IncidentKind.MASK_NOT_USED] = note
         problems[IncidentKind.PRECISION_LOST] = lost
-        # the remedy for lost precision is that for large and small numbers, too
+        # large, small and lost numbers have the same remedy
         if is_first and not lost:
-            problems[IncidentKind.LARGE_OBSERVATIONS] = large_numbers(obs) if self.scales else None
+            if self.scales:
+                problems[IncidentKind.LARGE_OBSERVATIONS] = large_numbers(obs)
             problems[IncidentKind.SMALL_OBSERVATIONS] = self._small(obs)
         problems[IncidentKind.IMAGE_CONSTANT] = constant_image(obs)
         return [
@@ -101,7 +102,9 @@ class FirstSegment:
     def _small(self, obs: np.ndarray) -> str | None:
         if self.normalizes:
             return small_beside_others(obs, self.spaces.normalized)
-        return small_numbers(obs) if self.scales else None
+        if self.scales:
+            return small_numbers(obs)
+        return None
 
 
 def precision_lost(precise: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str | None:
@@ -120,11 +123,11 @@ def precision_lost(precise: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> 
             index = tuple(bad[0].tolist())
             column = stacked[(slice(None), *index)]
             step = float(np.spacing(np.float32(np.abs(column).max())))
-            use = "read by the network" if dtype.kind in "iu" else "stored"
+            uses = {"f": "stored", "i": "read by the network", "u": "read by the network"}
             return (
                 f"{leaf_named(name, 'the observation')} is from {column.min():.17g} to {column.max():.17g}"
-                f"{at_index(index)}, and is {use} as float32, whose steps are {step:g} there. Use obs_dtype=float64 "
-                f"with norm_obs=True, or subtract an offset in the environment "
+                f"{at_index(index)}, and is {uses[dtype.kind]} as float32, whose steps are {step:g} there. Use "
+                f"obs_dtype=float64 with norm_obs=True, or subtract an offset in the environment "
                 f"(gymnasium.wrappers.TransformObservation); norm_obs alone comes too late, after the rounding"
             )
     return None
@@ -190,18 +193,15 @@ def constant_image(obs: np.ndarray) -> str | None:
     """Describe an image that is the same in all observations [n, E, *O]; None if there is none, or n is small."""
     for name, images in leaves(obs).items():
         num_steps, num_envs, *shape = images.shape
+        dtype = np.dtype((images.dtype, tuple(shape)))
         image = images[0, 0]
-        if (
-            num_steps < STILL
-            or not is_image(np.dtype((images.dtype, tuple(shape))))
-            or (images != image).any()
-        ):
+        if num_steps < STILL or not is_image(dtype) or (images != image).any():
             continue
         low = image.min()
         high = image.max()
-        pixels = (
-            f"all of its bytes are {low}" if low == high else f"its bytes are from {low} to {high}"
-        )
+        pixels = f"its bytes are from {low} to {high}"
+        if low == high:
+            pixels = f"all of its bytes are {low}"
         return (
             f"{leaf_named(name, 'the observation')} is the same image in all {num_steps * num_envs:,} observations of "
             f"the first segment: {pixels}. Save one as a picture and look at it; without a display, some simulators "

@@ -1,7 +1,7 @@
 """Masks of the allowed actions: where they come from, and the forms that they have. All become arrays of booleans."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -118,7 +118,9 @@ class MaskReader:
         self._actions = spaces.actions
         self._obs = spaces.obs
         self._in_obs = spaces.mask == "leaf"
-        self._method: Callable[[], Any] | None = _method(env) if spaces.mask == "method" else None
+        self._method: Callable[[], Any] | None = None
+        if spaces.mask == "method":
+            self._method = _method(env)
 
     def attach_mask(self, obs: np.ndarray, info: Any, *, ended: bool) -> np.ndarray:
         """Return one observation with the mask of its state, as both are stored; raise as `read` does.
@@ -131,14 +133,16 @@ class MaskReader:
             return obs
         stored = np.empty((), self._obs)
         stored["obs"] = obs
-        stored[MASK] = True if ended else self.read(info)
+        stored[MASK] = ended or self.read(info)
         return stored
 
     def read(self, info: Any) -> np.ndarray:
         """Return the mask [M] of the state that came with `info`; raise BadResult if there is none, or it is bad."""
         if self._method is not None:
             return checked_masks(self._method(), (), self._actions)
-        mask = info.get(MASK) if isinstance(info, Mapping) else None
+        mask = None
+        if isinstance(info, Mapping):
+            mask = info.get(MASK)
         if mask is None:
             raise BadResult(
                 f"an info without {MASK!r}, which action_mask=info reads. Add it to the info of reset and step, or use "
@@ -164,7 +168,9 @@ def checked_masks(masks: Any, rows: tuple[int, ...], actions: Actions) -> np.nda
 
 def _read(masks: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -> np.ndarray:
     """Return masks [*rows, M] as booleans, of the part of the actions with this name."""
-    label = f"an action mask for {name!r}" if name else "an action mask"
+    label = "an action mask"
+    if name:
+        label += f" for {name!r}"
     expected = (*rows, sum(actions.choices or ()))
     if name and masks is None:
         return np.ones(expected, bool)
@@ -173,10 +179,11 @@ def _read(masks: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -
             f"{label}, which is {actions} and has no choices to allow. Pass None for it"
         )
     if isinstance(actions, NestedActions) and _is_nested(masks, rows, actions):
-        parts = _parts_of(masks, actions, label)
-        return np.concatenate(
-            [_read(part, rows, inner, joined(name, key)) for key, inner, part in parts], axis=-1
-        )
+        parts = [
+            _read(part, rows, inner, joined(name, key))
+            for key, inner, part in _parts_of(masks, actions, label)
+        ]
+        return np.concatenate(parts, axis=-1)
     try:
         array = _side_by_side(masks, len(rows))
     except Exception as error:
@@ -207,8 +214,8 @@ def _num_axes(masks: Any) -> float:
     """Return the number of axes of an array or of lists in lists; infinite for no mask at all, and for a dict."""
     if masks is None or isinstance(masks, Mapping):
         return math.inf
-    if isinstance(masks, tuple | list):
-        return 1 + (_num_axes(masks[0]) if masks else 0)
+    if isinstance(masks, tuple | list) and masks:
+        return 1 + _num_axes(masks[0])
     return np.ndim(masks)
 
 
@@ -228,9 +235,9 @@ def _parts_of(masks: Any, actions: NestedActions, label: str) -> Iterator[tuple[
 
 
 def _named_parts(actions: NestedActions) -> list[tuple[str, Actions]]:
-    keys: Sequence[str] = (
-        actions.keys if actions.keys is not None else [str(n) for n in range(len(actions.parts))]
-    )
+    keys = actions.keys
+    if keys is None:
+        keys = tuple(map(str, range(len(actions.parts))))
     return list(zip(keys, actions.parts, strict=True))
 
 
@@ -258,8 +265,10 @@ def check_allows(masks: np.ndarray, actions: Actions) -> None:
     any_allowed = np.logical_or.reduceat(masks, np.cumsum((0, *choices[:-1])), axis=-1)
     if not any_allowed.all():
         element = int(np.argwhere(~any_allowed)[0][-1])
-        where = f" for {_element_names(actions)[element]}" if len(choices) > 1 else ""
-        raise BadResult(f"an action mask that allows no action{where}: all of it is zero")
+        mask = "an action mask that allows no action"
+        if len(choices) > 1:
+            mask += f" for {_element_names(actions)[element]}"
+        raise BadResult(f"{mask}: all of it is zero")
 
 
 def _element_names(actions: Actions, name: str = "") -> list[str]:
@@ -269,5 +278,7 @@ def _element_names(actions: Actions, name: str = "") -> list[str]:
     num_elements = len(actions.choices or ())
     if name and num_elements == 1:
         return [repr(name)]
-    suffix = f" of {name!r}" if name else ""
-    return [f"element {index}{suffix}" for index in range(num_elements)]
+    elements = [f"element {index}" for index in range(num_elements)]
+    if not name:
+        return elements
+    return [f"{element} of {name!r}" for element in elements]

@@ -31,7 +31,7 @@ class SpaceChecks:
         """Read the spaces of `envs`; raise EnvironmentFault, which `owner` begins, if they differ.
 
         `pack` converts an observation to the form in which it is stored, or raises BadResult: with `limits`, for any
-        outside its space. `pack_last` does so with that of a terminal state, from which nothing is learned.
+        outside its space. `pack_last` does so with the observation of a terminal state, from which nothing is learned.
         """
         self._stored = spaces.returned.base
         self._limits = _limits_as_stored(envs[0].observation_space, spaces.returned)

@@ -10,9 +10,8 @@ from dppo.spaces.spaces import joined, parts_of
 
 Pack = Callable[[Any], np.ndarray]
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
-MAX_REWARD = (
-    1e17  # the value loss squares returns, and the square of a hundred of these fits into float32
-)
+# the value loss squares returns, and the square of a hundred of these fits into float32
+MAX_REWARD = 1e17
 OLD_API = (
     ". This is the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed and "
     "return (observation, info), and step return (observation, reward, terminated, truncated, info)"
@@ -34,8 +33,9 @@ class BadResult(ValueError):
 
 
 def leaf_named(name: str, whole: str = "an observation") -> str:
-    """Return how messages call a leaf of observations, or all of it."""
-    return f"observation leaf {name!r}" if name else whole
+    if not name:
+        return whole
+    return f"observation leaf {name!r}"
 
 
 def packer(
@@ -48,9 +48,9 @@ def packer(
     """Return a function that copies a returned observation, or a leaf of this `name`, into a new array, and checks it.
 
     For a Box, the array [*O] keeps the environment's own dtype, which checksums depend on. For a Dict or Tuple it is
-    one packed element of shape (). The function raises BadResult if the shape or the kind of number is not that of
-    the space, a number is not finite or does not fit into the dtype, or a leaf is missing. `one_of` and `dropped` are
-    those of `Spaces`.
+    one packed element of shape (). The function raises BadResult if the shape or the kind of number differs from the
+    space, a number is not finite or does not fit into the dtype, or a leaf is missing. `Spaces` explains `one_of` and
+    `dropped`.
     """
     label = leaf_named(name)
     if obs.names is None:
@@ -88,10 +88,10 @@ def _parts(
         )
     parts = dict(parts_of(returned) or ())
     for key in sorted(parts.keys() ^ expected):
+        if key in expected:
+            raise BadResult(f"{label} without part {key!r}")
         if key not in unread:
-            raise BadResult(
-                f"{label} {'without' if key in expected else 'with the unexpected'} part {key!r}"
-            )
+            raise BadResult(f"{label} with the unexpected part {key!r}")
     return [(part, parts[part]) for part in expected]
 
 
@@ -112,7 +112,9 @@ def leaf_packer(
 ) -> Pack:
     """Return a function that copies and checks one leaf, with a short cut for arrays; `label` names it in errors."""
     shared = np.dtype(dtype.type)  # the object that arrays of this dtype share
-    zeros = np.zeros(shape, shared) if dtype.kind == "f" else None
+    zeros = None
+    if dtype.kind == "f":
+        zeros = np.zeros(shape, shared)
     array_type = np.ndarray
     vdot = np.vdot
 
@@ -172,21 +174,25 @@ def reward_of(returned: Any) -> float:
             raise TypeError
         reward = float(returned)
     except (TypeError, ValueError):
-        advice = f"; {ONE_REWARD}" if isinstance(returned, list | tuple | np.ndarray) else ""
+        advice = ""
+        if isinstance(returned, list | tuple | np.ndarray):
+            advice = f"; {ONE_REWARD}"
         raise BadResult(f"{returned!r} as the reward, which is not a number{advice}") from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
     if abs(reward) <= MAX_REWARD:
         return reward
     is_finite = reward - reward == 0
-    limit = f", and values cannot be learned from rewards above {MAX_REWARD:g}" if is_finite else ""
+    limit = ""
+    if is_finite:
+        limit = f", and values cannot be learned from rewards above {MAX_REWARD:g}"
     raise BadResult(f"{reward} as the reward{limit}")
 
 
 def flag_of(returned: Any) -> bool:
     """Convert `terminated` or `truncated` to a bool; raise TypeError for others, which are more often a mistake."""
     if not isinstance(returned, bool | np.bool_):
-        raise TypeError(type(returned))  # the message is that of `describe_bad`
+        raise TypeError(type(returned))  # `describe_bad` words the message
     return bool(returned)
 
 
@@ -199,8 +205,8 @@ def describe_bad(result: Any, *, step: bool) -> str:
             return f"truncated={truncated!r}, which is not a boolean"
         return f"terminated={terminated!r}, which is not a boolean"
     form = f"a tuple of {num_parts}" if isinstance(result, tuple) else type(result).__name__
-    expected = (
-        "(observation, reward, terminated, truncated, info)" if step else "(observation, info)"
-    )
+    expected = "(observation, info)"
+    if step:
+        expected = "(observation, reward, terminated, truncated, info)"
     advice = OLD_API if not step or num_parts == 4 else ""
     return f"{form} instead of {expected}{advice}"

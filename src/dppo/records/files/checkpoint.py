@@ -30,6 +30,7 @@ FORMAT = 2  # 1 was a folder of files
 NAME = re.compile(r"iter_(\d+)\.safetensors")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
+PASS_A_RUN = "Pass the folder of a run, or one of its checkpoints."
 REQUIRED = {"iteration": int, "global_step": int, "episodes": int, "config": dict, "model": dict}
 
 
@@ -98,7 +99,9 @@ def file_name(iteration: int) -> str:
 def saved_iteration(path: Path) -> int | None:
     """Return the iteration in the file name of a checkpoint; None if it is not the name of a checkpoint."""
     match = NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def save(
@@ -110,7 +113,7 @@ def save(
     score: float | None,
     chosen: Chosen | None = None,
 ) -> Path:
-    """Write a checkpoint, then delete older ones, except those of `keep` and the one with the best `score`.
+    """Write a checkpoint, then delete older ones, except `keep` and the one with the best `score`.
 
     Waits for the disk: the file is flushed before it gets its name. Replaces a checkpoint of the same iteration, which
     exists if the run was resumed from an older one. Old files that cannot be deleted are logged, and stay.
@@ -157,12 +160,8 @@ def making_room(write: Callable[[], Path], folder: Path, chosen: Chosen | None =
         try:
             return write()
         except CheckpointNotWritten as error:
-            cause = error.__cause__
-            is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-            if not is_full:
-                raise
-            has_more_room = _delete_oldest(folder, chosen)
-            if not has_more_room:
+            is_full = getattr(error.__cause__, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+            if not (is_full and _delete_oldest(folder, chosen)):
                 raise
 
 
@@ -182,9 +181,8 @@ def load(path: Path) -> Checkpoint:
     """Return the checkpoint in the file `path`; raise a CheckpointError if a byte of the file is wrong."""
     arrays, metadata = sealed.read_all(path)
     with _checking(path, metadata):
-        parts: dict[str, dict[str, np.ndarray]] = {
-            part: {} for part in json.loads(metadata["parts"])
-        }
+        parts: dict[str, dict[str, np.ndarray]]
+        parts = {part: {} for part in json.loads(metadata["parts"])}
         for full_name, array in arrays.items():
             part, _, name = full_name.partition("/")
             parts[part][name] = array
@@ -216,19 +214,25 @@ def find(path: Path) -> Found:
         entries = _scan(path.parent)
         is_newest = bool(entries) and entries[0].path.name == path.name
         return Found(path, checkpoint, newest=is_newest)
+    if not path.exists():
+        raise CheckpointError(f"{path}: does not exist. {PASS_A_RUN}")
     if not path.is_dir():
-        problem = "is not a checkpoint" if path.exists() else "does not exist"
-        raise CheckpointError(
-            f"{path}: {problem}. Pass the folder of a run, or one of its checkpoints."
-        )
+        raise CheckpointError(f"{path}: is not a checkpoint. {PASS_A_RUN}")
     check_run_files(path)
     folder = path / CHECKPOINTS
     if not folder.is_dir():
         folder = path
+    return _newest_good(path, folder)
+
+
+def _newest_good(path: Path, folder: Path) -> Found:
+    """Do `find` for the run, or the folder of checkpoints, at `path`, which has them in `folder`."""
     entries = _scan(folder)
     if not entries:
         runs = sorted(checkpoints.parent.name for checkpoints in path.glob(f"*/{CHECKPOINTS}"))
-        example = f"a run: {', '.join(runs[-3:])}" if runs else "a run that has one"
+        example = "a run that has one"
+        if runs:
+            example = f"a run: {', '.join(runs[-3:])}"
         raise CheckpointError(f"{path}: contains no checkpoint. Pass the folder of {example}.")
     problems = []
     for entry in entries:
@@ -237,12 +241,8 @@ def find(path: Path) -> Found:
         except CheckpointError as error:
             problems.append(str(error).splitlines()[0])
         else:
-            later_problems = [
-                other.problem
-                for other in entries
-                if other.iteration > entry.iteration and other.problem
-            ]
-            return Found(entry.path, checkpoint, (*problems, *later_problems))
+            later = [other.problem for other in entries if other.iteration > entry.iteration]
+            return Found(entry.path, checkpoint, (*problems, *filter(None, later)))
     raise CheckpointError(
         f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
         f"Restore the folder from a backup, or start the run again."
@@ -251,7 +251,9 @@ def find(path: Path) -> Found:
 
 def paths_in(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run, good or damaged, in the order of their iterations."""
-    entries = _scan(run_dir / CHECKPOINTS) if (run_dir / CHECKPOINTS).is_dir() else []
+    if not has_any(run_dir):
+        return []
+    entries = _scan(run_dir / CHECKPOINTS)
     return [entry.path for entry in sorted(entries, key=lambda entry: entry.iteration)]
 
 
@@ -283,7 +285,7 @@ def _entry(path: Path, iteration: int) -> _Entry:
 
 @contextmanager
 def _checking(path: Path, metadata: dict[str, str]) -> Iterator[None]:
-    """Context that raises a CheckpointError if `metadata` is not that of a checkpoint, or reading it raises."""
+    """Context that raises a CheckpointError if `metadata` does not describe a checkpoint, or reading it raises."""
     file_format = metadata.get("format", "")
     if file_format.isdecimal() and int(file_format) > FORMAT:
         raise CheckpointError(
@@ -329,8 +331,9 @@ class _Stored(NamedTuple):
 
 def _stored(folder: Path, chosen: Chosen | None) -> _Stored:
     entries = [entry for entry in _scan(folder) if entry.serial >= 0]
-    needed = {} if chosen is None else chosen.scores
+    needed: Mapping[int, float | None] = {}
     if chosen is not None:
+        needed = chosen.scores
         entries = [entry._replace(score=needed.get(entry.iteration)) for entry in entries]
     scored = [entry for entry in entries if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
@@ -345,17 +348,17 @@ def _rotate(folder: Path, keep: Keep, chosen: Chosen | None) -> None:
         old = [entry for entry in stored.newest_first[keep.newest :] if entry not in stored.kept]
         _remove(entry.path for entry in old if not keep.includes(entry.iteration))
         if stored.best is not None:
-            _write_best(folder, stored.best, {} if chosen is None else chosen.comparison)
+            _write_best(folder, stored.best, chosen or Chosen({}))
 
 
-def _write_best(folder: Path, best: _Entry, comparison: Mapping[str, Any]) -> None:
+def _write_best(folder: Path, best: _Entry, chosen: Chosen) -> None:
     """Write the name of the best checkpoint to best.json.
 
     It is for the user; dppo itself reads the scores in the files, and best.json only to load what is deployed.
     """
     path = folder / BEST
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
-    content |= comparison
+    content |= chosen.comparison
     data = json.dumps(content).encode() + b"\n"
     with _warning_once(path):
         if not os.path.lexists(path) or read_file(path) != data:

@@ -80,7 +80,7 @@ class EpisodeWriter(FileWriter):
                 for episode in report.episodes
             ]
             self._pending.append(_PendingReport(row, report, earlier))
-        return True if len(self._pending) >= REPORTS_AT_ONCE else None
+        return len(self._pending) >= REPORTS_AT_ONCE or None
 
     def write(self, snapshot: bool = True) -> None:
         """Write the pending episodes to record, and those that ended with a fault.
@@ -141,13 +141,9 @@ class EpisodeWriter(FileWriter):
             self._add(row, place, actions, facts, episode.options)
         elif not self._warned:
             self._warned = True
-            reason = (
-                f"the actions of its {episode.length:,} steps have more than {MAX_ACTIONS_MB} MB"
-            )
             logger.warning(
-                "episode %d is not recorded: %s; later ones like it neither",
-                self._num_finished,
-                reason,
+                f"episode {self._num_finished} is not recorded: the actions of its {episode.length:,} steps have more "
+                f"than {MAX_ACTIONS_MB} MB; later ones like it neither"
             )
 
     def _add_faults(self, row: dict[str, float], report: SegmentReport) -> None:
@@ -192,11 +188,8 @@ class EpisodeWriter(FileWriter):
             _, _, complete_lines = newer_half.partition(b"\n")
             write_file(path, complete_lines)
             self._file = MetricsWriter(path, dict)
-            megabytes = MAX_FILE_BYTES // 2**20
             logger.info(
-                "%s: at %d MB, its older half is dropped. Record fewer to keep more.",
-                path,
-                megabytes,
+                f"{path}: at {MAX_FILE_BYTES // 2**20} MB, its older half is dropped. Record fewer to keep more."
             )
         except (OSError, DppoError) as error:
             self._reports = tuple  # `snapshot` gets no more reports

@@ -65,7 +65,6 @@ class RecordedEpisode:
 
 
 def packed(actions: np.ndarray) -> dict[str, Any]:
-    """Return actions [n, *A] as JSON values."""
     data = zlib.compress(np.ascontiguousarray(actions).tobytes(), 1)
     return {
         "dtype": str(actions.dtype),
@@ -96,22 +95,23 @@ def read_episodes(run_dir: Path) -> list[RecordedEpisode]:
 
 def _episode(line: Mapping[str, Any]) -> RecordedEpisode:
     """Return the episode in a line; raise one of several errors if it is damaged."""
+    integers: dict[str, Any]
+    integers = {name: int(np.uint64(line[name])) for name in INTEGERS if name in line}
     options = line.get("options")
-    integers: dict[str, Any] = {
-        name: int(np.uint64(line[name])) for name in INTEGERS if name in line
-    }
+    if not isinstance(options, dict):
+        options = None
     return RecordedEpisode(
         **integers,
         packed=line["packed"],
         episode_return=float(line.get("episode_return", math.nan)),
         error=str(line.get("error", "")),
-        options=options if isinstance(options, dict) else None,
+        options=options,
         alone=line.get("alone") is not False,
     )
 
 
 def nothing_recorded(run: Path) -> str:
-    """Return why a run has no recorded episodes, and what to do."""
+    """Explain why a run has no recorded episodes, and what to do about it."""
     settings = settings_to_resume(run, read_only=True)
     recorded = settings.get("record_episodes", "all")
     if recorded != "all":
@@ -124,10 +124,8 @@ def nothing_recorded(run: Path) -> str:
         settings.get("baseline"),
     )
     longer = 2 * int(settings.get("total_timesteps", 0))
-    faults = (
-        f" Faults are played by their folder, such as {run}/incidents/001."
-        if (run / "incidents").exists()
-        else ""
-    )
     fact = f"{run}: has no recorded episodes: none has finished yet"
-    return f"{fact}. Train longer: {command} --total-timesteps {longer}.{faults}"
+    text = f"{fact}. Train longer: {command} --total-timesteps {longer}."
+    if (run / "incidents").exists():
+        text += f" Faults are played by their folder, such as {run}/incidents/001."
+    return text

@@ -18,7 +18,7 @@ from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
 
 MAX_INCIDENTS = 50  # of a run
-MAX_LOGGED = 3  # incidents whose folders are named as they are written, besides that of the end
+MAX_LOGGED = 3  # incidents whose folders are named as they are written, besides the incident that ends the run
 MAX_NUMBERS = 2**18  # in the actions of one incident
 LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
 
@@ -30,8 +30,9 @@ class IncidentWriter(FileWriter):
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         self._folder = run_dir / "incidents"
-        needs_trust = code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names})
-        self._flags = ["--trust"] if needs_trust else []
+        self._flags = list[str]()
+        if code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names}):
+            self._flags.append("--trust")
         self._max_logged = MAX_LOGGED
 
     def on_incident(self, incident: Incident) -> None:
@@ -40,10 +41,8 @@ class IncidentWriter(FileWriter):
             return
         try:
             make_folder(self._folder)
-            number = 1 + max(
-                (int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()),
-                default=0,
-            )
+            names = (path.name for path in self._folder.iterdir())
+            number = 1 + max((int(name) for name in names if name.isdecimal()), default=0)
             if number <= MAX_INCIDENTS:
                 self._write(number, incident)
         except OSError as error:
@@ -60,18 +59,19 @@ class IncidentWriter(FileWriter):
     def _write(self, number: int, incident: Incident) -> None:
         folder = self._folder / f"{number:03d}"
         folder.mkdir()
-        facts = {} if incident.fault is None else _facts(incident.fault)
+        facts: dict[str, Any] = {"actions": None}
+        if incident.fault is not None:
+            facts = _facts(incident.fault)
         facts |= {"kind": incident.kind, "message": incident.message, "versions": versions()}
-        facts.setdefault("actions", None)
         facts["time"] = time.strftime("%F %T %z")
         write_file(folder / INCIDENT, json.dumps(facts).encode())
         report = f"{incident.message}\n\n{facts.get('traceback', incident.details)}"
         write_file(folder / "report.txt", report.encode())
         if number <= self._max_logged:
-            replay = (
-                "" if facts["actions"] is None else f": {command('replay', folder, *self._flags)}"
-            )
-            logger.warning("see %s%s", folder, replay)
+            text = f"see {folder}"
+            if facts["actions"] is not None:
+                text += f": {command('replay', folder, *self._flags)}"
+            logger.warning(text)
 
 
 def _facts(fault: EnvFault) -> dict[str, Any]:

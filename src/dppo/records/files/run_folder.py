@@ -56,7 +56,9 @@ class RunFolder:
                 "checkpoint": str(self.origin.path),
                 "global_step": self.origin.checkpoint.state["global_step"],
             }
-        return None if self.start is None else self.start.checkpoint.state.get("branched_from")
+        if self.start is not None:
+            return self.start.checkpoint.state.get("branched_from")
+        return None
 
     def write_settings(
         self, config: Config, numerics: dict[str, str], choices: Sequence[Choice] = ()
@@ -67,9 +69,8 @@ class RunFolder:
 
         Raises CheckpointNotWritten, for example if the disk is full, and keeps an earlier file.
         """
-        text = yaml.safe_dump(
-            grouped(plain_settings(config)) | {"versions": versions() | numerics}, sort_keys=False
-        )
+        content = grouped(plain_settings(config)) | {"versions": versions() | numerics}
+        text = yaml.safe_dump(content, sort_keys=False)
         if choices:
             text += "# Defaults of this task:\n" + "".join(map(_comment, choices))
         if self.branched_from is not None:
@@ -79,8 +80,10 @@ class RunFolder:
 
 
 def _comment(choice: Choice) -> str:
-    reason = f", because {choice.because}" if choice.because else ""
-    return f"#   {choice.setting}: {json.dumps(choice.value)}{reason}\n"
+    text = f"#   {choice.setting}: {json.dumps(choice.value)}"
+    if choice.because:
+        text += f", because {choice.because}"
+    return f"{text}\n"
 
 
 @contextmanager
@@ -115,14 +118,14 @@ def open_run(
 
 
 def _origin(config: Config, resume: str | Path | None) -> Found:
-    """Return the checkpoint to branch from, if the settings allow it."""
+    """Find the checkpoint to branch from; raise ConfigError if the settings do not allow it."""
     if resume in (None, "auto"):
         raise ConfigError(
             f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`."
         )
-    found = find(Path(str(resume)))
-    check_branch(_settings_of(found), config, found.path)
-    return replace(found, path=Path(os.path.abspath(found.path)))
+    origin = find(Path(str(resume)))
+    check_branch(_settings_of(origin), config, origin.path)
+    return replace(origin, path=Path(os.path.abspath(origin.path)))
 
 
 def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
@@ -135,16 +138,15 @@ def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
         )
     with writing(run_dir, CheckpointNotWritten):
         stack.enter_context(locked(run_dir))
-    found = find(resume)
-    changes = changes_on_resume(
-        _settings_of(found), config, found.path, found.checkpoint.state["iteration"]
-    )
-    return RunFolder(run_dir, start=found, close_changes=changes)
+    start = find(resume)
+    iteration = start.checkpoint.state["iteration"]
+    changes = changes_on_resume(_settings_of(start), config, start.path, iteration)
+    return RunFolder(run_dir, start=start, close_changes=changes)
 
 
 def _created(config: Config, stack: ExitStack) -> Path:
     """Create the folder of a new run, and lock it; `stack` unlocks it, and removes what was created and not used."""
-    run_dir = Path(config.run_dir) if config.run_dir is not None else _new_name(config)
+    run_dir = Path(config.run_dir or _new_name(config))
     path = Path(os.path.abspath(run_dir))
     try:
         check_run_files(path)
@@ -154,10 +156,9 @@ def _created(config: Config, stack: ExitStack) -> Path:
             stack.callback(_remove_empty, (path / CHECKPOINTS, *missing))
         stack.enter_context(locked(path))
     except OSError as error:
-        # A limit of this process is the same for every folder.
-        advice = (
-            remedy(error) if error.errno in (errno.EFBIG, errno.EMFILE) else "Use another folder."
-        )
+        advice = "Use another folder."
+        if error.errno in (errno.EFBIG, errno.EMFILE):
+            advice = remedy(error)  # a limit of this process is the same for every folder
         raise ConfigError(
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}"
         ) from None
@@ -205,8 +206,10 @@ def as_file_name(name: str) -> str:
 @cache  # they take longer to find than a small checkpoint to write
 def describe_process() -> dict[str, Any]:
     """Return the versions, and the file of the program, which `__main__:name` is in; None in a notebook."""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return {"versions": versions(), "program": None if file is None else os.path.abspath(file)}
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if program is not None:
+        program = os.path.abspath(program)
+    return {"versions": versions(), "program": program}
 
 
 def versions() -> dict[str, str]:
@@ -220,8 +223,8 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def _settings_of(found: Found) -> dict[str, Any]:
-    return flattened(found.checkpoint.state["config"])
+def _settings_of(start: Found) -> dict[str, Any]:
+    return flattened(start.checkpoint.state["config"])
 
 
 def settings_to_resume(
@@ -265,7 +268,7 @@ def run_dir_of(path: Path) -> Path:
         if (folder / CONFIG).is_file() or has_any(folder):
             check_run_files(folder)
             return folder
-    problem = (
-        f"is not a run folder (it contains no {CONFIG})" if path.exists() else "does not exist"
-    )
+    problem = "does not exist"
+    if path.exists():
+        problem = f"is not a run folder (it contains no {CONFIG})"
     raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")

@@ -37,9 +37,8 @@ SEAL_OF_ARRAYS = re.compile(rb'"arrays_sha256":"([0-9a-f]{64})"')
 def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
     # safetensors writes the bytes in memory order and ignores strides.
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    data = encode_safetensors(
-        ordered, {**metadata, "header_sha256": UNSEALED, "arrays_sha256": UNSEALED}
-    )
+    seals = {"header_sha256": UNSEALED, "arrays_sha256": UNSEALED}
+    data = encode_safetensors(ordered, {**metadata, **seals})
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
     body = memoryview(data)[end:]
     header = _filled(SEAL_OF_ARRAYS, data[:end], hashlib.sha256(body).hexdigest())
@@ -108,9 +107,8 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     """Return the bytes of the length and the header, after checking them, and the metadata in them."""
     start = file.read(LENGTH)
     length = int.from_bytes(start, "little")
-    if len(start) < LENGTH or length > min(
-        MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size - LENGTH
-    ):
+    limit = min(MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size - LENGTH)
+    if len(start) < LENGTH or length > limit:
         raise damaged(path, "a checkpoint", _looks_like(start))
     header = start + file.read(length)
     seals = SEAL_OF_HEADER.findall(header)
@@ -121,9 +119,7 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     if actual != expected:
         raise damaged(path, f"SHA-256 {expected[:12]}... of its header", f"{actual[:12]}...")
     metadata: Any = parse_json(path, header[LENGTH:]).get("__metadata__")
-    if not isinstance(metadata, dict) or not all(
-        isinstance(value, str) for value in metadata.values()
-    ):
+    if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
         raise damaged(path, "metadata", "something else")
     return header, metadata
 
@@ -143,4 +139,6 @@ def _looks_like(data: bytes) -> str:
         return "a zip archive (as torch.save writes), which is never loaded because it may run code"
     if data[:1] == b"\x80":
         return "a pickle, which is never loaded because it may run code"
-    return "something else" if data else "an empty file"
+    if not data:
+        return "an empty file"
+    return "something else"

@@ -124,7 +124,9 @@ def by_step(row: dict[str, float | None]) -> dict[int, dict[str, float]]:
     scalars: dict[int, dict[str, float]] = {}
     for key, value in row.items():
         if "/" in key and value is not None:
-            counter = "eval/global_step" if key.startswith("eval/") else "global_step"
+            counter = "global_step"
+            if key.startswith("eval/"):
+                counter = "eval/global_step"
             step = int(row[counter] or 0)
             scalars.setdefault(step, {})[key] = value
     return scalars

@@ -47,7 +47,9 @@ class MetricsWriter(FileWriter):
     def snapshot(self, row: dict[str, Any]) -> bytes | None:
         """Return the line of a row; NaN and infinity become null, as in strict JSON."""
         line = self._line_of(row)
-        return json.dumps(line, allow_nan=False).encode() + b"\n" if line else None
+        if line:
+            return json.dumps(line, allow_nan=False).encode() + b"\n"
+        return None
 
     def write(self, snapshot: bytes) -> None:
         """Append a line."""

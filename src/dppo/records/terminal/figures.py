@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇█"
-MAX_VALUES_A_BAR = (
-    50  # a bar is the mean of at most about so many values: the panel is drawn four times a second
-)
+# a bar is the mean of at most about so many values: the panel is drawn four times a second
+MAX_VALUES_A_BAR = 50
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -27,7 +26,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def share(part: float, whole: float) -> float:
-    """Return `part` / `whole`, limited to 1."""
+    """Divide; the result is limited to 1, and 1 if `whole` is 0."""
     return min(1.0, part / whole) if whole > 0 else 1.0
 
 
@@ -52,7 +51,7 @@ def number(value: float | None, digits: int | None = None) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference as `number` does, with its sign: +6.60, -0.012."""
+    """Format a difference as `number` does, with its sign: +6.60, -0.012."""
     text = number(value)
     return f"+{text}" if value > 0 else text
 
@@ -65,7 +64,7 @@ def speed(steps_per_s: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return 1:02, 3:04:05 or 2d 03:04:05."""
+    """Format seconds as 1:02, 3:04:05 or 2d 03:04:05."""
     if not math.isfinite(seconds):
         return "-"
     minutes, second = divmod(int(seconds), 60)

@@ -34,7 +34,7 @@ COLOURS = {
     "update": "green",
     "other": "bright_black",
 }
-LOSSES = {  # names and keys, of which a row has those of its algorithm
+LOSSES = {  # names and keys; a row has the keys of its algorithm
     "policy": "policy_loss",
     "value": "value_loss",
     "critic": "critic_loss",

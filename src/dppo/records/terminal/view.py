@@ -51,7 +51,7 @@ class View:
         self.began = time.monotonic()
 
     def add_row(self, row: dict[str, float]) -> None:
-        """Set the latest row of metrics to that of a finished iteration."""
+        """Set the latest row of metrics, of a finished iteration."""
         now = time.monotonic()
         if not self.row:
             self.first_row = (row.get("global_step", 0), now)
@@ -94,9 +94,9 @@ class View:
     @property
     def step_ms(self) -> float:
         """Milliseconds that an env step of a long iteration takes in one process; NaN while unknown."""
-        return (
-            math.nan if self.progress is None else 1e3 * self.progress.processes / self.steps_per_s
-        )
+        if self.progress is None:
+            return math.nan
+        return 1e3 * self.progress.processes / self.steps_per_s
 
     @property
     def under_way(self) -> CollectionProgress | None:
@@ -109,7 +109,9 @@ class View:
     def steps(self) -> int:
         """Env steps so far."""
         under_way = self.under_way
-        return int(self.row.get("global_step", 0)) if under_way is None else under_way.global_step
+        if under_way is None:
+            return int(self.row.get("global_step", 0))
+        return under_way.global_step
 
     def left_s(self, now: float) -> float:
         """Return the seconds left at the mean speed of the iterations since the first; NaN while unknown.

@@ -246,7 +246,7 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
             f"makes the batch larger and so changes the learning problem."
         )
 
-    def config_with(num_actors: int, **changes: Any) -> Config:
+    def config_with(num_actors: int, changes: dict[str, Any]) -> Config:
         changes["num_actors"] = num_actors
         if options.equal == "segment":
             changes["num_samplers"] = max(1, num_actors)
@@ -254,7 +254,7 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
             return Config(**leave_out_ineffective(settings, changes))
         return Config(**(settings | changes))
 
-    first_seed = config_with(most_actors).seed
+    first_seed = config_with(most_actors, {}).seed
     plan = []
     for turn in range(options.seeds):
         seed = first_seed + turn
@@ -262,7 +262,7 @@ def make_plan(options: Options, settings: dict[str, Any], folder: Path) -> list[
         actor_counts = options.actors[::-1] if is_backwards else options.actors
         for num_actors in actor_counts:
             run_dir = folder / "runs" / f"actors{num_actors}__s{seed}"
-            plan.append(config_with(num_actors, seed=seed, run_dir=run_dir))
+            plan.append(config_with(num_actors, {"seed": seed, "run_dir": run_dir}))
     return plan
 
 
@@ -275,7 +275,9 @@ def caption(options: Options, plan: Sequence[Config]) -> str:
         segment += f" of {first_run.envs_per_sampler} envs"
     if options.equal == "batch":
         num_samplers = first_run.num_samplers
-        samplers = "sampler" if num_samplers == 1 else f"{num_samplers} samplers"
+        samplers = "sampler"
+        if num_samplers != 1:
+            samplers = f"{num_samplers} samplers"
         common = f"Equal batch: the same {samplers} of {segment}, hosted by {actor_counts} actors."
     else:
         # the plan begins with the runs of the first seed, in the order of options.actors
@@ -307,7 +309,9 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
         table.add_column(heading, justify="right")
     for group in groups:
         cycle = group["cycle"]
-        speed_up = "noise" if group["speed_up_is_noise"] else f"{group['speed_up']:.2f} x"
+        speed_up = "noise"
+        if not group["speed_up_is_noise"]:
+            speed_up = f"{group['speed_up']:.2f} x"
         efficiency = "noise"
         if not cycle["efficiency_is_noise"]:
             efficiency = f"{100 * cycle['efficiency']:.1f} %"
@@ -338,7 +342,7 @@ def _time_to_target(group: dict[str, Any]) -> str:
 
 
 def explain_bound(group: dict[str, Any]) -> str:
-    """Return one line that explains the bound, with its measured parts."""
+    """Explain the bound in one line, with its measured parts."""
     return (
         "Bound: an iteration of {steps:,} env steps takes at least C = w + M + x + u. Measured with {label}: "
         "w + x = {exchange_ms:.1f} ms to send weights and receive segments, M = {collect_s:.3f} s for the slowest "

@@ -97,7 +97,7 @@ def group_of(
     """Return the means over runs that differ in their seeds; speed-ups refer to the group `first`, or to itself.
 
     The largest possible speed-up is the work of the first group divided by the actors, without overhead: if it is
-    exceeded, the load of the machine differed between the runs. `time_to_target_s` is that of seeds that reached it.
+    exceeded, the load of the machine differed between the runs. `time_to_target_s` is a mean of seeds that reached it.
     """
     config = runs[0].config
     results = [run.result for run in runs]
@@ -143,7 +143,7 @@ def by_actors(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def groups_of(runs: Sequence[Run], target: float | None = None) -> list[dict[str, Any]]:
-    """Return the group of each number of actors, as compare.json holds it."""
+    """The group of each number of actors, as compare.json holds it."""
     groups: list[dict[str, Any]] = []
     for same in by_actors(runs):
         groups.append(group_of(same, groups[0] if groups else None, target))

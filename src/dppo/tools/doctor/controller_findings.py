@@ -14,7 +14,7 @@ SMALL_SHARE = 0.01  # of returns
 
 
 def returns_are_equal(facts: Facts, config: Config) -> Iterator[str]:
-    """Without a baseline, only equal returns are worth a note: those of a hard task differ little at first."""
+    """Without a baseline, only equal returns are worth a note: returns of a hard task differ little at first."""
     returns = facts["controllers"]
     is_known = facts["rewards"] == [0, 0]  # of which another finding speaks
     if config.baseline is None and returns[ZERO] == returns[RANDOM] and not is_known:

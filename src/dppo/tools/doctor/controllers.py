@@ -35,7 +35,6 @@ class Zero:
         self._action = action_nearest_zero(action_space)
 
     def act(self, obs: Any) -> Any:
-        """Return the action."""
         return deepcopy(self._action)
 
 
@@ -47,7 +46,6 @@ class Random:
         self._space.seed(seed)
 
     def act(self, obs: Any) -> Any:
-        """Return an action."""
         return self._space.sample()
 
 
@@ -141,5 +139,4 @@ def differ(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 def are_alike(returns: Returns) -> bool:
-    """Return whether no two controllers differ."""
     return not any(differ(first, second) for first, second in combinations(returns.values(), 2))

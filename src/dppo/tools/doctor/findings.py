@@ -41,16 +41,24 @@ def _finding(severity: str) -> Callable[[Finding], Finding]:
     return register
 
 
+def _when(severity: str, fact: str, text: str) -> None:
+    """Register a finding: if a fact is true, this text, with facts in braces."""
+
+    @_finding(severity)
+    def find(facts: Facts, config: Config) -> Iterator[str]:
+        if facts[fact]:
+            yield text.format_map(facts)
+
+
 # --------------------------------------------------------------- how the examination ended
 
 
-@_finding("error")
-def _died(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["died"]:
-        yield (
-            f"{facts['died']}. If it dies only now and then, use actors (--num-actors), which are replaced: without "
-            f"them, it ends the run"
-        )
+_when(
+    "error",
+    "died",
+    "{died}. If it dies only now and then, use actors (--num-actors), which are replaced: without "
+    "them, it ends the run",
+)
 
 
 @_finding("error")
@@ -90,26 +98,24 @@ def _process_does_not_end(facts: Facts, config: Config) -> Iterator[str]:
         )
 
 
-@_finding("warning")
-def _not_played_again_elsewhere(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["alone"]:
-        yield f"episodes were not played again in a fresh process: {facts['alone']}"
+_when(
+    "warning",
+    "alone",
+    "episodes were not played again in a fresh process: {alone}",
+)
 
+_when(
+    "error",
+    "error",
+    "{error}",
+)
 
-@_finding("error")
-def _error(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["error"]:
-        yield facts["error"]
-
-
-@_finding("note")
-def _slow_update(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["late"]:
-        yield (
-            f"an update with these settings was not over after {facts['late']}: no speed is predicted, and episodes "
-            f"were not played again. Use smaller --num-steps for the doctor"
-        )
-
+_when(
+    "note",
+    "late",
+    "an update with these settings was not over after {late}: no speed is predicted, and episodes "
+    "were not played again. Use smaller --num-steps for the doctor",
+)
 
 # --------------------------------------------------------------- faults
 
@@ -140,13 +146,12 @@ def _faults_by_chance(facts: Facts, config: Config) -> Iterator[str]:
 # --------------------------------------------------------------- the same seed and actions
 
 
-@_finding("note")
-def _several_rows(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["rows"]:
-        yield (
-            f"{facts['rows']} rows step at once, in the times above. Not examined, as they are of single environments: "
-            f"Gymnasium's checker, get_state"
-        )
+_when(
+    "note",
+    "rows",
+    "{rows} rows step at once, in the times above. Not examined, as they are of single environments: "
+    "Gymnasium's checker, get_state",
+)
 
 
 @_finding("warning")
@@ -213,13 +218,12 @@ def _episodes_repeat(facts: Facts, config: Config) -> Iterator[str]:
         yield f"the same seed and actions give the same {facts['compared']:,} steps {', '.join(facts['same'])}"
 
 
-@_finding("warning")
-def _incomplete_state(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["state"]:
-        yield (
-            f"after set_state in another instance: {facts['state']}. Return from get_state all that later steps depend "
-            f"on, and set all of it; until then, runs replay (--env-state off is silent about it)"
-        )
+_when(
+    "warning",
+    "state",
+    "after set_state in another instance: {state}. Return from get_state all that later steps depend "
+    "on, and set all of it; until then, runs replay (--env-state off is silent about it)",
+)
 
 
 @_finding("ok")
@@ -392,25 +396,24 @@ def _too_little_memory(facts: Facts, config: Config) -> Iterator[str]:
 # --------------------------------------------------------------- for information
 
 
-@_finding("note")
-def _memory_of_a_batch(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["batch"]:
-        yield facts["batch"]
+_when(
+    "note",
+    "batch",
+    "{batch}",
+)
 
+_when(
+    "note",
+    "rescaled",
+    "{rescaled}",
+)
 
-@_finding("note")
-def _rescaled_actions(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["rescaled"]:
-        yield facts["rescaled"]
-
-
-@_finding("warning")
-def _actions_off_centre(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["off_centre"]:
-        yield (
-            f"actions lie between {facts['off_centre']}, and the policy, which starts around 0, is clipped to them: it "
-            f"may stay at a bound. Use --action-bounds rescale"
-        )
+_when(
+    "warning",
+    "off_centre",
+    "actions lie between {off_centre}, and the policy, which starts around 0, is clipped to them: it "
+    "may stay at a bound. Use --action-bounds rescale",
+)
 
 
 @_finding("note")
@@ -421,10 +424,11 @@ def _no_reward(facts: Facts, config: Config) -> Iterator[str]:
         )
 
 
-@_finding("note")
-def _threads(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["threads"]:
-        yield f"an instance starts threads: {facts['threads']}"
+_when(
+    "note",
+    "threads",
+    "an instance starts threads: {threads}",
+)
 
 
 @_finding("note")
@@ -433,10 +437,11 @@ def _processes(facts: Facts, config: Config) -> Iterator[str]:
         yield f"an instance starts processes: {', '.join(facts['children'])}"
 
 
-@_finding("note")
-def _pickle(facts: Facts, config: Config) -> Iterator[str]:
-    if facts["pickle"]:
-        yield f"it cannot be pickled, and need not be: {facts['pickle']}"
+_when(
+    "note",
+    "pickle",
+    "it cannot be pickled, and need not be: {pickle}",
+)
 
 
 @_finding("note")

@@ -17,9 +17,8 @@ from dppo.hosts.builders import BuiltSampler, build_sampler
 from dppo.tools.doctor.playing import plan_of
 from dppo.tools.doctor.process import ProcessWatch
 
-MAX_STORED_ANSWERS = (
-    18  # a first segment, and the steps that were checked as the first ones of a run are
-)
+# a first segment, and the steps that were checked as the first ones of a run are
+MAX_STORED_ANSWERS = 18
 # samplers of the run: no step counts as one of the first, where a fault ends a run
 NO_FIRST_STEPS: Any = math.inf
 
@@ -41,7 +40,7 @@ class Instances:
         self.cpu_s = 0.0
         """CPU seconds of this process in resets and steps."""
         self.env_mb = 0.0
-        """Memory that the newest instance took, without that of the network, which is built later."""
+        """Memory that the newest instance took, without the network, which is built later."""
         self.has_rows = False
         """Whether an instance steps several rows at once."""
 
@@ -50,7 +49,9 @@ class Instances:
         existing = [self._envs[number]] if number in self._envs else []
 
         def make(**env_kwargs: Any) -> Any:
-            return existing.pop() if existing else self._make(number, env_kwargs)
+            if existing:
+                return existing.pop()
+            return self._make(number, env_kwargs)
 
         rows = self._config.envs_per_sampler if self.has_rows else 1
         return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, rows), sampler_id)

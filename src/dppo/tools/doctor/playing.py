@@ -178,13 +178,15 @@ def agreement(
 
 
 def in_order(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of `agreement` with the most telling places first."""
+    """Sort the places of `agreement`, the most telling first."""
     same = {place: facts["same"][place] for place in sorted(facts["same"], key=_rank)}
     return facts | {"same": same, "unlike": sorted(facts["unlike"], key=_rank)}
 
 
 def _rank(place: str) -> int:
-    return PLACES.index(place) if place in PLACES else len(PLACES)
+    if place in PLACES:
+        return PLACES.index(place)
+    return len(PLACES)
 
 
 def spread(times: Sequence[float]) -> dict[str, Any]:

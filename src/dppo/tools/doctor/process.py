@@ -87,7 +87,7 @@ class ProcessWatch:
 
 
 def global_state() -> dict[str, Any]:
-    """Return state of the whole process that an environment might change, by name, besides that of `process_state`."""
+    """Return process-wide state that an environment might change, by name, besides the states of `process_state`."""
     _, numbers, position, *_ = np.random.get_state()
     state = {
         "NumPy's global generator": (np.asarray(numbers).tobytes(), position),

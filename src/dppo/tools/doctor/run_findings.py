@@ -103,7 +103,9 @@ def _way_to_step_faster(config: Config) -> str:
 def _incident_findings(run: Path, last_row: Row) -> Iterator[tuple[str, str]]:
     for key, number in last_row.items():
         if key.startswith("incidents/"):
-            folder = f"{run / 'incidents'} and " if (run / "incidents").is_dir() else ""
+            folder = ""
+            if (run / "incidents").is_dir():
+                folder = f"{run / 'incidents'} and "
             yield (
                 "warning",
                 f"{number:g} x {key.removeprefix('incidents/')}: see {folder}docs/METRICS.md",

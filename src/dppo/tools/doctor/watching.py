@@ -19,9 +19,8 @@ from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import usable_cores
 from dppo.tools.doctor.playing import FIRST_SIZES, WITH_SECOND, agreement, fingerprint_of
 
-PATIENCE_S = (
-    10.0  # for a call after the time is up; three times the longest call so far if that is more
-)
+# for a call after the time is up; three times the longest call so far if that is more
+PATIENCE_S = 10.0
 SLOW_S = 60.0  # for an update or to close, after the time is up
 MIN_SECOND_EXAMINATION_S = 5.0
 MAX_REPEATED_SEGMENTS = 6

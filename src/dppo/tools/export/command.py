@@ -25,7 +25,7 @@ USAGE = "RUN policy.onnx [--flag value ...]\nRUN FOLDER/ [--flag value ...]"
 
 def main(argv: list[str]) -> int:
     """Export, and print what was written; return the exit code."""
-    flags, words = Parser(PROG, USAGE, DESCRIPTION, network_and_model_card=FLAGS).split(argv)
+    flags, words = Parser(PROG, USAGE, DESCRIPTION, {"network and model card": FLAGS}).split(argv)
     if len(words) != 2:
         raise UsageError(
             f"{len(words)} words instead of RUN and a target. For example: {as_called(PROG)} runs/NAME policy.onnx"

@@ -280,14 +280,16 @@ def _expected(
     expected = {name: tensor.numpy() for name, tensor in follows}
     for key, action in leaves(policy.spaces.actions.to_env(actions)).items():
         expected[named("action", key)] = action
-    return expected if outputs.state is None else expected | {"next_state": outputs.state}
+    if outputs.state is None:
+        return expected
+    return expected | {"next_state": outputs.state}
 
 
 def _compared(expected: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> tuple[float, int]:
     """Return the largest difference of floats, per unit of the largest one, and the number of rows with other choices.
 
     Args:
-        expected: what the policy computes; `outputs` are those of ONNX Runtime.
+        expected: what the policy computes; `outputs` come from ONNX Runtime.
     """
     largest = 0.0
     differs = np.zeros(CHUNK_ROWS, bool)
@@ -316,7 +318,7 @@ def export_folder(
         model, trust: as in `evaluate`.
 
     Raises:
-        ConfigError: as `export_onnx` and `evaluate`; or the folder is that of the run, or cannot be written.
+        ConfigError: as `export_onnx` and `evaluate`; or the folder is the run's own, or cannot be written.
     """
     run_dir = run_dir_of(user_path(run))
     target = user_path(folder)
@@ -326,9 +328,9 @@ def export_folder(
     if has_any(target):
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
     policy = load_trusted(run, model, trust=trust)
-    played = (
-        evaluate(user_path(run), episodes=episodes, model=model, trust=trust) if episodes else None
-    )
+    played = None
+    if episodes:
+        played = evaluate(user_path(run), episodes=episodes, model=model, trust=trust)
     copied = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
     iteration = run_files.checkpoint.state["iteration"]
     rows = read_metrics(run_dir) if METRICS in copied else []
@@ -341,7 +343,9 @@ def export_folder(
             write_file(target / name, read_file(run_dir / name))
         if policy.comparison is not None:
             write_file(target / "checkpoints" / BEST, _exported_best(run_files, policy.comparison))
-        picture = f"![Learning curve]({CURVE})\n\n" if CURVE in copied else ""
+        picture = ""
+        if CURVE in copied:
+            picture = f"![Learning curve]({CURVE})\n\n"
         card = _card(
             policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture
         )

@@ -140,7 +140,9 @@ def legend_time(
         time = f"{seconds:.1f} s"
     factor = ""
     if first is not None and first != seconds:
-        factor = " (noise)" if noise else f" ({first / seconds:.1f}×)"
+        factor = " (noise)"
+        if not noise:
+            factor = f" ({first / seconds:.1f}×)"
     if target is None:
         return f": {time}{factor}"
     return f": {target:g} after {time}{factor}"

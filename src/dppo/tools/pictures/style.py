@@ -64,7 +64,7 @@ def draw_baseline(
 
 
 def short(value: float, _: float) -> str:
-    """Return 1500000 as 1.5M, 20000 as 20k."""
+    """Format 1500000 as 1.5M, 20000 as 20k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"

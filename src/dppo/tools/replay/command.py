@@ -32,7 +32,7 @@ FLAGS = {
 
 def main(argv: list[str]) -> int:
     """Play the episode, or list those that are recorded; return the exit code."""
-    parser = Parser(PROG, USAGE, DESCRIPTION, options=FLAGS)
+    parser = Parser(PROG, USAGE, DESCRIPTION, {"options": FLAGS})
     flags, path = parser.split_one(argv, "RUN or INCIDENT", "runs/NAME --episodes")
     if flags.pop("episodes", False):
         if flags:

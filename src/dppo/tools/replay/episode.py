@@ -1,4 +1,4 @@
-"""Play an episode of a run again, in this process: a recorded one, or that of an incident up to its fault."""
+"""Play an episode of a run again, in this process: a recorded one, or an incident's episode up to its fault."""
 
 import json
 import stat
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 class ReplayMismatch(DppoError):
-    """An episode that differs from that of the run, or in which no fault happens again."""
+    """An episode that differs from the run's episode, or in which no fault happens again."""
 
 
 def replay(
@@ -116,7 +116,9 @@ def replay(
     ):
         pause()
         with guarded_steps(f"a step or reset of {config.env_name}"):
-            film = None if video is None else Video(video, again.env, repeat=config.action_repeat)
+            film = None
+            if video is not None:
+                film = Video(video, again.env, repeat=config.action_repeat)
             again.play(film, steps)
     facts = f"{counted(recorded.length, 'step')}, return {recorded.episode_return:g}"
     return f"Episode {episode}: {facts}, equal to the last bit."

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -88,9 +89,12 @@ class Figure:
     """Number of lanes of a figure that has lanes."""
 
     def around(self, drawing: str) -> str:
-        """Return the figure as HTML, with `drawing` inside of its axes."""
-        kind = " class=lanes" if self.lanes else ""
-        height = f' height="{LANE_HEIGHT * self.lanes}"' if self.lanes else ""
+        """Put `drawing`, in percent of both axes, inside of the figure; return HTML."""
+        kind = ""
+        height = ""
+        if self.lanes:
+            kind = " class=lanes"
+            height = f' height="{LANE_HEIGHT * self.lanes}"'
         return (
             f'<figure{kind}><figcaption>{text(self.title)}</figcaption><p class="legend">{self._legend()}</p>'
             f'<svg class="plot"{height} role="img" aria-label="{text(self.title)}"><g>{self._grid()}</g>'
@@ -152,27 +156,27 @@ def chart(
     if not len(x):
         return ""
     across = _axis(x, 0.0, label)
-    levels = [] if level is None else [level.value]
-    up = _axis(np.concatenate([low, high, levels]), 0.05)
+    ends = [low, high]
+    if level is not None:
+        ends.append(np.array([level.value]))
+    up = _axis(np.concatenate(ends), 0.05)
     places = across.percent(x)
     middle, bottom, top = 100 - up.percent(np.array([mean, low, high]))
     drawing = ""
     for mark in marks[:MAX_MARKS]:
         path = f"M{across.percent(mark.x):.2f} 0V100"
-        drawing += (
-            f'<path class="mark {mark.kind}" d="{path}"><title>{text(mark.text)}</title></path>'
-        )
+        title_of_mark = f"<title>{text(mark.text)}</title>"
+        drawing += f'<path class="mark {mark.kind}" d="{path}">{title_of_mark}</path>'
     drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
     legend = {name: f"{mean[-1]:.4g}"}
     if level is not None:
         drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
         legend[level.name] = f"{level.value:.4g}"
+    path = _line_path(places, middle)
     if len(x) < FEW_POINTS:
-        drawing += (
-            f'<path class="line few" d="{_line_path(places, middle)}{_dots(places, middle)}"/>'
-        )
+        drawing += f'<path class="line few" d="{path}{_dots(places, middle)}"/>'
     else:
-        drawing += f'<path class="line" d="{_line_path(places, middle)}"/>'
+        drawing += f'<path class="line" d="{path}"/>'
     return Figure(title, across, list(up.ticks()), legend).around(drawing)
 
 
@@ -186,16 +190,14 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
     places = across.percent(x)
     edges = 100 * (1 - np.clip(np.cumsum([0 * x, *heights], axis=0), 0, 1))
     drawing = ""
-    for number in range(len(heights)):
-        drawing += (
-            f'<path class="f{number}" d="{_area_path(places, edges[number], edges[number + 1])}"/>'
-        )
+    for number, (bottom, top) in enumerate(pairwise(edges)):
+        drawing += f'<path class="f{number}" d="{_area_path(places, bottom, top)}"/>'
     shares = {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
     return Figure(title, across, list(Axis(0, 1).ticks()), shares).around(drawing)
 
 
 def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
-    """Return a figure with a lane of bars for each of `rows`."""
+    """Draw a lane of bars for each of `rows`, by their names; return HTML."""
     ends = [bar.end for bars in rows.values() for bar in bars]
     across = _axis(np.array([0.0, *ends]), 0.0, label)
     height = 100 / len(rows)
@@ -215,7 +217,7 @@ def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
 def _binned(rows: np.ndarray, max_columns: int, *, spread: bool = True) -> np.ndarray:
     """Return `rows` [k, m] with at most `max_columns` columns, each the mean of neighboring finite ones.
 
-    With `spread`, the rows are those of a `Line`: the lowest is kept of `low`, and the highest of `high`.
+    With `spread`, `rows` is a `Line`: the lowest is kept of `low`, and the highest of `high`.
     """
     rows = np.clip(rows[:, np.isfinite(rows).all(axis=0)], -MAX_VALUE, MAX_VALUE)
     count = rows.shape[1]

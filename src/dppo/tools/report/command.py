@@ -41,7 +41,9 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 def main(argv: list[str]) -> int:
     """Write the page; return the exit code."""
     options = {"--out FILE": "The page. (default: RUN/report.html)"}
-    flags, word = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, options=options).split_one(argv)
+    flags, word = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, {"options": options}).split_one(
+        argv
+    )
     run = run_dir_of(Path(word))
     out = flags.get("out", run / "report.html")
     data = page(facts_of(run)).encode("utf8", "replace")
@@ -81,11 +83,13 @@ def _state_of(run: Path, rows: Sequence[dict[str, float]], config: Config) -> st
         if handle is None:
             return "running"
         os.close(handle)
-    return "finished" if rows and rows[-1]["iteration"] >= config.iterations else "stopped early"
+    if rows and rows[-1]["iteration"] >= config.iterations:
+        return "finished"
+    return "stopped early"
 
 
 def _certificate(run: Path) -> dict[str, Any]:
-    """Return the certificate of a run, and whether its files are still those of then; {} without one."""
+    """Return the certificate of a run, and whether its files are unchanged since then; {} without one."""
     with suppress(OSError, RecursionError, ValueError):
         certificate = json.loads(read_run_file(run / CERTIFICATE))
         if isinstance(certificate, dict):
@@ -100,7 +104,9 @@ def _since_then(run: Path, hashes: Any) -> str:
     files = [run / CONFIG, run / METRICS, *checkpoints.paths_in(run)[-1:]]
     names = [path.relative_to(run).as_posix() for path in files if path.is_file()]
     changed = [name for name in names if hashes.get(name) != sha256_of(run / name)]
-    return f"changed: {', '.join(changed)}" if changed else "unchanged"
+    if changed:
+        return f"changed: {', '.join(changed)}"
+    return "unchanged"
 
 
 def _command_of(config: Config) -> str:

@@ -31,15 +31,8 @@ MAX_KEYS = 1000
 MAX_COUNTS = 100
 # keys that belong to another chart
 ENDS_OF_OTHERS = (
-    "_std",
-    "_min",
-    "_max",
-    "_low",
-    "_high",
-    "eval/iteration",
-    "eval/global_step",
-    "eval/baseline_return",
-    "eval/baseline_pairs",
+    *("_std", "_min", "_max", "_low", "_high"),
+    *("eval/iteration", "eval/global_step", "eval/baseline_return", "eval/baseline_pairs"),
 )
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
@@ -56,9 +49,8 @@ SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     ),
     "Where the time goes": ("perf/iteration_s", "charts/SPS_iteration", "actors/"),
 }
-TIMES = dict(
-    zip(PHASES, ("environments", "policy", "waiting", "sync", "update", "other"), strict=True)
-)
+TIMES = ("environments", "policy", "waiting", "sync", "update", "other")
+"""Names of the PHASES, in their order."""
 KINDS = {
     "actor": "actor lost or replaced",
     "env": "fault of an environment",
@@ -92,7 +84,9 @@ class Facts:
     @property
     def last_row(self) -> Row:
         """The last row; empty if no iteration has finished."""
-        return self.rows[-1] if self.rows else {}
+        if not self.rows:
+            return {}
+        return self.rows[-1]
 
 
 def page(facts: Facts) -> str:
@@ -131,9 +125,12 @@ def _sections(facts: Facts) -> Iterator[str]:
 
 def _verification(certificate: Mapping[str, Any]) -> str:
     rows = []
-    for name, value in certificate.items():
+    for name in certificate:
+        value = certificate[name]
+        if isinstance(value, list):
+            value = ", ".join(map(str, value))
         if name not in LONG:
-            rows.append((name, ", ".join(map(str, value)) if isinstance(value, list) else value))
+            rows.append((name, value))
     return f"<h2>Verification</h2>{_table(rows[:MAX_COUNTS])}"
 
 
@@ -156,10 +153,12 @@ def _settings(config: Config) -> Iterator[str]:
     for name in settings_by_name():
         value = plain(getattr(config, name))
         default = plain(default_of(name))
-        if name != "env_id" and value != default:
-            changed.append((name, value, default))
-        elif name != "env_id":
+        if name == "env_id":
+            continue
+        if value == default:
             unchanged.append((name, value))
+        else:
+            changed.append((name, value, default))
     yield f"<h2>Settings</h2>{_table(changed, ('setting', 'value', 'default'))}"
     summary = f"{counted(len(unchanged), 'setting')} with their defaults"
     yield f"<details><summary>{summary}</summary>{_table(unchanged)}</details>"
@@ -169,17 +168,20 @@ def _tiles(facts: Facts) -> dict[str, str]:
     row = facts.last_row
     config = facts.config
     returns = [row[RETURN] for row in facts.rows if math.isfinite(row.get(RETURN, math.nan))]
-    times = training_times(facts.rows)
+    seconds = [math.nan, *training_times(facts.rows)][-1]
     incidents = sum(count for key, count in row.items() if key.startswith("incidents/"))
+    actors = "in process"
+    if config.num_actors:
+        actors = number(row.get("actors/alive"), 0)
     return {
         "state": facts.state,
         "env steps": f"{row.get('global_step', 0):,.0f} of {config.iterations * config.batch_size:,}",
         "episodes": number(row.get("charts/episodes"), 0),
         "return, last 100": number(row.get(RETURN)),
         "best return": number(max(returns, default=math.nan)),
-        "training": duration(float(times[-1]) if len(times) else math.nan),
+        "training": duration(float(seconds)),
         "env steps / s": number(row.get("charts/SPS")),
-        "actors": number(row.get("actors/alive"), 0) if config.num_actors else "in process",
+        "actors": actors,
         "incidents": f"{incidents:,.0f}",
     }
 
@@ -194,12 +196,14 @@ def _charts(facts: Facts) -> Iterator[str]:
         levels["eval/episodic_return"] = controller
     yield _learning(facts, columns, controller)
     shares = {
-        TIMES[phase]: columns[f"perf/{phase}_frac"]
-        for phase in PHASES
+        name: columns[f"perf/{phase}_frac"]
+        for phase, name in zip(PHASES, TIMES, strict=True)
         if f"perf/{phase}_frac" in columns
     }
     for title, prefixes in SECTIONS.items():
-        x = columns.get("eval/global_step", steps) if title == "Evaluation" else steps
+        x = steps
+        if title == "Evaluation":
+            x = columns.get("eval/global_step", steps)
         figures = []
         if title == "Where the time goes":
             figures.append(stacked("share of each iteration", steps, shares, STEPS))
@@ -229,9 +233,10 @@ def _drawn_keys(columns: Columns, prefixes: Sequence[str]) -> list[str]:
 
 
 def baseline_level(rows: Sequence[Row]) -> Level | None:
-    """Return the line of the user's controller; None without a baseline."""
     mean_return = baseline_return(rows)
-    return None if mean_return is None else Level("your controller", mean_return)
+    if mean_return is None:
+        return None
+    return Level("your controller", mean_return)
 
 
 def comparison_sentence(facts: Facts) -> str:
@@ -246,8 +251,9 @@ def comparison_sentence(facts: Facts) -> str:
         verdict = "the policy is better"
     elif high < 0:
         verdict = "the policy is worse"
-    pairs = row.get("eval/baseline_pairs", 0)
-    compared = f"{pairs:.0f} pairs of episodes" if pairs else "unpaired episodes"
+    compared = "unpaired episodes"
+    if row.get("eval/baseline_pairs"):
+        compared = f"{row['eval/baseline_pairs']:.0f} pairs of episodes"
     interval = "too few episodes for an interval"
     if math.isfinite(low):
         interval = f"95 % interval {signed(low)} to {signed(high)}"
@@ -279,9 +285,11 @@ def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
         return "<p>No episode has finished yet.</p>"
     kinds = [kind for kind in KINDS if f'"mark {kind}"' in "".join(figures)]
     legend = "".join(f'<span class="{kind}">{KINDS[kind]}</span>' for kind in kinds)
+    learning = _group("Learning", figures, legend)
     sentence = comparison_sentence(facts)
-    compared = f"<p>{text(sentence)}</p>" if sentence else ""
-    return _group("Learning", figures, legend) + compared
+    if sentence:
+        learning += f"<p>{text(sentence)}</p>"
+    return learning
 
 
 def _join_memory_of_actors(columns: Columns) -> None:
@@ -304,26 +312,26 @@ def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
     deviation = columns.get(f"{stem}_std", 0 * mean)
     low = columns.get(f"{stem}_min", columns.get(f"{stem}_low", mean - deviation))
     high = columns.get(f"{stem}_max", columns.get(f"{stem}_high", mean + deviation))
-    return Line(
-        x, mean, np.where(np.isfinite(low), low, mean), np.where(np.isfinite(high), high, mean)
-    )
+    low = np.where(np.isfinite(low), low, mean)
+    high = np.where(np.isfinite(high), high, mean)
+    return Line(x, mean, low, high)
 
 
 def marks(rows: Sequence[Row], x: np.ndarray) -> list[Mark]:
     """Return where the run was resumed, and where each kind of incident was counted."""
-    found_marks = []
+    events = []
     first_after_resume = resumed(rows)
     for index in range(1, len(rows)):
         row = rows[index]
         place = float(x[index])
         when = f"before step {row['global_step']:,.0f}"
         if first_after_resume[index]:
-            found_marks.append(Mark(place, "resume", f"resumed {when}"))
+            events.append(Mark(place, "resume", f"resumed {when}"))
         for key in row:
             if key.startswith("incidents/") and row[key] > rows[index - 1].get(key, 0):
                 name = key.removeprefix("incidents/")
-                found_marks.append(Mark(place, _kind_of(name), f"{name}, {when}"))
-    return found_marks
+                events.append(Mark(place, _kind_of(name), f"{name}, {when}"))
+    return events
 
 
 def _kind_of(incident: str) -> str:
@@ -335,13 +343,17 @@ def _kind_of(incident: str) -> str:
 def _group(title: str, figures: Sequence[str], legend: str = "") -> str:
     if not any(figures):
         return ""
-    keys = f'<p class="legend">{legend}</p>' if legend else ""
-    return f"<h2>{title}</h2>{keys}<section>{''.join(figures)}</section>"
+    if legend:
+        legend = f'<p class="legend">{legend}</p>'
+    return f"<h2>{title}</h2>{legend}<section>{''.join(figures)}</section>"
 
 
 def _table(rows: Iterable[Sequence[object]], names: Sequence[str] = ()) -> str:
-    body = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    if not body:
+    table = ""
+    for row in rows:
+        table += f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>"
+    if not table:
         return ""
-    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>" if names else ""
-    return f'<div class="wide"><table>{head}{body}</table></div>'
+    if names:
+        table = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{table}"
+    return f'<div class="wide"><table>{table}</table></div>'

@@ -36,7 +36,7 @@ class Backend(Protocol):
 
     @staticmethod
     def server() -> str:
-        """Return the name of the server, for messages."""
+        """Name the server, for messages."""
 
     @staticmethod
     def check() -> None:

@@ -88,7 +88,7 @@ class TrackerIds:
             return {}
 
     def write(self, path: Path, earlier: dict[str, str], name: str, run_id: str) -> None:
-        """Write the ids that are known, with that of the tracker `name`."""
+        """Write the known ids, with the id of the tracker `name`."""
         with self._lock:
             self._by_name = earlier | self._by_name | {name: run_id}
             write_file(path, json.dumps(self._by_name).encode())
@@ -108,8 +108,10 @@ class Tracker(Observer):
         self._problem = ""
 
     def closing_notes(self) -> list[str]:
-        """Return a line for the end of the run if something was not sent."""
-        return [f"Tracking: {self._problem}"] if self._problem else []
+        """Add a line to the end of the run if something was not sent."""
+        if self._problem:
+            return [f"Tracking: {self._problem}"]
+        return []
 
     def _try(self, call: Callable[[], object]) -> None:
         """Make a call in the thread; log its error, and call no more."""
@@ -125,7 +127,7 @@ class Tracker(Observer):
             logger.warning("%s", self._problem)
 
     def on_start(self, run: RunInfo) -> None:
-        """Begin a run of the tracker, or continue that of the run that is resumed."""
+        """Begin a run of the tracker, or continue the resumed run's."""
         self._thread.post("beginning a run", partial(self._try, partial(self._begin, run)))
 
     def _begin(self, run: RunInfo) -> None:

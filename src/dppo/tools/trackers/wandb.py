@@ -19,7 +19,7 @@ class Backend:
 
     @staticmethod
     def server() -> str:
-        """Return the address of the server, or the name of the public one."""
+        """The address of the server, or the name of the public one."""
         return os.environ.get("WANDB_BASE_URL", "Weights & Biases")
 
     @staticmethod

@@ -47,7 +47,7 @@ SHOW_EVERY_S = 10.0
 
 def main(argv: list[str]) -> int:
     """Verify a run, print what was found, and write a certificate; return the exit code."""
-    flags, word = Parser(PROG, USAGE, DESCRIPTION, options=FLAGS).split_one(argv)
+    flags, word = Parser(PROG, USAGE, DESCRIPTION, {"options": FLAGS}).split_one(argv)
     count = flags.get("iterations", ITERATIONS)
     if count < 1:
         raise ConfigError(f"iterations={count}: must be at least 1.")
@@ -113,7 +113,7 @@ def _drawn(stretches: Sequence[Stretch], count: int, seed: int) -> list[Stretch]
 
 
 def _expectations(newest: Checkpoint, config: Config) -> list[str]:
-    """Return lines on this machine, and on what to expect where it is not that of the run."""
+    """Return lines on this machine, and on what to expect where the run had another one."""
     state = newest.state
     here = versions()
     cpu_of_run = state.get("numerics", {}).get("own", {}).get("cpu", "unknown")

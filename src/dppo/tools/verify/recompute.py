@@ -73,7 +73,7 @@ class Comparison:
         self.computed: list[Computed] = []
         """The iterations so far."""
         self.other_numerics = ""
-        """Last bits that this machine computes otherwise than that of the run; "" if there are none."""
+        """Last bits that this machine computes otherwise than the run's machine; "" if there are none."""
         self.weights_sha256 = ""
         """Of the end of the stretch, once that is computed."""
 

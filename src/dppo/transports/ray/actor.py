@@ -59,7 +59,7 @@ class PPOActor:
         self._host: SamplerHost | ThreadedHost | None = None
         self._players: list[Any] = []  # which have environments to close, too
         self._making_host = threading.Lock()
-        self._elsewhere = ""  # the name of the node, if it is another one than that of the driver
+        self._elsewhere = ""  # the name of the node, if it is not the driver's node
         self._fault: DppoError | None = None
         self._recycling = (math.inf, math.inf)  # bytes and questions after which it is worn out
         self._memory = 0  # bytes of this process and its children

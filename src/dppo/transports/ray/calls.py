@@ -4,6 +4,7 @@ The loop of a run, its panel and its signals go on meanwhile. The watch of a ses
 call has been waiting, logs that, and ends the run if it takes too long.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -66,7 +67,7 @@ class RayCalls:
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the thread; `clock` is that of `waiting`."""
+        """Start the thread; `waiting` measures by `clock`."""
         self._clock = clock
         self._tasks = SimpleQueue[_Call | None]()
         self._current: _Call | None = None
@@ -84,7 +85,7 @@ class RayCalls:
         function: Callable[[], T],
         what: str,
         check: Callable[[], None] = lambda: None,
-        timeout_s: float | None = None,
+        timeout_s: float = math.inf,
     ) -> T:
         """Return what `function` returns, called after all earlier calls.
 
@@ -93,20 +94,19 @@ class RayCalls:
 
         Raises: what `function` or `check` raises; ClusterError after `timeout_s`.
         """
-        call = _Call(function, what, Future())
+        result = Future[T]()
+        call = _Call(function, what, result)
         self._tasks.put(call)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         try:
-            while not _has_ended(call, deadline):
+            while not wait([result], min(TICK_S, max(0.0, deadline - time.monotonic()))).done:
                 check()
-                if deadline is not None and time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     raise ClusterError(f"Ray has not answered for {timeout_s:g} s ({what}).")
         except BaseException:
             call.abandoned = True
             raise
-        assert call.result is not None
-        result: T = call.result.result()
-        return result
+        return result.result()
 
     def heard(self, what: str = "") -> None:
         """Record that Ray has just answered; only functions that `call` or `post` runs may use this.
@@ -170,10 +170,3 @@ class RayCalls:
             call.result.set_exception(error)
         else:
             call.result.set_result(result)
-
-
-def _has_ended(call: _Call, deadline: float | None) -> bool:
-    """Wait for a moment; return whether a call has ended."""
-    assert call.result is not None
-    left_s = TICK_S if deadline is None else min(TICK_S, max(0.0, deadline - time.monotonic()))
-    return bool(wait([call.result], left_s).done)

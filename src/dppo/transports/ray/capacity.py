@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,16 +38,14 @@ class Demand:
         """The resources of an actor, and the alternatives to these."""
         return self.actor, *self.others
 
-    def without_groups(self) -> "Demand":
-        """Return the same demand without the alternatives to the resources of an actor."""
-        return replace(self, others=())
-
     def total(self) -> dict[str, float]:
-        total = {
-            name: (self.num_actors + self.evaluators) * self.actor.get(name, 0.0)
-            + self.num_learners * self.learner.get(name, 0.0)
-            for name in self.actor | self.learner
-        }
+        total = defaultdict[str, float](float)
+        for count, needs in (
+            (self.num_actors + self.evaluators, self.actor),
+            (self.num_learners, self.learner),
+        ):
+            for name, amount in needs.items():
+                total[name] += count * amount
         return {name: amount for name, amount in total.items() if amount > 0 and name != PER_NODE}
 
 
@@ -80,7 +79,7 @@ def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]
 
 
 def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
-    """Return the number of actors that fit the nodes beside the learners and those of evaluations."""
+    """Return the number of actors that fit the nodes beside the learners and the actors of evaluations."""
     return max(0, sum(rooms_for(nodes, demand)) - demand.evaluators)
 
 
@@ -90,12 +89,10 @@ def in_words(*groups: dict[str, float]) -> str:
         " + ".join(f"{amount:g} {name}" for name, amount in group.items() if name != PER_NODE)
         for group in groups
     ]
-    limit = (
-        f" (at most {int(1 / groups[0][PER_NODE] + 1e-6)} on a node)"
-        if PER_NODE in groups[0]
-        else ""
-    )
-    return " or ".join(shown) + limit
+    text = " or ".join(shown)
+    if PER_NODE in groups[0]:
+        text += f" (at most {round(1 / groups[0][PER_NODE])} on a node)"
+    return text
 
 
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
@@ -122,7 +119,9 @@ def gpus_here() -> int:
         return 0
     visible = manager.get_current_process_visible_accelerator_ids()
     count = int(manager.get_current_node_num_accelerators())
-    return count if visible is None else min(count, len(visible))
+    if visible is None:
+        return count
+    return min(count, len(visible))
 
 
 def check_here(demand: Demand, gpus: int) -> None:
@@ -137,7 +136,9 @@ def check_here(demand: Demand, gpus: int) -> None:
     room = room_for([demand.total() | {"GPU": 1e6}], demand)  # `check_gpus` counts these
     if room < demand.num_actors:
         limit = round(1 / demand.actor[PER_NODE])
-        use = f"Use at most `num_actors={room}`, raise" if room > 0 else "Raise"
+        use = "Raise"
+        if room > 0:
+            use = f"Use at most `num_actors={room}`, raise"
         raise ConfigError(
             f"actors_per_node={limit}: this machine is the only node, and {demand.num_actors} actors"
             f"{_evaluators_of(demand)} are wanted. {use} `actors_per_node`, or use a cluster (address)."
@@ -162,8 +163,9 @@ def check_gpus(demand: Demand, gpus: int) -> None:
     needed = _gpus_for(demand)
     if needed <= gpus:
         return
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    has = str(gpus)
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        has += f" (CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']})"
     groups = _with_gpus(demand)
     processes = []
     for noun, number, each in groups:
@@ -174,7 +176,7 @@ def check_gpus(demand: Demand, gpus: int) -> None:
     noun, _, each = groups[0]
     raise ConfigError(
         f"{noun}_gpus={each:g}: {' and '.join(processes)} need {counted(needed, 'GPU')}, this machine has "
-        f"{gpus}{visible}. Use fewer processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger "
+        f"{has}. Use fewer processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger "
         f"cluster (address)."
     )
 
@@ -182,10 +184,11 @@ def check_gpus(demand: Demand, gpus: int) -> None:
 def _with_gpus(demand: Demand) -> list[tuple[str, int, float]]:
     """Return the kind, the number and the GPUs of each, of the processes that have any."""
     num_actors = demand.num_actors + demand.evaluators
-    kinds = ("actor", num_actors, demand.actor), ("learner", demand.num_learners, demand.learner)
-    return [
-        (noun, count, needs["GPU"]) for noun, count, needs in kinds if count and needs.get("GPU")
-    ]
+    kinds = (
+        ("actor", num_actors, demand.actor.get("GPU", 0.0)),
+        ("learner", demand.num_learners, demand.learner.get("GPU", 0.0)),
+    )
+    return [(noun, count, gpus) for noun, count, gpus in kinds if count and gpus]
 
 
 def _gpus_for(demand: Demand) -> int:
@@ -193,7 +196,9 @@ def _gpus_for(demand: Demand) -> int:
 
 
 def _evaluators_of(demand: Demand) -> str:
-    return f" beside {demand.evaluators} of evaluations" if demand.evaluators else ""
+    if demand.evaluators:
+        return f" beside {demand.evaluators} of evaluations"
+    return ""
 
 
 def _gpu_slots(count: int, each: float) -> float:
@@ -235,19 +240,18 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
             f"num_actors={actors} actors of {in_words(*demand.groups)} each{_evaluators_of(demand)} do not fit the "
             f"cluster: its {len(nodes)} nodes have {in_words(have(names))} and hold {holds}"
         )
-        per_node = PER_NODE in demand.actor
-        lower = (
-            "raise `actors_per_node`"
-            if per_node
-            else "lower `cpus_per_actor` (0.5 lets two share a CPU)"
-        )
-        use = f"Use at most {holds}, {lower}" if holds else f"{lower[0].upper()}{lower[1:]}"
-        remedy = f"{use}, or add nodes."
+        remedy = "lower `cpus_per_actor` (0.5 lets two share a CPU), or add nodes."
+        if PER_NODE in demand.actor:
+            remedy = "raise `actors_per_node`, or add nodes."
+        if holds:
+            remedy = f"use at most {holds}, {remedy}"
+        remedy = remedy[0].upper() + remedy[1:]
         if demand.samplers_with_cores:
             hosted = holds * demand.samplers_with_cores
             remedy = f"The ranks of {counted(hosted, 'sampler')} fit. {CORES_REMEDY} Or add nodes."
     else:
-        if (free := free_room(demand)) < actors:
+        free = free_room(demand)
+        if free < actors:
             room = f"the cluster has room for {free} of {actors} actors now ({in_words(*demand.groups)} each)"
             notify(f"{room}; the others start when other jobs end.")
         return
@@ -270,10 +274,8 @@ def has_autoscaler(ray: Any) -> bool:
     from ray.experimental.internal_kv import _internal_kv_get
 
     try:
-        report = (
-            json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report")
-            or {}
-        )
+        status = json.loads(_internal_kv_get("__autoscaling_status") or b"{}")
+        report = status.get("autoscaler_report") or {}
         types = [*report.get("active_nodes", {}), *report.get("pending_launches", {})]
         types += (report.get("node_type_mapping") or {}).values()
         if not types:  # the second autoscaler reports elsewhere
@@ -281,11 +283,9 @@ def has_autoscaler(ray: Any) -> bool:
 
             status = get_cluster_status(ray.get_runtime_context().gcs_address)
             if status.stats.autoscaler_version not in (None, "", "0"):
-                types = [
-                    node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)
-                ]
-    except (
-        Exception
-    ):  # the form of Ray's report is not documented; without one, expect no autoscaler
+                nodes = (*status.active_nodes, *status.idle_nodes)
+                types = [node.ray_node_type_name for node in nodes]
+    except Exception:
+        # the form of Ray's report is not documented; without one, expect no autoscaler
         return False
     return any(name and not NOT_AUTOSCALED.fullmatch(name) for name in types)

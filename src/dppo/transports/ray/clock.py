@@ -40,7 +40,9 @@ class RunClock:
     def patience(self) -> float:
         """Return the same, also without the seconds for which the network was silent."""
         with self._lock:
-            return self._patience_s if self._silent else self._patience_s + self._since_beat()
+            if self._silent:
+                return self._patience_s
+            return self._patience_s + self._since_beat()
 
     def silence(self, silent: bool) -> None:
         """Note whether the network is silent from now on."""

@@ -44,9 +44,8 @@ def collector_on_ray(
     Raise ConfigError if the environment or the user's network cannot be pickled.
     """
     limits = _limits(plan, actors, session)
-    engine = CollectionEngine(
-        shares(plan.sampling.num_samplers, session.demand.num_actors), ledger, limits
-    )
+    samplers = shares(plan.sampling.num_samplers, session.demand.num_actors)
+    engine = CollectionEngine(samplers, ledger, limits)
     link = session.link("actors")
     transport = RayTransport(_kind(plan, session, files), session.demand, link, session.pool)
     return ActorCollector(
@@ -91,9 +90,10 @@ def _kind(plan: SamplerPlan, session: RaySession, files: ActorFiles) -> ActorKin
             f"env_id={plan.env.env_name}: cannot be sent to actors: {error}. Pass module:factory, or a function "
             f"that holds no open files, locks or simulators."
         ) from None
-    # Threads take up the next question while others are at this one; `close` is not to wait for any.
-    concurrency = plan.sampling.lag + 2 if plan.sampling.env_threads else None
-    options = {**session.options, "max_concurrency": concurrency}
+    options = session.options
+    if plan.sampling.env_threads:
+        # Threads take up the next question while others are at this one; `close` is not to wait for any.
+        options = options | {"max_concurrency": plan.sampling.lag + 2}
     return ActorKind(
         name="actor",
         classes=[actor_class(PPOActor, group, options) for group in session.demand.groups],

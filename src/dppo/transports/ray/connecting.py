@@ -20,10 +20,14 @@ RESOLVE_S = 10.0  # longest wait for the addresses of host names: a name server 
 
 def wanted_cluster(address: str | None) -> tuple[str, str | None]:
     """Return the setting that names the cluster, and its address, None to start Ray here; refuse other services."""
-    source = "address" if address else "RAY_ADDRESS"
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    source = "address"
+    if not address:
+        source = "RAY_ADDRESS"
+        address = os.environ.get("RAY_ADDRESS") or "local"
     check_address(address, source)
-    return source, None if address == "local" else address
+    if address == "local":
+        return source, None
+    return source, address
 
 
 def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
@@ -81,11 +85,11 @@ def check_answers(source: str, address: str, dashboard: bool) -> None:
     try:
         ping(address, CONNECT_S)
     except OSError as error:
-        remedy = "omit address" if source == "address" else "unset RAY_ADDRESS"
+        remedies = {"address": "omit address", "RAY_ADDRESS": "unset RAY_ADDRESS"}
         reason = error.strerror or str(error)
         raise ClusterError(
             f"{source}={address}: no Ray cluster answers there ({reason}). Check it with `ray status --address "
-            f"{address}`, or {remedy} to start Ray here."
+            f"{address}`, or {remedies[source]} to start Ray here."
         ) from None
 
 
@@ -95,18 +99,13 @@ def connect(ray: Any, source: str, address: str) -> None:
     try:
         with environment.long_reconnect(), environment.quiet_init():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (
-        ConnectionError,
-        TimeoutError,
-        ValueError,
-        RuntimeError,
-        ray.exceptions.RayError,
-    ) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        fact = f"{source}={address}: Ray could not connect"
         versions = versions_remedy(str(error))
         if versions:
-            raise ClusterError(f"{source}={address}: Ray could not connect. {versions}") from None
+            raise ClusterError(f"{fact}. {versions}") from None
         raise ClusterError(
-            f"{source}={address}: Ray could not connect ({in_a_line(error)[:300]}). Check it with `ray status "
-            f"--address {address}`. If the cluster uses tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
-            f"RAY_AUTH_TOKEN) here as on its head. Without address, Ray starts here."
+            f"{fact} ({in_a_line(error)[:300]}). Check it with `ray status --address {address}`. If the cluster uses "
+            f"tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN) here as on its head. Without "
+            f"address, Ray starts here."
         ) from None

@@ -71,10 +71,8 @@ def _connections(known: set[str]) -> Iterator[tuple[str, socket.socket | None]]:
 
 
 def _is_to_another_host(connection: socket.socket) -> bool:
-    if (
-        connection.family not in (socket.AF_INET, socket.AF_INET6)
-        or connection.type != socket.SOCK_STREAM
-    ):
+    is_ip = connection.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_ip or connection.type != socket.SOCK_STREAM:
         return False
     try:
         return _peer(connection)[0] != _plain(connection.getsockname()[0])

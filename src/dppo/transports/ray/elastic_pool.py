@@ -105,7 +105,9 @@ class ElasticPool:
     @property
     def _number(self) -> int:
         most = self._demand.most_actors
-        return most if self._grows else min(most, max(self._demand.num_actors, self._holds))
+        if self._grows:
+            return most
+        return min(most, max(self._demand.num_actors, self._holds))
 
     def _in_words(self, free: int) -> str:
         nodes = counted(len(self._nodes), "node")
@@ -115,4 +117,6 @@ class ElasticPool:
             line += f", for {free} of them now"
         if self._holds < self._demand.num_actors:
             line += f"; training waits for the {self._demand.num_actors} that num_actors asks for"
-        return line + ("; its autoscaler is asked for more nodes" if self._grows else "")
+        if self._grows:
+            line += "; its autoscaler is asked for more nodes"
+        return line

@@ -62,7 +62,7 @@ def set_environment(
     *, start_here: bool, dashboard: bool = False, env_threads: bool = False
 ) -> None:
     """Set the variables that Ray reads when it is imported; variables set by the user keep their values."""
-    for name, value in {
+    variables = {
         "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
         "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else each worker builds its own environment under `uv run`
@@ -72,14 +72,18 @@ def set_environment(
         # traceback for each abandoned call; dppo logs one line instead.
         "RAY_IGNORE_UNHANDLED_ERRORS": "1",
         "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|Raylet is terminated|has been marked dead",
+    }
+    if not start_here:
         # Attempts to connect to a running cluster; a head that is started here may need more.
-        **({} if start_here else {"RAY_NUM_REDIS_GET_RETRIES": "3"}),
+        variables["RAY_NUM_REDIS_GET_RETRIES"] = "3"
+    elif not dashboard:
         # Ray records each call for the dashboard, in a thread of every process; if the GCS is gone, it tries for 5 s at
         # the end to send the records.
-        **({"RAY_task_events_report_interval_ms": "0"} if start_here and not dashboard else {}),
+        variables["RAY_task_events_report_interval_ms"] = "0"
+    if start_here and env_threads:
         # Ray's 15 lets every other process go first: threads that wait for simulators would lose a little in each step.
-        **({"RAY_worker_niceness": "0"} if start_here and env_threads else {}),
-    }.items():
+        variables["RAY_worker_niceness"] = "0"
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
     if start_here and "RAY_AUTH_MODE" not in os.environ:
         use_private_token(ray_imported="ray" in sys.modules)

@@ -1,6 +1,7 @@
 """Evaluations on Ray: actors of their own play episodes, one each at a time, while training goes on."""
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,7 @@ class EvaluationActor:
         return file
 
     def play(self, policy: bytes | PolicySnapshot, episode: int, timeout_s: float) -> bytes:
-        """Return the packed episode, or the fault that ended it."""
+        """Play an episode, or pack the fault that ended it."""
         try:
             stepped = partial(self._process.progress.enter, place_of(Phase.STEP), episode)
             return pack(self._loaded().play(unpack(policy), episode, timeout_s, stepped))
@@ -75,5 +76,5 @@ def players_on_ray(player: Any, session: RaySession, limits: PlayLimits, logs: s
         logs=logs,
     )
     link = session.link("evaluations")
-    transport = RayTransport(kind, session.demand.without_groups(), link)
+    transport = RayTransport(kind, replace(session.demand, others=()), link)
     return ActorPlayers(PlayEngine(limits), transport, link.clock.patience)

@@ -1,5 +1,6 @@
 """Errors of Ray: why a call or a process failed, in a line; and calls that Ray gives no timeout."""
 
+import re
 from collections.abc import Callable
 
 from dppo.errors import ClusterError
@@ -28,14 +29,11 @@ def cause(error: Exception) -> str:
         return "did not start or answer in time"
     if isinstance(error, TimeoutError):
         return str(error)
-    verb = (
-        "failed"
-        if isinstance(error, RayTaskError)
-        else "died"
-        if isinstance(error, RayActorError)
-        else "is lost"
-    )
-    return f"{verb}: {last_line(error)}"
+    if isinstance(error, RayTaskError):
+        return f"failed: {last_line(error)}"
+    if isinstance(error, RayActorError):
+        return f"died: {last_line(error)}"
+    return f"is lost: {last_line(error)}"
 
 
 def cause_of_death(error: Exception) -> str:
@@ -47,9 +45,7 @@ def cause_of_death(error: Exception) -> str:
         return "died: killed because its node ran out of memory. Use fewer actors there, or set recycle_after"
     if any("Worker unexpectedly exits with a connection error" in line for line in lines):
         return UNKNOWN  # as Ray guesses, in a paragraph
-    clues = [
-        line for line in lines if any(word in line.lower() for word in ("worker", "node", "exit"))
-    ]
+    clues = [line for line in lines if re.search("worker|node|exit", line, re.IGNORECASE)]
     return f"died: {(clues or lines)[-1][:300]}"
 
 
@@ -72,6 +68,5 @@ def fatal_error(error: Exception) -> ClusterError | None:
 
 
 def _lines(error: Exception) -> list[str]:
-    return [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines or [type(error).__name__]

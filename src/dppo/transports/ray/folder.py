@@ -11,8 +11,8 @@ from dppo.errors import ConfigError
 
 VARIABLE = "RAY_TMPDIR"
 SOCKET = "/ray/session_2026-11-27_15-58-44_266695_4194304/sockets/plasma_store.1"
-LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107  # bytes of the path of a Unix socket
-LONGEST = LONGEST_SOCKET - len(SOCKET)  # of the folder
+LONGEST_SOCKET = {"darwin": 103}.get(sys.platform, 107)  # bytes of the path of a Unix socket
+LONGEST = LONGEST_SOCKET - len(SOCKET)  # bytes of the path of the folder
 # Ray starts programs with the path, and encodes it as ASCII
 PLAIN = re.compile(r"[\w./+@:=,~-]+", re.ASCII)
 PLACES = ("/tmp", "/var/tmp")

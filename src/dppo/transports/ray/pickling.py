@@ -31,9 +31,8 @@ SMALL = 128 * 1024
 Model = str | Callable[..., Any] | None
 PackedModel = tuple[tuple[str, ...], bytes | None, tuple[str, ...]]
 """The folders from which the sending process imports, the pickled network, and the words of its command line."""
-UPLOADED = (
-    "DPPO_UPLOADED"  # a variable of processes whose current folder has the files that were sent
-)
+# a variable of processes whose current folder has the files that were sent
+UPLOADED = "DPPO_UPLOADED"
 NO_MODEL: PackedModel = ((), None, ())
 
 
@@ -51,7 +50,9 @@ def pack_code(value: Any) -> bytes:
 
 def unpack(data: Any) -> Any:
     """Reverse `pack` or `pack_code`; return what is not packed unchanged."""
-    return pickle.loads(data) if isinstance(data, bytes) else data
+    if isinstance(data, bytes):
+        return pickle.loads(data)
+    return data
 
 
 def packed_model(model: Any, named: str = "") -> PackedModel:
@@ -62,16 +63,16 @@ def packed_model(model: Any, named: str = "") -> PackedModel:
     try:
         return tuple(path for path in sys.path if path), pack_code(model), tuple(sys.argv)
     except Exception as error:  # pickling a user's class may raise anything
-        what, use = (
-            (named, "Use plain data") if named else (f"model={model!r}", "Pass it as module:Class")
-        )
-        raise ConfigError(f"{what}: cannot be sent to other processes: {error}. {use}.") from None
+        fact = f"cannot be sent to other processes: {error}"
+        if named:
+            raise ConfigError(f"{named}: {fact}. Use plain data.") from None
+        raise ConfigError(f"model={model!r}: {fact}. Pass it as module:Class.") from None
 
 
 def unpacked_model(packed: PackedModel) -> Model:
     """Reverse `packed_model`, importing from the sender's folders, too; `ConfigError` if a module is missing.
 
-    A module that reads the command line as it is imported gets that of the sender, not Ray's.
+    A module that reads the command line as it is imported gets the sender's command line, not Ray's.
     """
     paths, pickled, words = packed
     sys.path += [path for path in paths if path not in sys.path]
@@ -118,16 +119,10 @@ def decode_answer(message: bytes | list[Any]) -> Answer | DppoError:
 
 def sendable(error: DppoError) -> DppoError:
     """Return one of our own exceptions for `error`, so that no user-defined class has to be unpickled."""
-    if isinstance(error, EnvironmentFault):
-        return EnvironmentFault(*error.args)
-    if isinstance(error, ControllerFault):
-        return ControllerFault(*error.args)
-    own = next(
-        (
-            kind
-            for kind in (TrainingDiverged, OutOfMemory, Recycled, ClusterError)
-            if isinstance(error, kind)
-        ),
-        ConfigError,
-    )
-    return own(str(error))
+    for fault in (EnvironmentFault, ControllerFault):
+        if isinstance(error, fault):
+            return fault(*error.args)
+    for kind in (TrainingDiverged, OutOfMemory, Recycled, ClusterError):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return ConfigError(str(error))

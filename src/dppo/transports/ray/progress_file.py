@@ -41,7 +41,7 @@ class ProgressFile:
             return None
 
     def stacks(self) -> str:
-        """Return the stacks of all threads of a process on this node, if py-spy is installed also those of native code.
+        """Return the stacks of all threads of a process on this node, if py-spy is installed also of native code.
 
         "" if they cannot be read. Those of a process that is stopped (SIGSTOP) are read by py-spy alone.
         """
@@ -50,21 +50,22 @@ class ProgressFile:
             os.kill(self.pid, signal.SIGUSR2)
             time.sleep(STACKS_S)  # no end is marked
             stacks = Path(f"{self.path}.stacks").read_text(errors="replace")
-        program = which(
-            "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        )
-        # only the second reads a process that is stopped
-        for how in ("--native", "--nonblocking") if program else ():
+        beside_python = Path(sys.executable).parent
+        program = which("py-spy", path=f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}")
+        if program is None:
+            return stacks[:MOST_TEXT]
+        # only --nonblocking reads a process that is stopped
+        for option in ("--native", "--nonblocking"):
             with suppress(OSError, subprocess.TimeoutExpired):
-                dump = [program or "", "dump", how, "--pid", str(self.pid)]
-                found = subprocess.run(dump, capture_output=True, timeout=PY_SPY_S, check=False)
-                stacks += f"\npy-spy dump {how}:\n{(found.stdout + found.stderr).decode(errors='replace')}"
-                if found.returncode == 0:
+                command = [program, "dump", option, "--pid", str(self.pid)]
+                dump = subprocess.run(command, capture_output=True, timeout=PY_SPY_S, check=False)
+                stacks += f"\npy-spy dump {option}:\n{(dump.stdout + dump.stderr).decode(errors='replace')}"
+                if dump.returncode == 0:
                     break
         return stacks[:MOST_TEXT]
 
     def remove(self) -> None:
-        """Remove the file, and that of the stacks, if they exist."""
+        """Remove the file, and the file of the stacks, if they exist."""
         for path in (self.path, f"{self.path}.stacks"):
             with suppress(OSError):
                 os.unlink(path)

@@ -82,9 +82,10 @@ class RaySession:
         room for the processes, or another Ray is in use already.
         """
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
-        source, cluster = (
-            wanted_cluster(actors.address) if self._ours else ("address", actors.address)
-        )
+        source = "address"
+        cluster = actors.address
+        if self._ours:
+            source, cluster = wanted_cluster(actors.address)
         self.started_here = self._ours and cluster is None
         self.clock = RunClock()
         self._watch = ClusterWatch(notify, self.clock)
@@ -104,23 +105,16 @@ class RaySession:
         demand = demand_of(actors, learners, evaluators)
         try:
             if self.started_here:
-                demand = self._start(
-                    partial(_start, ray, demand, store_bytes, actors.dashboard, notify)
-                )
+                start = partial(_start, ray, demand, store_bytes, actors.dashboard, notify)
+                with environment.signal_handlers_kept():
+                    demand = self._call(start, "starting Ray")
             else:
                 self._connect(source, cluster, actors.dashboard)
-            self._look_at_nodes(demand, notify)
+            self.demand = self._look_at_nodes(demand, notify)
+            """The processes at the start."""
         except BaseException:
             self.close()
             raise
-        self.demand = (
-            demand if self.pool is None else replace(demand, num_actors=self.pool.at_first)
-        )
-        """The processes at the start."""
-
-    def _start(self, start: Callable[[], Demand]) -> Demand:
-        with environment.signal_handlers_kept():
-            return self._call(start, "starting Ray")
 
     def _connect(self, source: str, cluster: str | None, dashboard: bool) -> None:
         """Connect to a cluster; if this process is connected already, check that it is this one."""
@@ -132,19 +126,23 @@ class RaySession:
         with environment.signal_handlers_kept():
             self._call(partial(connect, self._ray, source, cluster), "connecting to the cluster")
 
-    def _look_at_nodes(self, demand: Demand, notify: Callable[[str], None]) -> None:
-        """Watch Ray's processes from now on; check that there is room, or follow how much there is."""
+    def _look_at_nodes(self, demand: Demand, notify: Callable[[str], None]) -> Demand:
+        """Watch Ray's processes from now on; check that there is room, or follow how much there is.
+
+        Return the processes to start with.
+        """
         what = "looking at the nodes"
         endpoints = partial(_endpoints, self._ray, started_here=self.started_here)
         self._watch.add_endpoints(self._call(endpoints, what))
         self.node_id: str = self._call(partial(_node_id, self._ray), what)
         if self.started_here:
-            return
+            return demand
         if not demand.most_actors:
             self._call(partial(capacity.check_cluster, self._ray, demand, notify), what)
-            return
+            return demand
         self.pool = self._call(partial(_pool, self._ray, demand, notify), what)
         self.pool.start()
+        return replace(demand, num_actors=self.pool.at_first)
 
     def _call(self, function: Callable[[], T], what: str) -> T:
         def check() -> None:
@@ -174,12 +172,9 @@ class RaySession:
         if self._ours:
             self._calls.post(_shut_down, "disconnecting")
         deadline = time.monotonic() + CLOSE_S
-        ended = [
-            calls.close(max(0.0, deadline - time.monotonic()))
-            for calls in reversed(self._all_calls)
-        ]
-        if not all(ended):
-            leave_at_exit("Ray")
+        for calls in reversed(self._all_calls):
+            if not calls.close(max(0.0, deadline - time.monotonic())):
+                leave_at_exit("Ray")
         environment.reinstall_handlers()
         self.clock.close()
         if self._ours:
@@ -234,40 +229,40 @@ def store_bytes_for(batch_size: int, num_parameters: int) -> int:
 def _endpoints(ray: Any, *, started_here: bool) -> list[Endpoint]:
     """Return the processes that Ray depends on: the GCS of the head, and the raylet of this node."""
     context = ray.get_runtime_context()
-    endpoints = [Endpoint("Ray's GCS", context.gcs_address, 0.0 if started_here else GCS_RESTART_S)]
+    restart_s = 0.0
+    if not started_here:
+        restart_s = GCS_RESTART_S
+    endpoints = [Endpoint("Ray's GCS", context.gcs_address, restart_s)]
     for node in ray.nodes():
         if node["NodeID"] == context.get_node_id():
-            endpoints.append(
-                Endpoint(
-                    "the raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", 0.0
-                )
-            )
+            address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+            endpoints.append(Endpoint("the raylet", address, 0.0))
     return endpoints
 
 
 def _start(
     ray: Any, demand: Demand, store_bytes: int, dashboard: bool, notify: Callable[[str], None]
 ) -> Demand:
-    gpus = capacity.gpus_here() if demand.total().get("GPU") else 0
+    gpus = 0
+    if demand.total().get("GPU"):
+        gpus = capacity.gpus_here()
     if demand.most_actors:
         demand = capacity.fitted_here(demand, gpus, notify)
     capacity.check_here(demand, gpus)
     wanted = demand.total()
     wanted.pop("GPU", None)
-    cpus = max(1, math.ceil(wanted.pop("CPU")))
     store_bytes = store_size(store_bytes, notify)
     _check_file_size(store_bytes)
+    options = {
+        "num_cpus": max(1, math.ceil(wanted.pop("CPU"))),
+        "num_gpus": gpus,
+        # Ray takes whole numbers of other resources
+        "resources": {name: math.ceil(amount) for name, amount in wanted.items()} or None,
+        "object_store_memory": store_bytes,
+        "include_dashboard": dashboard,
+    }
     with usable_folder(notify):
-        _start_processes(
-            ray,
-            notify,
-            num_cpus=cpus,
-            num_gpus=gpus,
-            resources={name: math.ceil(amount) for name, amount in wanted.items()}
-            or None,  # it takes whole numbers
-            object_store_memory=store_bytes,
-            include_dashboard=dashboard,
-        )
+        _start_processes(ray, options, notify)
     if not dashboard:
         # autoscaler and forwarder of logs: 45 MB each, and nothing to do here
         with suppress(AttributeError):
@@ -287,8 +282,10 @@ def _check_file_size(store_bytes: int) -> None:
 
 
 @calls_ray
-def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) -> None:
+def _start_processes(ray: Any, options: dict[str, Any], notify: Callable[[str], None]) -> None:
     """Start Ray here, with one more try: on a busy machine, its processes may be too late."""
+    # "local": never join a cluster of others
+    options |= {"address": "local", "log_to_driver": False, "logging_level": logging.ERROR}
     for retry in (True, False):
         try:
             with (
@@ -296,18 +293,15 @@ def _start_processes(ray: Any, notify: Callable[[str], None], **options: Any) ->
                 environment.one_hash_seed(),
                 environment.quiet_init(),
             ):
-                # "local": never join a cluster of others
-                ray.init(
-                    address="local", log_to_driver=False, logging_level=logging.ERROR, **options
-                )
+                ray.init(**options)
             return
         except Exception as error:  # Ray raises a bare one, too
             reason = in_a_line(error)[:300]
             ray.shutdown()
             if not retry:
-                logs = f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
                 raise ClusterError(
-                    f"Ray could not be started here: {reason}. Its logs are under {logs}"
+                    f"Ray could not be started here: {reason}. Its logs are under "
+                    f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
                 ) from None
             notify(f"Ray did not start ({reason}); trying once more")
 

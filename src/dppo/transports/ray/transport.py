@@ -30,9 +30,8 @@ from dppo.transports.ray.session import RayLink
 from dppo.transports.ray.watching import Watching
 from dppo.user_code import in_a_line
 
-TICK_S = (
-    0.5  # longest single wait, and so the delay with which a deadline or a due restart is noticed
-)
+# longest single wait, and so the delay with which a deadline or a due restart is noticed
+TICK_S = 0.5
 IDLE_S = 0.05  # the same while no call is pending
 LOOK_S = 2.0  # between two looks at all actors, and at all pending calls
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray puts larger arguments into its store again
@@ -96,9 +95,8 @@ class RayTransport:
         self._handles: dict[Process, Any] = {}
         self._groups: dict[Process, int] = {}
         self._policies: dict[int, Any] = {}  # as sent, by version
-        self._calls: dict[
-            ObjectRef[Any], _Call
-        ] = {}  # from which the loop takes those that have ended
+        # from which the loop takes those that have ended
+        self._calls: dict[ObjectRef[Any], _Call] = {}
         self._sending_s = 0.0
         # Of the loop:
         # processes to be started or running; answers of others do not count
@@ -106,9 +104,8 @@ class RayTransport:
         self._worn: set[Process] = set()  # processes to be recycled
         self._looked_at = time.monotonic()
         self._silences = 0  # of the network, so far
-        self._doubtful: dict[
-            Process, float
-        ] = {}  # processes that were starting then, and until when they may
+        # processes that were starting then, and until when they may
+        self._doubtful: dict[Process, float] = {}
         self._receiving_s = 0.0
         # Of both:
         self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
@@ -139,9 +136,8 @@ class RayTransport:
         elif isinstance(command, Start):
             self._start(command)
         elif isinstance(command, Describe):
-            self._expect(
-                self._handles[command.process].describe.remote(command.sampler_id), command
-            )
+            described = self._handles[command.process].describe.remote(command.sampler_id)
+            self._expect(described, command)
         elif self._link.watch.lost:
             return  # large arguments would end this process
         elif isinstance(command, Play):
@@ -173,10 +169,12 @@ class RayTransport:
     def _ask(self, ask: Ask) -> None:
         apart = self._kind.by_reference
         method = self._handles[ask.process].make_segments_packed
-        if apart:
-            method = method.options(num_returns=1 + len(ask.question.samplers))
-        sent = method.remote(pack(ask.question), self._sent(ask.policy), apart)
-        head, *segments = sent if apart else [sent]
+        arguments = pack(ask.question), self._sent(ask.policy), apart
+        if not apart:
+            self._expect(method.remote(*arguments), ask)
+            return
+        method = method.options(num_returns=1 + len(ask.question.samplers))
+        head, *segments = method.remote(*arguments)
         self._expect(head, ask, segments)
 
     @calls_ray
@@ -188,9 +186,8 @@ class RayTransport:
         except ClusterError as error:  # an evaluation may be left out
             self._failed.put(messages.Died(play.process, f"failed: {error}"))
             return
-        self._expect(
-            self._handles[play.process].play.remote(policy, play.episode, play.timeout_s), play
-        )
+        actor = self._handles[play.process]
+        self._expect(actor.play.remote(policy, play.episode, play.timeout_s), play)
 
     def _expect(
         self, ref: ObjectRef[Any], command: Start | _Question, segments: Sequence[Any] = ()
@@ -214,15 +211,15 @@ class RayTransport:
         self._policies = {
             version: sent for version, sent in self._policies.items() if version >= oldest
         }
+        put = pack if policy.weights.nbytes <= INLINE else ray.put
         try:
-            sent = pack(policy) if policy.weights.nbytes <= INLINE else ray.put(policy)
+            self._policies[policy.version] = put(policy)
         except RayError as error:
             raise ClusterError(
                 f"the weights could not be sent to the actors: {last_line(error)}. Free memory or disk space for "
                 f"Ray's object store, then resume (--resume)."
             ) from None
-        self._policies[policy.version] = sent
-        return sent
+        return self._policies[policy.version]
 
     @calls_ray
     def _kill(self, process: Process) -> None:
@@ -277,10 +274,10 @@ class RayTransport:
     def _ended_calls(self, timeout_s: float) -> list[_Ended]:
         """Return all calls that have ended; wait up to `timeout_s` for the first."""
         ended = []
+        if not self._calls:
+            timeout_s = min(IDLE_S, timeout_s)
         with suppress(Empty):
-            ended.append(
-                self._ended.get(timeout=timeout_s if self._calls else min(IDLE_S, timeout_s))
-            )
+            ended.append(self._ended.get(timeout=timeout_s))
             ended += _drained(self._ended)
         while self._unreported:
             ended.append(self._unreported.popleft())
@@ -323,7 +320,9 @@ class RayTransport:
                 return messages.Answered(command.process, command.ask_id, unpack(message))
             except Exception as error:  # as of another version; an evaluation may be left out
                 return messages.Died(command.process, f"failed: {in_a_line(error)}")
-        answer = decode_answer([message, *call.segments] if call.segments else message)
+        if call.segments:
+            message = [message, *call.segments]
+        answer = decode_answer(message)
         if isinstance(answer, messages.Recycled):
             self._worn.add(command.process)
         return messages.Answered(command.process, command.ask_id, answer)
@@ -348,17 +347,11 @@ class RayTransport:
         pending = self._pending()
         interrupted = any(isinstance(command, Ask | Play) for command in pending)
         starting = {command.process for command in pending if isinstance(command, Start)}
-        closing = [
-            handle.close.remote()
-            for process, handle in self._handles.items()
-            if process not in starting
-        ]
+        started = self._handles.keys() - starting
+        closing = [self._handles[process].close.remote() for process in started]
         if closing:
-            ray.wait(
-                closing,
-                num_returns=len(closing),
-                timeout=INTERRUPTED_S if interrupted else CLOSING_S,
-            )
+            timeout_s = INTERRUPTED_S if interrupted else CLOSING_S
+            ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
         handles = [*self._handles.values(), *self._watching.take_witnesses()]
         self._handles = {}
         call_with_timeout(KILLING_S, lambda: [ray.kill(handle) for handle in handles])

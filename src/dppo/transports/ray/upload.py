@@ -22,21 +22,22 @@ GIT_S = 20.0  # longest wait for git to list them
 KEPT_S = 7 * 24 * 3600  # for which the cluster keeps the files even if no actor uses them just now
 LARGEST = 3  # files that are named
 LEFT_OUT = frozenset(
-    (
-        *(".git", ".hg", ".svn", ".venv", "venv", "node_modules"),
-        *("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
-    )
+    [
+        ".git",
+        ".hg",
+        ".svn",
+        ".venv",
+        "venv",
+        "node_modules",
+        "__pycache__",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+    ]
 )
 """Names of folders that are never sent."""
 # the date of all files in the archive, so that equal files make an equal archive
-EARLIEST = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)
+EARLIEST = (1980, 1, 1, 0, 0, 0)
 
 
 def check_there_is_a_cluster(folders: Sequence[str | Path], address: str | None) -> None:
@@ -53,13 +54,13 @@ def environment_of(
     variables: dict[str, str], folders: Sequence[str | Path], notify: Callable[[str], object]
 ) -> dict[str, Any]:
     """Return Ray's options of the processes of a run: variables, and the files in these folders, which are sent."""
-    runtime_env: dict[str, Any] = {}
-    if variables:
-        runtime_env["env_vars"] = variables
     if folders:
-        runtime_env["working_dir"] = uploaded(folders, notify)
-        runtime_env["env_vars"] = {**variables, UPLOADED: "1"}
-    return {"runtime_env": runtime_env} if runtime_env else {}
+        folder = uploaded(folders, notify)
+        uploads = {"working_dir": folder, "env_vars": {**variables, UPLOADED: "1"}}
+        return {"runtime_env": uploads}
+    if variables:
+        return {"runtime_env": {"env_vars": variables}}
+    return {}
 
 
 def files_to_send(folders: Sequence[str | Path]) -> dict[str, Path]:
@@ -67,7 +68,7 @@ def files_to_send(folders: Sequence[str | Path]) -> dict[str, Path]:
 
     Raises ConfigError if a folder does not exist or has no files, or if two have a file of the same name.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for name in folders:
         folder = Path(name)
         if not folder.is_dir():
@@ -81,17 +82,18 @@ def files_to_send(folders: Sequence[str | Path]) -> dict[str, Path]:
             )
         for path in inside:
             key = path.relative_to(folder).as_posix()
-            if key in found:
+            if key in files:
                 raise ConfigError(
-                    f"upload: {found[key]} and {path} would have the same name. Rename one of them."
+                    f"upload: {files[key]} and {path} would have the same name. Rename one of them."
                 )
-            found[key] = path
-    return found
+            files[key] = path
+    return files
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    listed = _listed_by_git(folder)
-    paths = _walked(folder) if listed is None else listed
+    paths = _listed_by_git(folder)
+    if paths is None:
+        paths = _walked(folder)
     kept: dict[Path, bool] = {folder: True}
     for path in sorted(paths):
         if path.is_file() and path.suffix != ".pyc" and _is_kept(path.parent, kept):
@@ -110,18 +112,11 @@ def _is_kept(folder: Path, known: dict[Path, bool]) -> bool:
 
 def _listed_by_git(folder: Path) -> list[Path] | None:
     """Return the files that git does not ignore; None if the folder is in no repository, or git is not there."""
-    command = [
-        "git",
-        "-C",
-        str(folder),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listing = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+        listing = subprocess.run(
+            command, cwd=folder, capture_output=True, timeout=GIT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if listing.returncode != 0:
@@ -129,11 +124,12 @@ def _listed_by_git(folder: Path) -> list[Path] | None:
     return [folder / os.fsdecode(name) for name in set(listing.stdout.split(b"\0")) if name]
 
 
-def _walked(folder: Path) -> Iterator[Path]:
+def _walked(folder: Path) -> list[Path]:
+    paths = []
     for path, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
-        for name in files:
-            yield Path(path, name)
+        paths += [Path(path, name) for name in files]
+    return paths
 
 
 def described(files: dict[str, Path]) -> str:
@@ -152,7 +148,9 @@ def described(files: dict[str, Path]) -> str:
 
 
 def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 50_000 else f"{size / 1e3:.1f} kB"
+    if size >= 50_000:
+        return f"{size / 1e6:.1f} MB"
+    return f"{size / 1e3:.1f} kB"
 
 
 def archive(files: dict[str, Path]) -> bytes:
@@ -177,21 +175,21 @@ def uploaded(folders: Sequence[str | Path], notify: Callable[[str], object]) -> 
     )
     data = archive(files)
     uri = f"gcs://_ray_pkg_{hashlib.sha1(data).hexdigest()}.zip"  # as Ray names its own archives
-    problems = list[str]()
+    problem = f"no answer within {SEND_S:.0f} s"
 
     def send() -> None:
+        nonlocal problem
         from ray._private.runtime_env import packaging
 
         try:
             packaging.pin_runtime_env_uri(uri, expiration_s=KEPT_S)
             if not packaging.package_exists(uri):
                 packaging.upload_package_to_gcs(uri, data)
-            problems.append("")
+            problem = ""
         except Exception as error:  # of any class of Ray
-            problems.append(in_a_line(error)[:300])
+            problem = in_a_line(error)[:300]
 
     call_with_timeout(SEND_S, send)
-    problem = problems[0] if problems else f"no answer within {SEND_S:.0f} s"
     if problem:
         raise ClusterError(
             f"upload: the cluster has not taken the files: {problem}. Share the folder between the nodes."

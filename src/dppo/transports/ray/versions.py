@@ -7,10 +7,10 @@ MISMATCH = re.compile(r"Version mismatch.*?Ray: (\S+) Python: (\S+).*?Ray: (\S+)
 
 def versions_remedy(reason: str) -> str:
     """Return what to install if `reason`, an error of Ray in a line, is about versions that differ; else ""."""
-    found = MISMATCH.search(" ".join(reason.split()))
-    if found is None:
+    mismatch = MISMATCH.search(" ".join(reason.split()))
+    if mismatch is None:
         return ""
-    cluster_ray, cluster_python, ray_here, python_here = found.groups()
+    cluster_ray, cluster_python, ray_here, python_here = mismatch.groups()
     steps = []
     if cluster_ray != ray_here:
         steps.append(

@@ -46,9 +46,8 @@ class Endpoint:
 
     name: str
     address: str  # host:port
-    patience_s: (
-        float  # seconds for which its port may refuse connections before the process counts as dead
-    )
+    patience_s: float
+    """Seconds for which its port may refuse connections before the process counts as dead."""
     failing_since: float | None = None
 
     def look(self, now: Callable[[], float] = time.monotonic) -> str | None:
@@ -62,15 +61,17 @@ class Endpoint:
             silent = isinstance(error, TimeoutError)
             if not silent and error.errno not in NOBODY_LISTENS + UNREACHABLE:
                 return None  # a problem of this process, such as no free file descriptor
-            self.failing_since = began if self.failing_since is None else self.failing_since
-            patience_s = self.patience_s if error.errno in NOBODY_LISTENS else LOST_S
+            if self.failing_since is None:
+                self.failing_since = began
             failing_s = now() - self.failing_since
-            reason = (
-                f"it has not answered for {failing_s:.0f} s"
-                if silent
-                else error.strerror or str(error)
-            )
-            return reason if failing_s >= patience_s else None
+            patience_s = LOST_S
+            if error.errno in NOBODY_LISTENS:
+                patience_s = self.patience_s
+            if failing_s < patience_s:
+                return None
+            if silent:
+                return f"it has not answered for {failing_s:.0f} s"
+            return error.strerror or str(error)
 
     def __str__(self) -> str:
         return f"{self.name} at {self.address}"
@@ -163,7 +164,9 @@ class ClusterWatch:
         return since, who
 
     def _head(self) -> str:
-        return f" ({self._endpoints[0].address})" if self._endpoints else ""
+        if not self._endpoints:
+            return ""
+        return f" ({self._endpoints[0].address})"
 
     def _look(self) -> None:
         probed_at = 0.0
@@ -184,11 +187,8 @@ class ClusterWatch:
 
         Answers that were lost meanwhile do not come any more. Ray repeats its requests to the GCS on a new connection.
         """
-        failing = [
-            endpoint.failing_since
-            for endpoint in self._endpoints
-            if endpoint.failing_since is not None
-        ]
+        since = [endpoint.failing_since for endpoint in self._endpoints]
+        failing = [start for start in since if start is not None]
         silent = bool(failing) and self._clock.awake() - min(failing) > SILENT_S
         if self._silent and not failing:
             end_those_to(self._endpoints[0].address)

@@ -49,13 +49,12 @@ class Watching:
         self._seed = seed  # of the run; None for actors of evaluations, which host no samplers
         self._files: dict[Process, ProgressFile] = {}
         self._latest: dict[Process, Activity] = {}
-        self._witnesses: dict[
-            str, Any
-        ] = {}  # by the id of the node; belongs to the thread of the calls
+        # by the id of the node; belongs to the thread of the calls
+        self._witnesses: dict[str, Any] = {}
         self._looks = set[Process]()  # processes whose looks are pending
         self._looked = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
         """Looks that have ended: the process, the id of its node, and a function that returns or raises the result."""
-        self._seen: list[Progressed] = []
+        self._events: list[Progressed] = []
 
     def started(self, process: Process, file: ProgressFile) -> Started:
         """Record the progress file of a new process; return the event."""
@@ -75,7 +74,10 @@ class Watching:
         file = self._files.get(process, ProgressFile("", ""))
         is_here = file.node_id == self.here
         cause = cause_of_death(error)
-        place = self._describe_place(file.read() if is_here else self._latest.get(process))
+        activity = self._latest.get(process)
+        if is_here:
+            activity = file.read()
+        place = self._describe_place(activity)
         if not file.log:
             return f"{cause}{place}"
         if not is_here:
@@ -154,24 +156,23 @@ class Watching:
         return self._witnesses[file.node_id]
 
     def seen(self) -> list[Progressed]:
-        """Return the results of looks since the last call; does not wait."""
+        """Take the results of looks since the last call, without waiting for pending looks."""
         with suppress(Empty):
             while True:
                 process, node_id, result = self._looked.get_nowait()
                 self._looks.discard(process)
                 try:
                     self._take(process, result())
-                except (
-                    RayError
-                ):  # the witness is lost, perhaps with its node; the next look starts another
+                except RayError:
+                    # the witness is lost, perhaps with its node; the next look starts another
                     forget = partial(self._witnesses.pop, node_id, None)
                     self._link.calls.post(forget, "looking at an actor of another node")
-        seen = self._seen
-        self._seen = []
-        return seen
+        events = self._events
+        self._events = []
+        return events
 
     def take_witnesses(self) -> list[Any]:
-        """Return all witnesses to be killed, and forget them."""
+        """Forget all witnesses; return their handles, to be killed by the caller."""
         witnesses = list(self._witnesses.values())
         self._witnesses.clear()
         return witnesses
@@ -179,7 +180,7 @@ class Watching:
     def _take(self, process: Process, progress: Activity | None) -> None:
         if progress is not None:
             self._latest[process] = progress
-            self._seen.append(Progressed(process, progress))
+            self._events.append(Progressed(process, progress))
 
 
 def _raise(error: Exception) -> None:
