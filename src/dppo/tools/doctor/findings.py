@@ -98,17 +98,9 @@ def _process_does_not_end(facts: Facts, config: Config) -> Iterator[str]:
         )
 
 
-_when(
-    "warning",
-    "alone",
-    "episodes were not played again in a fresh process: {alone}",
-)
+_when("warning", "alone", "episodes were not played again in a fresh process: {alone}")
 
-_when(
-    "error",
-    "error",
-    "{error}",
-)
+_when("error", "error", "{error}")
 
 _when(
     "note",
@@ -396,17 +388,9 @@ def _too_little_memory(facts: Facts, config: Config) -> Iterator[str]:
 # --------------------------------------------------------------- for information
 
 
-_when(
-    "note",
-    "batch",
-    "{batch}",
-)
+_when("note", "batch", "{batch}")
 
-_when(
-    "note",
-    "rescaled",
-    "{rescaled}",
-)
+_when("note", "rescaled", "{rescaled}")
 
 _when(
     "warning",
@@ -424,11 +408,7 @@ def _no_reward(facts: Facts, config: Config) -> Iterator[str]:
         )
 
 
-_when(
-    "note",
-    "threads",
-    "an instance starts threads: {threads}",
-)
+_when("note", "threads", "an instance starts threads: {threads}")
 
 
 @_finding("note")
@@ -437,11 +417,7 @@ def _processes(facts: Facts, config: Config) -> Iterator[str]:
         yield f"an instance starts processes: {', '.join(facts['children'])}"
 
 
-_when(
-    "note",
-    "pickle",
-    "it cannot be pickled, and need not be: {pickle}",
-)
+_when("note", "pickle", "it cannot be pickled, and need not be: {pickle}")
 
 
 @_finding("note")
