@@ -57,9 +57,7 @@ def build(
         raise ConfigError(
             "freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch."
         )
-    warm = None
-    if config.init_from and start is None:
-        warm = find(config.init_from)
+    warm = find(config.init_from) if config.init_from and start is None else None
     torch_import = _import_torch(stack)
     place = open_states(config, folder.path, stack)
     session = None if config.num_actors == 0 else open_session(config, variables, stop, stack)

@@ -116,9 +116,7 @@ def replay(
     ):
         pause()
         with guarded_steps(f"a step or reset of {config.env_name}"):
-            film = None
-            if video is not None:
-                film = Video(video, again.env, repeat=config.action_repeat)
+            film = None if video is None else Video(video, again.env, repeat=config.action_repeat)
             again.play(film, steps)
     facts = f"{counted(recorded.length, 'step')}, return {recorded.episode_return:g}"
     return f"Episode {episode}: {facts}, equal to the last bit."
