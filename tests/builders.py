@@ -45,6 +45,20 @@ def make_config(settings: Mapping[str, Any]) -> Config:
     return Config(**settings)
 
 
+def tiny_run(
+    run_dir: Path | None, *, samplers: int = 1, steps: int = 16, iterations: int = 3, **changes: Any
+) -> Config:
+    """The settings of a run of CartPole that takes no time, with `changes`."""
+    sizes: dict[str, Any] = {
+        "num_samplers": samplers,
+        "num_steps": steps,
+        "total_timesteps": samplers * steps * iterations,
+        "update_epochs": 1,
+    }
+    place = {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off"}
+    return make_config(place | sizes | changes)
+
+
 def spec_of(
     actions: Actions = DISCRETE,
     *,

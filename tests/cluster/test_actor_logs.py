@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from builders import make_config
+from builders import tiny_run
 from children import with_children
 from commandline import SOURCE, TESTS
 from processes import actors_of_this_process, wait_until
@@ -26,17 +26,11 @@ from dppo.records.files.run_files import check_run_files
 from dppo.transports import in_process
 
 Patch = pytest.MonkeyPatch
-SIZES = {
-    "num_samplers": 1,
-    "num_steps": 40,
-    "total_timesteps": 160,
-    "update_epochs": 1,
-    "progress": "off",
-}
 
 
 def settings(run_dir: Path, env_id: Any, **changes: Any) -> dppo.Config:
-    return make_config({"env_id": env_id, "run_dir": run_dir, "num_actors": 1, **SIZES, **changes})
+    hosted: dict[str, Any] = {"env_id": env_id, "num_actors": 1}
+    return tiny_run(run_dir, steps=40, iterations=4, **hosted | changes)
 
 
 class Noisy(gym.Wrapper[Any, Any, Any, Any]):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from remedies import executes
 
 import dppo
@@ -20,10 +20,8 @@ from dppo.records.observer import Evaluation
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("trained") / "run"
-    sizes = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 32}
-    dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **sizes}))
-    return run
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    return dppo.train(tiny_run(run_dir, steps=32, iterations=1)).run_dir
 
 
 def test_the_command_prints_the_summary_of_dppo_evaluate(

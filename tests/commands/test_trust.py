@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from builders import make_config
+from builders import tiny_run
 from worlds import models
 
 import dppo
@@ -32,9 +32,8 @@ def make(**kwargs):
 """
 
 
-def run_of(run_dir: Path | str, env_id: str = "CartPole-v1", **changes: Any) -> dppo.Result:
-    sizes = {"num_steps": 8, "total_timesteps": 64, "progress": "off", "run_dir": run_dir}
-    return dppo.train(make_config({"env_id": env_id, **sizes, **changes}))
+def run_of(run_dir: Path, env_id: str = "CartPole-v1", **changes: Any) -> dppo.Result:
+    return dppo.train(tiny_run(run_dir, env_id=env_id, **changes))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,7 @@ def test_wrappers_named_by_a_folder_are_refused(
 ) -> None:
     """For evaluation, the settings in the checkpoint count, whatever config.yaml says."""
     Path("mywrap.py").write_text(FACTORY + "\nWrapper = lambda env: env\n", encoding="utf8")
-    run_of("run", wrappers=["mywrap:Wrapper"])
+    run_of(Path("run"), wrappers=["mywrap:Wrapper"])
     forget("mywrap")
     assert main(["train", "--resume", "run"]) == 2
     config = Path("run/config.yaml")
@@ -159,7 +158,7 @@ def forget(module: str) -> None:
 def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(desk: Path) -> None:
     network = "import pathlib; from worlds.models import Plain; pathlib.Path('imported').touch(); Net = Plain"
     Path("mynet.py").write_text(network + "\n", encoding="utf8")
-    result = run_of("run", "Pendulum-v1", model="mynet:Net")
+    result = run_of(Path("run"), "Pendulum-v1", model="mynet:Net")
     obs = np.zeros(3, np.float32)
     wanted = dppo.load_policy("run").act(obs)  # this program has imported it
     forget("mynet")

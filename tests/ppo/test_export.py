@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from builders import make_config, random_weights
+from builders import make_config, random_weights, tiny_run
 from encoder_kinds import KINDS as ENCODERS
 from kinds import KINDS as POLICIES
 from kinds import SMALL
@@ -166,15 +166,7 @@ def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
-    expected_values = {
-        "model": "worlds.models:Plain",
-        "num_samplers": 1,
-        "num_steps": 50,
-        "total_timesteps": 50,
-    }
-    dppo.train(
-        make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **expected_values})
-    )
+    dppo.train(tiny_run(run, steps=50, iterations=1, model="worlds.models:Plain"))
     (run / "learning_curve.png").write_bytes(b"drawn")  # tests draw none
     return run
 

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 
 import dppo
 from dppo.__main__ import main
@@ -30,14 +30,7 @@ pytestmark = pytest.mark.timeout(120)  # a command that waits for a pipe would w
 
 
 def settings(run_dir: Path) -> dppo.Config:
-    sizes = {"num_samplers": 1, "num_steps": 16, "total_timesteps": 48, "update_epochs": 1}
-    base = {
-        "env_id": "CartPole-v1",
-        "run_dir": run_dir,
-        "progress": "off",
-        "checkpoint_interval_s": 0,
-    }
-    return make_config(base | sizes)
+    return tiny_run(run_dir, checkpoint_interval_s=0)
 
 
 class Hook(dppo.Observer):

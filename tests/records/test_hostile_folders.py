@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from builders import make_config
+from builders import tiny_run
 from recorder import Recorder
 
 import dppo
@@ -36,14 +36,7 @@ pytestmark = pytest.mark.timeout(60)
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run with one iteration left."""
     run = tmp_path_factory.mktemp("honest") / "run"
-    sizes = {
-        "num_samplers": 1,
-        "num_steps": 16,
-        "total_timesteps": 32,
-        "update_epochs": 1,
-        "hidden_sizes": (4,),
-    }
-    config = make_config({"env_id": "CartPole-v1", "run_dir": run, "progress": "off", **sizes})
+    config = tiny_run(run, iterations=2, hidden_sizes=(4,))
     dppo.train(config, observers=[Recorder(interrupt_at=1)])
     (run / "checkpoints" / "iter_000000.safetensors").unlink()
     return run

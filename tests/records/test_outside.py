@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from commandline import Command
 from processes import wait_until
 from recorder import Notes, Recorder
@@ -21,19 +21,9 @@ from dppo.errors import CheckpointNotWritten, ConfigError
 from dppo.records.files import disk
 from dppo.records.outside import NoAnswer, OutsideThread
 
-ITERATIONS = 4
-
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    sizes = {
-        "num_samplers": 2,
-        "num_steps": 32,
-        "total_timesteps": 64 * ITERATIONS,
-        "update_epochs": 1,
-    }
-    return make_config(
-        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes}
-    )
+    return tiny_run(run_dir, samplers=2, steps=32, iterations=4, **changes)
 
 
 class BlockingDisk:

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from commandline import fresh_environment
 from recorder import Recorder
 
@@ -37,15 +37,7 @@ ITERATIONS = 3
 
 
 def settings(run_dir: Path | None, **changes: Any) -> dppo.Config:
-    sizes = {
-        "num_samplers": 2,
-        "num_steps": 16,
-        "total_timesteps": BATCH * ITERATIONS,
-        "update_epochs": 1,
-    }
-    return make_config(
-        {"env_id": "CartPole-v1", "run_dir": run_dir, "progress": "off", **sizes, **changes}
-    )
+    return tiny_run(run_dir, samplers=2, iterations=ITERATIONS, **changes)
 
 
 @pytest.fixture(scope="module")

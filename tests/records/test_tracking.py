@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from commandline import Command
 from processes import wait_until
 from recorder import Notes, Recorder
@@ -32,23 +32,8 @@ trackers = pytest.mark.parametrize("name", ["wandb", "mlflow"])
 
 
 def settings(run_dir: Path, name: str, **changes: Any) -> dppo.Config:
-    sizes = {
-        "num_samplers": 2,
-        "num_steps": 32,
-        "total_timesteps": 64 * ITERATIONS,
-        "update_epochs": 1,
-    }
-    tracking_settings = {"track": (name,), "eval_every": 128, "eval_episodes": 2}
-    return make_config(
-        {
-            "env_id": "CartPole-v1",
-            "run_dir": run_dir,
-            "progress": "off",
-            **sizes,
-            **tracking_settings,
-            **changes,
-        }
-    )
+    tracked_run: dict[str, Any] = {"track": (name,), "eval_every": 128, "eval_episodes": 2}
+    return tiny_run(run_dir, samplers=2, steps=32, iterations=ITERATIONS, **tracked_run | changes)
 
 
 @pytest.fixture
