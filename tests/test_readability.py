@@ -101,7 +101,7 @@ def test_a_line_assigns_one_thing(tree: str, limit: int) -> None:
     assert len(refused) <= limit, "\n".join(refused)
 
 
-@pytest.mark.parametrize(("tree", "limit"), [("src", 32), ("tests", 103)])
+@pytest.mark.parametrize(("tree", "limit"), [("src", 32), ("tests", 15)])
 def test_a_name_is_a_noun(tree: str, limit: int) -> None:
     refused = places(tree, is_named_without_a_noun)
     assert len(refused) <= limit, "\n".join(refused)
@@ -113,7 +113,7 @@ def test_more_than_six_parameters_are_a_record(tree: str, limit: int) -> None:
     assert len(refused) <= limit, "\n".join(refused)
 
 
-@pytest.mark.parametrize(("tree", "limit"), [("src", 17), ("tests", 76)])
+@pytest.mark.parametrize(("tree", "limit"), [("src", 17), ("tests", 75)])
 def test_a_file_is_not_dense(tree: str, limit: int) -> None:
     dense = [
         name for name, text in sources(tree).items() if tokens_a_line(text) > MAX_TOKENS_A_LINE
