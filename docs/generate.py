@@ -256,6 +256,19 @@ def samples() -> str:
     return _table(("task (modest, good)", *SIDES.values()), rows)
 
 
+def crossings() -> str:
+    """Return from which step time on soft actor-critic is faster than reuse, for each task and number of actors."""
+    from samples_crossing import ACTORS, rows_of_crossings
+    from samples_figures import stored
+
+    rows = list(rows_of_crossings(stored(SAMPLES), "sac", "reuse"))
+    if not rows:
+        return "Not measured yet: `samples.jsonl` has no rows of the side `sac`."
+    actors = ["1 actor", *(f"{count} actors" for count in ACTORS[1:])]
+    head = ("task", "env steps", "with reuse", "ms of updates", "with reuse", *actors)
+    return _table(head, rows)
+
+
 def shares() -> str:
     """Return the median share of Stable-Baselines3's env steps to the good return, with its interval."""
     from samples_figures import interval, median_ratio, reached, stored
@@ -314,6 +327,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "hashes": hashes,
     "samples": samples,
     "shares": shares,
+    "crossings": crossings,
 }
 PARTS_OF_PAGES = {
     "docs/SETTINGS.md": ("defaults", "settings"),
@@ -322,7 +336,7 @@ PARTS_OF_PAGES = {
     "docs/COMING_FROM.md": ("names",),
     "docs/REPRODUCIBILITY.md": ("hashes",),
     "docs/RESULTS.md": ("shares",),
-    "benchmarks/results/samples.md": ("samples",),
+    "benchmarks/results/samples.md": ("samples", "crossings"),
 }
 
 if __name__ == "__main__":

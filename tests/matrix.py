@@ -308,10 +308,10 @@ SLOW = cells(
         ("killed", "from outside"): ["discrete, overlap", "lag"],
         ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations", "prior"],
         ("two learners", "2 actors"): [
-            *(kind for kind in POLICIES if kind != "sac"),
+            *POLICIES,
             *("every option", "prior"),
         ],
         ("two learners", "3 actors"): ["lag"],
-        ("lost learner and resumed", "after 2"): ["reuse of 3"],
+        ("lost learner and resumed", "after 2"): ["reuse of 3", "sac of 8"],
     }
 )

@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hosts": {"config", "ppo", "sac", "envs", "policies.controller", "signals"},
     "engine": {"ppo", "envs", "signals"},
     "transports": {"config", "ppo", "envs", "hosts", "engine", "signals"},
-    "learners": {"config", "ppo", "hosts", "engine.restarts", "transports.ray"},
+    "learners": {"config", "ppo", "sac", "hosts", "engine.restarts", "transports.ray"},
     "policies": {"ppo", "records", "envs.checks"},
     "policies.policy": {"config.trust", "ppo", "records", "envs.checks"},
     "policies.deployed": {"config", "records"},

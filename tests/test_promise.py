@@ -211,9 +211,16 @@ def two_learners(trial: Trial, num_actors: int) -> dppo.Result:
     return trial.train(num_actors=num_actors, num_learners=2, cpus_per_actor=0.5)
 
 
+def long_updates(trial: Trial) -> Settings:
+    """Return settings with which a learner can be lost in the middle of an update."""
+    return (
+        {"gradient_steps": 5.0} if trial.settings.get("algo") == "sac" else {"update_epochs": 100}
+    )
+
+
 def lost_learner_and_resumed(trial: Trial, at: int) -> dppo.Result:
     """The batch of the update holds segments of earlier iterations."""
-    learners = TWO_LEARNERS | {"update_epochs": 100}
+    learners = TWO_LEARNERS | long_updates(trial)
     trial.stop(at, **learners)
     with in_the_middle_of_an_update(send(signal.SIGKILL)):
         result = trial.resume(**learners)
@@ -232,11 +239,10 @@ DISTURB: dict[str, Callable[..., dppo.Result]] = {
     "two learners": two_learners,
     "lost learner and resumed": lost_learner_and_resumed,
 }
-WHOLE: dict[
-    str, Settings
-] = {  # the run with which a disturbed one is compared; others are in process
-    "two learners": TWO_LEARNERS,
-    "lost learner and resumed": TWO_LEARNERS | {"update_epochs": 100},
+# the run with which a disturbed one is compared; others are in process
+WHOLE: dict[str, Callable[[Trial], Settings]] = {
+    "two learners": lambda trial: TWO_LEARNERS,
+    "lost learner and resumed": lambda trial: TWO_LEARNERS | long_updates(trial),
 }
 
 
@@ -258,7 +264,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
     @cache
     def train(kind: str, baseline: str) -> dppo.Result:
-        result = Trial(kind, folder / f"{kind} {baseline}").train(**WHOLE.get(baseline, {}))
+        trial = Trial(kind, folder / f"{kind} {baseline}")
+        changes = WHOLE[baseline](trial) if baseline else {}
+        result = trial.train(**changes)
         assert result.episodes >= 8 or result.env_faults  # otherwise no reset would be compared
         return result
 

@@ -189,7 +189,10 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         "falls from it to target_entropy={}. Use a larger number",
         SAC | {"entropy_start": -2.0},
     ),
-    ("which alone can store them in a checkpoint", SAC | ACTORS | {"num_learners": 2}),
+    (
+        "cannot be shared evenly by {} learners. Use `minibatch_size={}`",
+        SAC | ACTORS | {"num_learners": 2, "minibatch_size": 129},
+    ),
     ("has no critics that learn from earlier env steps", {"gradient_steps": 0.25}),
     ("nothing falls without entropy_start", SAC | {"entropy_fall_steps": 100}),
     ("algo=sac estimates no advantages", SAC | {"gae_lambda": 0.5}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plain import Row, World
 
-from dppo.sac.rows import KeptRows, row_bytes
+from dppo.sac.rows import KeptRows, row_bytes, rows_of_rank
 from dppo.spaces.spaces import leaves
 
 VECTOR = np.dtype((np.float32, (3,)))
@@ -260,3 +260,35 @@ def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
         )
         == stored
     )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
+    """The rows of all, cut into parts, are those that each rank would keep by itself, also after drops."""
+    worlds = [World(VECTOR, num_samplers=1, num_envs=2, seed=number) for number in range(4)]
+    rows_of_all = KeptRows(8 * 10, VECTOR)
+    share = len(worlds) // ranks
+    rows = [KeptRows(8 * 10 // ranks, VECTOR) for _ in range(ranks)]
+    assert rows_of_rank(rows_of_all.state(), 0, ranks) == {}
+    for _ in range(5):
+        segments = [world.segments(3)[0] for world in worlds]
+        rows_of_all.append(segments)
+        for rank, rows_alone in enumerate(rows):
+            rows_alone.append(segments[rank * share : (rank + 1) * share])
+    for rank, rows_alone in enumerate(rows):
+        expected = rows_alone.state()
+        loaded = KeptRows(8 * 10 // ranks, VECTOR)
+        loaded.load(rows_of_rank(rows_of_all.state(), rank, ranks))
+        assert len(expected["rows.exits"]) > 0
+        assert_equal(loaded.state(), expected)
+        # what follows is kept as well
+        segments = [world.segments(3)[0] for world in worlds[rank * share : (rank + 1) * share]]
+        for of_rank in (rows_alone, loaded):
+            of_rank.append(segments)
+        assert_equal(loaded.state(), rows_alone.state())
+
+
+def assert_equal(state: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert {name: array.tobytes() for name, array in state.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }

@@ -88,7 +88,10 @@ def _replay_in_words(
     kept = rows * kept_row_bytes(config, spaces)
     total = batch_bytes + kept
     facts = f"{rows:,} kept env steps take {_describe_bytes(kept)}, and once more while a checkpoint is written"
-    if config.num_learners == 0 and memory is not None and total + kept > memory:
+    if config.num_learners > 0:
+        share = _describe_bytes(kept // config.num_learners)
+        facts += f"; each of {counted(config.num_learners, 'learner')} keeps its {share} of them"
+    if memory is not None and total + kept > memory:
         raise ConfigError(
             f"replay_rows={rows}: {facts}, and this machine has {_describe_bytes(memory)}. Use a smaller `replay_rows`."
         )

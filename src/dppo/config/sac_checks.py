@@ -38,9 +38,12 @@ def problems_with_sac(config: Settings) -> Iterator[tuple[str, str]]:
             f": the target of the entropy falls from it to target_entropy={config.target_entropy:g}. Use a larger "
             f"number, or leave it out.",
         )
-    if config.num_learners > 1:
+    learners = max(1, config.num_learners)
+    rows = config.minibatch_size or learners
+    if rows % learners:
+        shared = rows // learners * learners or learners
         yield (
-            "num_learners",
-            ": algo=sac keeps its env steps in one process, which alone can store them in a checkpoint. Use "
-            "`num_learners=0`, or 1.",
+            "minibatch_size",
+            f" cannot be shared evenly by {learners} learners. Use `minibatch_size={shared}`, or a different number "
+            f"of learners.",
         )

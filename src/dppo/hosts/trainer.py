@@ -32,6 +32,9 @@ class Trainer(Protocol):
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
         """Return everything else that later updates depend on; without `copy`, updates may overwrite it."""
 
+    def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Return what `state` does, without rows that the process of the run keeps for several ranks."""
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with the results of `weights` and `state`."""
 

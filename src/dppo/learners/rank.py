@@ -107,16 +107,18 @@ class TrainerRank:
         )
         self._group = Group()
 
-    def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Continue with these weights and this optimizer state."""
-        self._local.load(weights, state)
+    def load(
+        self, weights: np.ndarray, state: dict[str, np.ndarray], rows: dict[str, np.ndarray]
+    ) -> None:
+        """Continue with these weights, this optimizer state, and the kept rows of this rank, if there are any."""
+        self._local.load(weights, state | rows)
 
     def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the weights [P] and the optimizer state.
 
         Views suffice, because Ray copies them before the next call; a copy of a large model is expensive.
         """
-        return self._local.weights(copy=False), self._local.state(copy=False)
+        return self._local.weights(copy=False), self._local.learned_state()
 
     def update(
         self, experience: Experience, with_state: bool, *segments: Segment

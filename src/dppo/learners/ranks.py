@@ -23,6 +23,7 @@ from dppo.learners.waiting import pause, raise_faults, wait_for, wait_while_aliv
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Experience, Incident, IncidentKind, Update
 from dppo.ppo.networks.choice import choose_network
+from dppo.sac.rows import PREFIX, KeptRows, rows_of_rank
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.capacity import in_words
@@ -87,6 +88,11 @@ class RayTrainers:
         # ranks that return the state: on two nodes if possible, since one node may be lost
         self._reporters = [0]
         self._incidents: list[Incident] = []
+        # ranks keep the rows of their samplers; these are all, for checkpoints and for ranks that replace lost ones
+        self._kept_rows: KeptRows | None = None
+        if plan.ppo.algo == "sac":
+            assert plan.sac.replay_rows is not None, "the settings are not resolved"
+            self._kept_rows = KeptRows(plan.sac.replay_rows, self.spec.spaces.obs)
         wanted = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
         bundle = {name: amount for name, amount in wanted.items() if amount > 0}
         self._placement = Placement(bundle, plan.learners.num_learners)
@@ -103,6 +109,8 @@ class RayTrainers:
         Raises SegmentsLost if they must be collected again; nothing has changed then.
         """
         update = self._call(partial(self._attempt, experience), "updating on the learners")
+        if self._kept_rows is not None:
+            self._kept_rows.append(experience.segments)
         incidents = tuple(self._incidents)
         self._incidents.clear()
         return replace(update, incidents=incidents)
@@ -119,7 +127,11 @@ class RayTrainers:
             if time.monotonic() > ends_at:
                 self._link.watch.check()
 
-        return self._link.calls.call(self._fetched_state, "fetching the optimizer's state", check)
+        state = self._link.calls.call(self._fetched_state, "fetching the optimizer's state", check)
+        if self._kept_rows is None:
+            return state
+        rows = {name: array.copy() for name, array in self._kept_rows.state().items()}
+        return state | rows
 
     @calls_ray
     def _fetched_state(self) -> dict[str, np.ndarray]:
@@ -137,6 +149,9 @@ class RayTrainers:
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state, on every rank."""
+        if self._kept_rows is not None:
+            self._kept_rows.load(state)
+            state = {name: array for name, array in state.items() if not name.startswith(PREFIX)}
         self._weights = weights
         self._state = state
         self._states = []
@@ -325,7 +340,14 @@ class RayTrainers:
     @calls_ray
     def _load(self) -> None:
         """Load the state before the update into all ranks."""
-        self._ask(self.ranks, "load", ray.put(self._weights), ray.put(self._fetched_state()))
+        weights = ray.put(self._weights)
+        state = ray.put(self._fetched_state())
+        rows = {} if self._kept_rows is None else self._kept_rows.state()
+        calls = [
+            handle.load.remote(weights, state, rows_of_rank(rows, rank, len(self.ranks)))
+            for rank, handle in enumerate(self.ranks)
+        ]
+        wait_while_alive(self.ranks, calls, self._check, self._clock)
 
     @calls_ray
     def _kill(self) -> None:

@@ -147,6 +147,10 @@ class LocalTrainer:
             return self._rescued.state
         return self.trainer.state(copy=copy)
 
+    def learned_state(self) -> dict[str, np.ndarray]:
+        """Return views of the state without the rows that `RayTrainers` keeps."""
+        return self.trainer.learned_state(copy=False)
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state."""
         self.trainer.load(weights, state)

@@ -114,7 +114,7 @@ class PartsFactory:
             return self.stack.enter_context(closing(in_process))
         from dppo.transports.ray.collecting import ActorFiles, collector_on_ray
 
-        stores = config.stored_iterations > 1
+        stores = config.stored_iterations > 1 or config.algo == "sac"
         needs_arrays = config.num_learners == 0 or stores or config.trace_hashes
         files = ActorFiles(self.logs, by_reference=not needs_arrays)
         on_ray = collector_on_ray(

@@ -245,6 +245,25 @@ class KeptRows:
         self._exits = exits.where(places >= self._first * shape[1])
 
 
+def rows_of_rank(state: Mapping[str, np.ndarray], rank: int, ranks: int) -> dict[str, np.ndarray]:
+    """Return the part of `KeptRows.state` that one of several ranks keeps: the rows of its samplers."""
+    if EXIT_PLACES not in state:
+        return {}
+    num_envs_of_all = state[PREFIX + "valid"].shape[1]
+    num_envs = num_envs_of_all // ranks
+    steps, envs = np.divmod(state[EXIT_PLACES], num_envs_of_all)
+    first = rank * num_envs
+    is_exit_of_rank = envs // num_envs == rank
+    share = {}
+    for name, array in state.items():
+        if name.startswith(EXIT_OBS):
+            share[name] = array[is_exit_of_rank]
+        elif name.startswith(PREFIX) and name != EXIT_PLACES:
+            share[name] = array[:, first : first + num_envs]
+    places = steps * num_envs + envs - first
+    return share | {EXIT_PLACES: places[is_exit_of_rank]}
+
+
 def row_bytes(obs: np.dtype[Any], action_bytes: int) -> int:
     """Return the bytes of a kept row, with a reward in float64 and two flags."""
     return obs.itemsize + action_bytes + 8 + 2

@@ -353,6 +353,10 @@ class PPOTrainer:
             state |= stage.state()
         return {name: array.copy() for name, array in state.items()} if copy else state
 
+    def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Return `state`: older rows are kept outside the trainer."""
+        return self.state(copy=copy)
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Restore `weights` [P] and the result of `state`."""
         with torch.no_grad():
