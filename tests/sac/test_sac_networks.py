@@ -105,3 +105,9 @@ def test_a_run_announces_policy_and_critics_with_their_sizes(
     assert text.endswith(critics_in_words)
     ppo = make_config({"env_id": "Plant-v0"})
     assert "for the value" in networks_in_words(ppo, described(NUMBERS))
+
+
+def test_a_minibatch_has_the_rows_of_its_setting_however_small_the_batch_is() -> None:
+    small = {"env_id": "Plant-v0", "algo": "sac", "num_samplers": 2, "num_steps": 20}
+    assert make_config(small).sizes.minibatch_rows == 128
+    assert make_config(small | {"minibatch_size": 32}).sizes.minibatch_rows == 32

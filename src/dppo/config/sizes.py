@@ -36,11 +36,14 @@ def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners,
     if ppo.minibatch_size is None and learners.num_learners > 1:  # they share each minibatch evenly
         share = max(1, sequences // learners.num_learners)
         minibatches = max(count for count in range(1, minibatches + 1) if share % count == 0)
+    minibatch_rows = math.ceil(sequences / minibatches) * length
+    if ppo.algo == "sac":  # draws rows of all iterations
+        minibatch_rows = rows
     return Sizes(
         iterations=math.ceil(run.total_timesteps / sampling.batch_size),
         sequence_length=length,
         minibatches_per_epoch=minibatches,
-        minibatch_rows=math.ceil(sequences / minibatches) * length,
+        minibatch_rows=minibatch_rows,
         prior_iterations=_prior_iterations(sampling, run),
     )
 
