@@ -103,6 +103,47 @@ def test_a_solver_is_an_environment_with_the_parts_that_it_declares(tmp_path: Pa
         env.step(np.zeros(2))
 
 
+def restarting(folder: Path) -> list[str]:
+    """The command of a solver that writes restart files."""
+    loop = LOOP.replace("import ACT, RESET", "import ACT, LOAD, RESET, SAVE")
+    loop = loop.replace('(-1:1)")', '(-1:1)", restarts=True)')
+    restart = """
+    if reply == SAVE:
+        open(solver.path, "w").write(f"{level!r} {steps}")
+        continue
+    if reply == LOAD:
+        level, steps = map(eval, open(solver.path).read().split())
+        reward, end = 0.0, RUNNING
+    elif reply == RESET:"""
+    program = folder / "restarting.py"
+    program.write_text(
+        loop.replace("\n    if reply == RESET:", restart).replace("{trouble}", "pass")
+    )
+    return [sys.executable, str(program), str(INCLUDE)]
+
+
+def test_a_solver_goes_on_from_its_restart_file_in_another_process(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (make(restarting(tmp_path), scratch_dir=str(folder)) for folder in folders)
+    played(first, 5, steps=3)
+    state = first.get_state()
+    second.set_state(state)
+    action = np.array([0.5, 0.25])
+    assert repr(second.step(action)) == repr(first.step(action))
+    state["last"] = state["last"] + 1
+    with pytest.raises(SolverError, match="another observation with its restart file"):
+        second.set_state(state)
+    first.get_state()
+    assert [path.name for path in folders[0].glob("restart-*")] == ["restart-2"]
+    first.close()
+    second.close()
+    plain = make(solver(tmp_path), scratch_dir=str(tmp_path))
+    assert not hasattr(plain, "get_state")
+    plain.close()
+
+
 def test_a_solver_that_is_killed_is_started_again_and_its_episode_replayed(tmp_path: Path) -> None:
     undisturbed = make(solver(tmp_path), scratch_dir=str(tmp_path))
     expected = played(undisturbed, 5)

@@ -30,6 +30,8 @@ from typing import Any, Iterable  # noqa: UP035, for Python 3.8
 STOP = 0
 ACT = 1
 RESET = 2
+SAVE = 3
+LOAD = 4
 RUNNING = 0
 TERMINATED = 1
 TRUNCATED = 2
@@ -40,19 +42,32 @@ WAIT_S = 60.0  # for dppo to listen, and to answer
 class Solver:
     """The connection with dppo, whose address and secret are in DPPO_ADDRESS and DPPO_SECRET."""
 
-    def __init__(self, observation: str, action: str, address: str = "", secret: str = "") -> None:
+    def __init__(
+        self,
+        observation: str,
+        action: str,
+        address: str = "",
+        secret: str = "",
+        restarts: bool = False,
+    ) -> None:
         """Connect. `observation`, `action`: the parts, such as `temperature[64] jets[2](-1:1)`.
+
+        `restarts`: the solver handles SAVE, by writing a file or folder at `path` and calling `step` again with the
+        same numbers, and LOAD, by going on from there with the observation that it had then.
 
         Raise ConnectionError if nothing listens at the address within a minute, or the solver is refused.
         """
         self.seed = 0
         self.options: Any = {}
         """The options of the episode."""
+        self.path = ""
+        """Of the last SAVE or LOAD."""
         self._count = _count(observation)
         self._infos: Any = []
         self._socket = _connected(address or os.environ["DPPO_ADDRESS"])
         secret = secret or os.environ["DPPO_SECRET"]
-        text = f"secret={secret}\nbytes=8\nobservation={observation}\naction={action}\n".encode()
+        lines = f"secret={secret}\nbytes=8\nobservation={observation}\naction={action}\n"
+        text = (lines + "restart=1\n" * restarts).encode()
         self._socket.settimeout(WAIT_S)
         try:
             self._open(text)
@@ -98,6 +113,8 @@ class Solver:
         if reply == RESET:
             self.seed = seed
             self.options = json.loads(content)
+        if reply in (SAVE, LOAD):
+            self.path = content.decode()
         return reply, None
 
     def info(self, name: str, value: float) -> None:

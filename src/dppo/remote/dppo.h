@@ -27,6 +27,12 @@
                   observation, and its reward is ignored;
      DPPO_STOP    leave the loop.
 
+   A solver that can write restart files opens with DPPO_DOUBLE | DPPO_RESTART, and handles two replies more:
+
+     DPPO_SAVE    write a file or folder at dppo_path(d), and call dppo_step again with the same numbers;
+     DPPO_LOAD    go on from the one at dppo_path(d), which must not be changed: the next call hands over the observation
+                  that the solver had when it wrote it.
+
    With MPI, include mpi.h first, and use dppo_open_all and dppo_step_all on all ranks: rank 0 talks, the others get what
    it received. On an error the program prints a line and exits with status 1.
 
@@ -44,10 +50,13 @@ extern "C" {
 #define DPPO_VERSION 1
 #define DPPO_FLOAT 4
 #define DPPO_DOUBLE 8
+#define DPPO_RESTART 16 /* added to the type: the solver handles DPPO_SAVE and DPPO_LOAD */
 
 #define DPPO_STOP 0
 #define DPPO_ACT 1
 #define DPPO_RESET 2
+#define DPPO_SAVE 3
+#define DPPO_LOAD 4
 
 #define DPPO_RUNNING 0
 #define DPPO_TERMINATED 1 /* the episode has ended in a final state, whose future is worth nothing */
@@ -66,6 +75,9 @@ unsigned long long dppo_seed(const dppo *d);
 
 /* The options of this episode as JSON text; "{}" if there are none. */
 const char *dppo_options(const dppo *d);
+
+/* The path of the last DPPO_SAVE or DPPO_LOAD. */
+const char *dppo_path(const dppo *d);
 
 /* Add a number to the `info` of the next step, such as a loss of energy: dppo records those of --info-keys. */
 void dppo_info(dppo *d, const char *name, double value);
@@ -108,8 +120,8 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
 
 /* Messages have the byte order of the machine, which dppo_open tells by sending the number DPPO_VERSION. */
 typedef struct {
-  uint32_t kind; /* DPPO_ACT, DPPO_RESET, DPPO_STOP */
-  uint32_t size; /* bytes that follow: the action, or the options */
+  uint32_t kind; /* DPPO_ACT, DPPO_RESET, ... */
+  uint32_t size; /* bytes that follow: the action, the options, or the path */
   uint64_t seed;
 } dppo_reply;
 
@@ -129,6 +141,7 @@ struct dppo {
   size_t observation_bytes, action_bytes;
   uint64_t seed;
   char *options;
+  char *path;
   char *message;
   uint32_t infos;
   dppo_number info[DPPO_MAX_INFO];
@@ -245,6 +258,8 @@ static int dppo_receive(int from, void *data, size_t size) {
 dppo *dppo_open(int type, const char *observation, const char *action) {
   const char *address = getenv("DPPO_ADDRESS");
   const char *secret = getenv("DPPO_SECRET");
+  const char *restart = type & DPPO_RESTART ? "restart=1\n" : "";
+  type &= ~DPPO_RESTART;
   if (type != DPPO_FLOAT && type != DPPO_DOUBLE) dppo_fail("the type is DPPO_FLOAT or DPPO_DOUBLE", "");
   if (!address || !secret)
     dppo_fail("DPPO_ADDRESS and DPPO_SECRET are not set",
@@ -254,6 +269,7 @@ dppo *dppo_open(int type, const char *observation, const char *action) {
   d->action_bytes = dppo_count(action) * (size_t)type;
   d->options = (char *)dppo_allocate(2);
   strcpy(d->options, "{}");
+  d->path = (char *)dppo_allocate(1);
   d->message = (char *)dppo_allocate(sizeof(dppo_state) + d->observation_bytes + sizeof d->info);
 
   time_t until = time(NULL) + DPPO_WAIT_S;
@@ -264,7 +280,8 @@ dppo *dppo_open(int type, const char *observation, const char *action) {
   }
   size_t length = strlen(secret) + strlen(observation) + strlen(action) + 64;
   char *text = (char *)dppo_allocate(length);
-  snprintf(text, length, "secret=%s\nbytes=%d\nobservation=%s\naction=%s\n", secret, type, observation, action);
+  snprintf(text, length, "secret=%s\nbytes=%d\nobservation=%s\naction=%s\n%s", secret, type, observation, action,
+           restart);
   uint32_t opening[3] = {0x4f505044, DPPO_VERSION, (uint32_t)strlen(text)}; /* "DPPO" */
   uint32_t answer[3] = {0, 0, 0};
   struct timeval limit = {DPPO_WAIT_S, 0};
@@ -302,17 +319,20 @@ int dppo_step(dppo *d, const void *observation, double reward, int end, void *ac
     if (reply.size != d->action_bytes) dppo_fail("an action has another size than was agreed", "");
     return dppo_receive(d->socket, action, reply.size) ? DPPO_ACT : DPPO_STOP;
   }
-  if (reply.kind != DPPO_RESET) return DPPO_STOP;
-  free(d->options);
-  d->options = (char *)dppo_allocate(reply.size);
-  if (!dppo_receive(d->socket, d->options, reply.size)) return DPPO_STOP;
-  d->seed = reply.seed;
-  return DPPO_RESET;
+  if (reply.kind != DPPO_RESET && reply.kind != DPPO_SAVE && reply.kind != DPPO_LOAD) return DPPO_STOP;
+  char **text = reply.kind == DPPO_RESET ? &d->options : &d->path;
+  free(*text);
+  *text = (char *)dppo_allocate(reply.size);
+  if (!dppo_receive(d->socket, *text, reply.size)) return DPPO_STOP;
+  if (reply.kind == DPPO_RESET) d->seed = reply.seed;
+  return (int)reply.kind;
 }
 
 unsigned long long dppo_seed(const dppo *d) { return d->seed; }
 
 const char *dppo_options(const dppo *d) { return d->options; }
+
+const char *dppo_path(const dppo *d) { return d->path; }
 
 void dppo_info(dppo *d, const char *name, double value) {
   if (d->infos == DPPO_MAX_INFO) dppo_fail("more than 32 numbers of info in a step", name);
@@ -326,6 +346,7 @@ void dppo_info(dppo *d, const char *name, double value) {
 void dppo_close(dppo *d) {
   if (d->socket >= 0) close(d->socket);
   free(d->options);
+  free(d->path);
   free(d->message);
   free(d);
 }
@@ -337,31 +358,33 @@ dppo *dppo_open_all(int type, const char *observation, const char *action, MPI_C
   if (rank == 0) return dppo_open(type, observation, action);
   dppo *d = (dppo *)dppo_allocate(sizeof *d);
   d->socket = -1;
-  d->action_bytes = dppo_count(action) * (size_t)type;
+  d->action_bytes = dppo_count(action) * (size_t)(type & ~DPPO_RESTART);
   d->options = (char *)dppo_allocate(2);
   strcpy(d->options, "{}");
+  d->path = (char *)dppo_allocate(1);
   return d;
 }
 
 /* `observation`, `reward` and `end` are those of rank 0. */
 int dppo_step_all(dppo *d, const void *observation, double reward, int end, void *action, MPI_Comm ranks) {
   int rank;
-  uint64_t header[3]; /* the reply, the seed, the length of the options */
+  uint64_t header[3]; /* the reply, the seed, the length of the options or path */
   MPI_Comm_rank(ranks, &rank);
   if (rank == 0) {
     header[0] = (uint64_t)dppo_step(d, observation, reward, end, action);
     header[1] = d->seed;
-    header[2] = strlen(d->options);
+    header[2] = strlen(header[0] == DPPO_RESET ? d->options : d->path);
   }
   MPI_Bcast(header, (int)sizeof header, MPI_BYTE, 0, ranks);
   if (header[0] == DPPO_ACT) MPI_Bcast(action, (int)d->action_bytes, MPI_BYTE, 0, ranks);
-  if (header[0] == DPPO_RESET) {
-    d->seed = header[1];
+  if (header[0] == DPPO_RESET) d->seed = header[1];
+  if (header[0] != DPPO_ACT && header[0] != DPPO_STOP) {
+    char **text = header[0] == DPPO_RESET ? &d->options : &d->path;
     if (rank) {
-      free(d->options);
-      d->options = (char *)dppo_allocate(header[2]);
+      free(*text);
+      *text = (char *)dppo_allocate(header[2]);
     }
-    MPI_Bcast(d->options, (int)header[2], MPI_BYTE, 0, ranks);
+    MPI_Bcast(*text, (int)header[2], MPI_BYTE, 0, ranks);
   }
   return (int)header[0];
 }

@@ -5,11 +5,12 @@
 !
 ! With MPI, rank 0 calls these functions, and broadcasts the reply, the action and the seed.
 module dppo
-  use, intrinsic :: iso_c_binding, only: c_int, c_long_long, c_double, c_char, c_ptr, c_null_char, c_loc
+  use, intrinsic :: iso_c_binding, only: c_int, c_long_long, c_double, c_char, c_ptr, c_null_char, c_loc, &
+    c_f_pointer
   implicit none
   private
-  public :: dppo_open, dppo_step, dppo_seed, dppo_info, dppo_close
-  integer, parameter, public :: DPPO_STOP = 0, DPPO_ACT = 1, DPPO_RESET = 2
+  public :: dppo_open, dppo_step, dppo_seed, dppo_path, dppo_info, dppo_close
+  integer, parameter, public :: DPPO_STOP = 0, DPPO_ACT = 1, DPPO_RESET = 2, DPPO_SAVE = 3, DPPO_LOAD = 4
   integer, parameter, public :: DPPO_RUNNING = 0, DPPO_TERMINATED = 1, DPPO_TRUNCATED = 2
 
   interface
@@ -31,6 +32,11 @@ module dppo
       type(c_ptr), value :: d
       integer(c_long_long) :: c_seed
     end function
+    function c_path(d) bind(c, name="dppo_path")
+      import :: c_ptr
+      type(c_ptr), value :: d
+      type(c_ptr) :: c_path
+    end function
     subroutine c_info(d, name, number) bind(c, name="dppo_info")
       import :: c_ptr, c_char, c_double
       type(c_ptr), value :: d
@@ -46,10 +52,15 @@ module dppo
 contains
 
   ! Connect to dppo. All numbers are of double precision; shapes in `observation` and `action` are in C order.
-  function dppo_open(observation, action) result(d)
+  ! `restarts`: the solver handles DPPO_SAVE and DPPO_LOAD.
+  function dppo_open(observation, action, restarts) result(d)
     character(*), intent(in) :: observation, action
+    logical, intent(in), optional :: restarts
     type(c_ptr) :: d
-    d = c_open(8_c_int, trim(observation)//c_null_char, trim(action)//c_null_char)
+    integer(c_int) :: kind
+    kind = 8
+    if (present(restarts)) kind = merge(24, 8, restarts)
+    d = c_open(kind, trim(observation)//c_null_char, trim(action)//c_null_char)
   end function
 
   function dppo_step(d, observation, reward, end, action) result(reply)
@@ -66,6 +77,22 @@ contains
     type(c_ptr), intent(in) :: d
     integer(c_long_long) :: seed
     seed = c_seed(d)
+  end function
+
+  function dppo_path(d) result(path)
+    type(c_ptr), intent(in) :: d
+    character(:), allocatable :: path
+    character(kind=c_char), pointer :: text(:)
+    integer :: length, i
+    call c_f_pointer(c_path(d), text, [65536])
+    length = 0
+    do while (text(length + 1) /= c_null_char)
+      length = length + 1
+    end do
+    allocate(character(length) :: path)
+    do i = 1, length
+      path(i:i) = text(i)
+    end do
   end function
 
   subroutine dppo_info(d, name, number)

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,11 @@ def make(
     listener = Listener(place, secret)
     try:
         solver = _Solver(command, scratch_dir, slots)
-        return SolverEnv(listener, _Start(listener, solver, open_timeout_s))
+        start = _Start(listener, solver, open_timeout_s)
+        session = start()
+        if session.opening.restarts:
+            return RestartingSolverEnv(listener, start, session, Path(scratch_dir))
+        return SolverEnv(listener, start, session)
     except BaseException:
         listener.close()
         raise
@@ -150,11 +155,11 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
     on if the last observation is the same to the last bit. `info["solver_restarts"]` counts these starts.
     """
 
-    def __init__(self, listener: Listener, start: _Start) -> None:
+    def __init__(self, listener: Listener, start: _Start, session: Session) -> None:
         self._listener = listener
         self._start = start
-        self._session: Session | None = start()
-        opening = self._session.opening
+        self._session: Session | None = session
+        opening = session.opening
         self._opening = opening
         native = opening.dtype.newbyteorder("=")
         self.observation_space: gym.Space[Any] = _boxes(opening.observation, native)
@@ -262,6 +267,66 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         self._session.close()
         self._session = None
         self._listener.close()
+
+
+class RestartingSolverEnv(SolverEnv):
+    """The environment of a solver that writes restart files, which are its state by reference."""
+
+    def __init__(self, listener: Listener, start: _Start, session: Session, folder: Path) -> None:
+        super().__init__(listener, start, session)
+        self._folder = folder
+        self._path: Path | None = None  # of the last restart file, which is kept elsewhere by now
+        self._saves = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Let the solver write a restart file or folder; return its path, and the episode so far.
+
+        Raises:
+            SolverError: the solver ended, wrote nothing, or hands over another observation than before.
+        """
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path.unlink(missing_ok=True)
+        self._saves += 1
+        self._path = self._folder / f"restart-{self._saves}"
+        self._check(self._asked("save", self._path), self._last)
+        if not self._path.exists():
+            raise SolverError(f"the solver wrote nothing at {self._path}, which dppo_path is")
+        shape = self.action_space.shape or ()
+        actions = np.array(self._actions, self._opening.dtype.newbyteorder("="))
+        return {
+            "restart": self._path,
+            "seed": self._seed,
+            "options": self._options,
+            "actions": actions.reshape(-1, *shape),
+            "last": self._last,
+            "restarts": self._restarts,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Let the solver go on from a restart file or folder; raise SolverError as `get_state`."""
+        self._listener.refuse_others()
+        handed = self._asked("load", state["restart"])
+        self._check(handed, state["last"])
+        self._seed = state["seed"]
+        self._options = state["options"]
+        self._actions = list(state["actions"].astype(self._opening.dtype))
+        self._last = handed.numbers
+        self._restarts = state["restarts"]
+
+    def _asked(self, verb: str, path: Path) -> Handed:
+        try:
+            session = self._live()
+            return session.save(str(path)) if verb == "save" else session.load(str(path))
+        except SolverEnded as error:
+            raise SolverError(f"the solver ended when it was to {verb} {path} {error}") from None
+
+    def _check(self, handed: Handed, last: np.ndarray | None) -> None:
+        if last is None or handed.numbers.tobytes() != last.tobytes():
+            raise SolverError(
+                "the solver hands over another observation with its restart file than before: the file lacks "
+                "something, or the solver advanced when it was to save"
+            )
 
 
 def _boxes(parts: Sequence[Part], dtype: np.dtype) -> gym.Space[Any]:

@@ -46,6 +46,8 @@ class Opening:
     """Of observations and actions."""
     observation: tuple[Part, ...]
     action: tuple[Part, ...]
+    restarts: bool = False
+    """The solver writes and reads restart files."""
 
 
 def byte_order_of(header: bytes) -> str:
@@ -78,7 +80,8 @@ def opening_of(order: str, text: bytes) -> tuple[str, Opening]:
             raise SolverError(
                 f"gives its action {part.name} no bounds. Write them behind it, such as {part.name}(-1:1)"
             )
-    return lines["secret"], Opening(order, dtype, observation, action)
+    restarts = lines.get("restart") == "1"
+    return lines["secret"], Opening(order, dtype, observation, action, restarts)
 
 
 def parts_of(text: str) -> tuple[Part, ...]:

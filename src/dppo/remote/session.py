@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dppo.remote.client import ACT, RESET, STOP, TERMINATED, TRUNCATED
+from dppo.remote.client import ACT, LOAD, RESET, SAVE, STOP, TERMINATED, TRUNCATED
 from dppo.remote.connection import Connection
 from dppo.remote.protocol import INFO, REPLY, STATE
 from dppo.slots.program import Program, SolverError
@@ -50,11 +50,25 @@ class Session:
 
     def reset(self, seed: int, options: dict[str, Any]) -> Handed:
         """Begin an episode; raise SolverEnded."""
+        self._begin()
+        text = json.dumps(options).encode()
+        return self._exchange(self._reply.pack(RESET, len(text), seed) + text)
+
+    def _begin(self) -> None:
         if not self._has_begun:
             self._receive()  # a solver hands over nothing of use before its first episode
             self._has_begun = True
-        text = json.dumps(options).encode()
-        return self._exchange(self._reply.pack(RESET, len(text), seed) + text)
+
+    def save(self, path: str) -> Handed:
+        """Let the solver write a restart file or folder; raise SolverEnded."""
+        text = path.encode()
+        return self._exchange(self._reply.pack(SAVE, len(text), 0) + text)
+
+    def load(self, path: str) -> Handed:
+        """Let the solver go on from a restart file or folder; raise SolverEnded."""
+        self._begin()
+        text = path.encode()
+        return self._exchange(self._reply.pack(LOAD, len(text), 0) + text)
 
     def act(self, action: np.ndarray) -> Handed:
         """Make a step with an action of the solver's dtype; raise SolverEnded."""
