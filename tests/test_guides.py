@@ -84,8 +84,9 @@ NOT_RUN = {  # a pattern of commands, and why
     r"--track ": "run by tests/records/test_tracking.py, where the package is installed",
     r"^(\./)?dppo tune ": "run by tests/commands/test_tune.py",
     r"channel:make": "as in tests/ppo/test_critic_obs.py",
-    r"mysim:make --num-samplers 64|mysim:ScaledReward|agents:make|energyplus:|openfoam:|^cd |^~/": "needs files of yours or a "
-    "simulator; tests/test_joint_envs.py, tests/test_simulators.py and tests/test_openfoam.py run these",
+    r"mysim:make --num-samplers 64|mysim:ScaledReward|agents:make|energyplus:|^cd |^~/": "needs files of yours or a "
+    "simulator; tests/test_joint_envs.py and tests/test_simulators.py run these",
+    r"openfoam:make": "run by tests/test_openfoam.py, with OpenFOAM",
     r"^dppo train CartPole-v1 #|^dppo train mysim:make --num-actors 8": "shown on the first pages, and run there",
     r"--baseline pi:PI": "run by tests/test_baseline.py, with a smaller plant",
     r"^dppo doctor mysim:make #": "run on the page of the doctor",
