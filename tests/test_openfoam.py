@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import make_config
 from processes import Disturbance, send
@@ -64,11 +66,8 @@ def test_a_flow_has_the_same_weights_however_its_run_was_disturbed(
 def test_the_lid_that_holds_a_target_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import numpy as np
-
     monkeypatch.syspath_prepend(EXAMPLES)
-    import openfoam
-
+    openfoam = importlib.import_module("openfoam")
     flow = openfoam.make(str(tmp_path))
     _, info = flow.reset(seed=1)
     lid = np.array([openfoam.lid_for(info["target"])], np.float32)

@@ -24,7 +24,7 @@ from dppo.machine import usable_cores
 from dppo.remote import make
 from dppo.remote.client import STOP, Solver
 from dppo.remote.connection import Listener
-from dppo.remote.environment import _place
+from dppo.remote.environment import RestartingSolverEnv, _place
 from dppo.remote.protocol import parts_of
 from dppo.slots import cores
 from dppo.slots.layout import Layout
@@ -127,6 +127,8 @@ def test_a_solver_goes_on_from_its_restart_file_in_another_process(tmp_path: Pat
     for folder in folders:
         folder.mkdir()
     first, second = (make(restarting(tmp_path), scratch_dir=str(folder)) for folder in folders)
+    assert isinstance(first, RestartingSolverEnv)
+    assert isinstance(second, RestartingSolverEnv)
     played(first, 5, steps=3)
     state = first.get_state()
     second.set_state(state)
