@@ -1,17 +1,23 @@
 """Milliseconds of CPU per gradient step of soft actor-critic: by hand, and by autograd as other libraries compute it.
 
     python benchmarks/sac_step.py
+    python benchmarks/sac_step.py --peer    beside Stable-Baselines3 itself, in a virtual environment that is made once
 
 Sizes are those of HalfCheetah (17 numbers, 6 actions). The last column has the sizes of Stable-Baselines3's defaults,
 without layer norm. All take turns in one process on one thread, and the least of five rounds counts, so that a busy
-machine changes less.
+machine changes less. With `--peer`, the sizes of both libraries' defaults take turns, each in its own process, and the
+last line has medians of pairs.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
+from statistics import median
 
 from dppo.numerics.portable import limit_blas, portable_numerics
 
@@ -19,9 +25,10 @@ portable_numerics()
 
 import numpy as np  # noqa: E402  after the choice of its code
 import torch  # noqa: E402
+from measure import sb3_python  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from dppo.config.parts import Network  # noqa: E402
+from dppo.config.parts import SAC, Network  # noqa: E402
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment  # noqa: E402
 from dppo.ppo.networks.choice import choose_network  # noqa: E402
 from dppo.sac.policy import sample  # noqa: E402
@@ -37,6 +44,7 @@ ENVS = 8
 ROUNDS = 5
 SIZES = ((128, 128, 128), (128, 256, 256), (256, 256, 256))  # rows, units of critics, of the policy
 SB3 = (256, 256, 256)
+PAIRS = 15
 
 
 def by_hand(rows: int, units: int, policy_units: int) -> Callable[[], None]:
@@ -140,9 +148,43 @@ def milliseconds(take_steps: Callable[[], None]) -> float:
     return 1e3 * (time.process_time() - began) / STEPS
 
 
+def beside_peer(python: str) -> None:
+    """Print medians of pairs of our defaults and Stable-Baselines3's, whose interpreter is `python`."""
+    script = str(Path(__file__).with_name("sac_step_sb3.py"))
+    take_steps = by_hand(*SIZES[0])
+    pairs = []
+    with subprocess.Popen(
+        [python, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
+        assert peer.stdin is not None
+        assert peer.stdout is not None
+        for _ in range(1 + PAIRS):
+            peer.stdin.write("\n")
+            peer.stdin.flush()
+            peer_ms = float(peer.stdout.readline())
+            pairs.append((milliseconds(take_steps), peer_ms))
+    pairs = pairs[1:]  # the first is a warm-up
+    steps = SAC().gradient_steps  # per env step; Stable-Baselines3 takes one
+    ratio = median(ours / peers for ours, peers in pairs)
+    ours_ms, peer_ms = (median(times) for times in zip(*pairs, strict=True))
+    print(
+        f"a gradient step: {ours_ms:.2f} ms, Stable-Baselines3 {peer_ms:.2f} ms; of its time, in the median of {PAIRS} "
+        f"pairs: {ratio:.2f}, per env step with {steps:g} gradient steps {steps * ratio:.2f}"
+    )
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--peer-python", help="an interpreter that has stable-baselines3")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     limit_blas(1)
+    if options.peer or options.peer_python:
+        beside_peer(options.peer_python or sb3_python())
+        return
     print("rows  critics      policy         by hand   autograd   SB3's sizes")
     for rows, units, policy_units in SIZES:
         sides = [

@@ -214,7 +214,7 @@ def two_learners(trial: Trial, num_actors: int) -> dppo.Result:
 def long_updates(trial: Trial) -> Settings:
     """Return settings with which a learner can be lost in the middle of an update."""
     return (
-        {"gradient_steps": 5.0} if trial.settings.get("algo") == "sac" else {"update_epochs": 100}
+        {"gradient_steps": 2.0} if trial.settings.get("algo") == "sac" else {"update_epochs": 100}
     )
 
 
