@@ -154,8 +154,8 @@ class Learning:
     def gradient(self) -> Any:
         """Return the gradient of the whole batch, before any update."""
         from dppo.ppo.learning.batch import make_batch
-        from dppo.ppo.learning.clipped import ClippedLoss
         from dppo.ppo.learning.gpu import repeatable_on
+        from dppo.ppo.learning.losses import ClippedLoss
 
         trainer: Any = self.local.trainer
         batch = make_batch(

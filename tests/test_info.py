@@ -16,8 +16,7 @@ from processes import actors_of_this_process
 from recorder import Notes, Recorder
 
 import dppo
-from dppo.envs.episode import GroupSettings
-from dppo.envs.info import InfoMeter
+from dppo.envs.episode import GroupSettings, InfoMeter
 from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces
 

@@ -1,7 +1,8 @@
 """CheckedEnv: one environment with its open episode; every result is checked, and errors name the place."""
 
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,6 @@ from dppo.envs.checks.returned import (
     reward_of,
 )
 from dppo.envs.guidance import Guidance
-from dppo.envs.info import InfoMeter, numbers_in
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
 from dppo.ppo.exchange.records import Episode
@@ -31,6 +31,48 @@ from dppo.process_state.forks import FORKS
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK, Spaces
 from dppo.user_code import in_a_line
+
+NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+MAX_BITS = 1000  # of an integer, so that a float holds it
+Measured = tuple[int, float, float, float]
+"""Number of values, their sum, the least and the largest."""
+
+
+def numbers_in(info: Any, keys: Sequence[str] | None = None) -> dict[str, float]:
+    """Return the finite numbers of an info by name; only those with one of these `keys`, unless they are None."""
+    numbers: dict[str, float] = {}
+    if not isinstance(info, dict):
+        return numbers
+    for key in info if keys is None else keys:
+        value = info.get(key)
+        if not isinstance(value, NUMBERS) or (
+            isinstance(value, int) and value.bit_length() > MAX_BITS
+        ):
+            continue
+        number = float(value)
+        if math.isfinite(number):
+            numbers[str(key)] = number
+    return numbers
+
+
+class InfoMeter:
+    """Sum up numbers in the info of a sampler's env steps, in the order of these steps."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._measured = dict[str, Measured]()
+
+    def add(self, info: Any) -> None:
+        """Add the numbers of a step."""
+        for key, value in numbers_in(info, self._keys).items():
+            count, total, least, largest = self._measured.get(key, (0, 0.0, value, value))
+            self._measured[key] = count + 1, total + value, min(least, value), max(largest, value)
+
+    def take(self) -> dict[str, Measured]:
+        measured = self._measured
+        self._measured = {}
+        return measured
+
 
 FOUR_VALUES = "(expected 5, got 4)"  # in the ValueError of a wrapper around a step of the old API
 StepResult = tuple[np.ndarray, float, bool, bool, dict[str, Any]]

@@ -17,9 +17,8 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.first_segment import FirstSegment
 from dppo.envs.closing import close_all
-from dppo.envs.episode import GroupSettings
+from dppo.envs.episode import GroupSettings, InfoMeter
 from dppo.envs.group import EnvGroup
-from dppo.envs.info import InfoMeter
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import refuse_rows
 from dppo.envs.preparation import Preparation, make_prepared

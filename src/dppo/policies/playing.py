@@ -10,8 +10,7 @@ from dppo.config.parts import Env
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making, user_traceback
 from dppo.envs.closing import close_in_time
-from dppo.envs.episode import GroupSettings, SkippedStep
-from dppo.envs.info import numbers_in
+from dppo.envs.episode import GroupSettings, SkippedStep, numbers_in
 from dppo.envs.instance import Instance
 from dppo.envs.preparation import Preparation, make_prepared
 from dppo.envs.rows.choice import adapted, rows_of

@@ -31,12 +31,11 @@ from dppo.run.building import build
 from dppo.run.context import RunContext
 from dppo.run.evaluations import Evaluations
 from dppo.run.file_observers import cut_row_files, file_observers
-from dppo.run.iteration_row import MeasuredRow, iteration_row, mean_return
+from dppo.run.iteration_row import MeasuredRow, TrainingTimes, iteration_row, mean_return
 from dppo.run.learner import Iteration
 from dppo.run.outputs import call_disk
 from dppo.run.parts import Parts
 from dppo.run.saving import RunCheckpoints
-from dppo.run.times import TrainingTimes
 from dppo.signals import StopRequested, StopSignals
 from dppo.spaces.actions import actions_from_json
 

@@ -8,7 +8,7 @@ from dppo.config.field import constant, setting
 from dppo.user_code import import_path
 
 LOSSES = {
-    "ppo": "dppo.ppo.learning.clipped:ClippedLoss",
+    "ppo": "dppo.ppo.learning.losses:ClippedLoss",
     "spo": "dppo.ppo.learning.spo:SPOLoss",
 }
 """The class of each value of `loss`; torch is imported with it."""
