@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,23 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     assert [slot.progress.steps for slot in here.seen()] == [2]
     here.ended(Process(0, 5))
     assert not Path(path).exists()
+
+
+def test_a_log_on_a_disk_that_blocks_does_not_keep_the_loop_from_going_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dppo.transports.ray import watching
+    from dppo.transports.ray.session import link_of_its_own
+
+    blocked = threading.Event()
+    monkeypatch.setattr(watching, "LOG_S", 0.05)
+    monkeypatch.setattr(watching, "end_of_log", lambda path, pid: blocked.wait())
+    looks = watching.Watching(link_of_its_own("test"), here="this node")
+    path, _ = progress_file.make_progress_file()
+    looks.started(Process(0, 5), progress_file.ProgressFile("this node", path, log="/net/log"))
+    try:
+        cause = looks.cause_of_death(Process(0, 5), RuntimeError("The actor died"))
+    finally:
+        blocked.set()
+        looks.ended(Process(0, 5))
+    assert cause.endswith("its log: /net/log")

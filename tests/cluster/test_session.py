@@ -231,6 +231,20 @@ def test_only_this_process_outlives_the_gcs_for_long() -> None:
     assert getenv(name) is None
 
 
+def test_a_name_server_that_does_not_answer_ends_the_wait_for_a_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocked = threading.Event()
+    monkeypatch.setattr(connecting, "ping", lambda address, timeout_s: blocked.wait())
+    monkeypatch.setattr(connecting, "RESOLVE_S", 0.05)
+    monkeypatch.setattr(connecting, "CONNECT_S", 0.0)
+    try:
+        with pytest.raises(ClusterError, match=r"answers there \(no answer from the name server"):
+            connecting.check_answers("address", "head.example:6379", dashboard=False)
+    finally:
+        blocked.set()
+
+
 def test_ray_cannot_set_signal_handlers_while_it_starts() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with surroundings.signal_handlers_kept():

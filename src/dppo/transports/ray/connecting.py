@@ -3,19 +3,21 @@
 import logging
 import os
 import socket
+from functools import partial
 from typing import Any
 
 from dppo.config.checks import check_address
 from dppo.errors import ClusterError, ConfigError
 from dppo.transports.ray import environment
 from dppo.transports.ray.calls import calls_ray
-from dppo.transports.ray.failures import call_with_timeout
+from dppo.transports.ray.failures import result_within
 from dppo.transports.ray.versions import versions_remedy
 from dppo.transports.ray.watch import ping
 from dppo.user_code import in_a_line
 
 CONNECT_S = 10.0  # longest wait for the first answer of a cluster
 RESOLVE_S = 10.0  # longest wait for the addresses of host names: a name server may not answer
+_UNRESOLVED: OSError | None = TimeoutError("no answer from the name server that knows its host")
 
 
 def wanted_cluster(address: str | None) -> tuple[str, str | None]:
@@ -47,9 +49,7 @@ def check_connected(ray: Any, address: str | None, dashboard: bool) -> None:
 
 def _same_place(address: str, connected: str) -> bool:
     """Return whether two host:port name the same place; False if their host names are not resolved in time."""
-    results = list[bool]()
-    call_with_timeout(RESOLVE_S, lambda: results.append(_resolve_to_same(address, connected)))
-    return results == [True]
+    return result_within(RESOLVE_S, partial(_resolve_to_same, address, connected), False)
 
 
 def _resolve_to_same(address: str, connected: str) -> bool:
@@ -82,15 +82,22 @@ def check_answers(source: str, address: str, dashboard: bool) -> None:
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit()):  # "auto", which Ray resolves
         return
-    try:
-        ping(address, CONNECT_S)
-    except OSError as error:
+    error = result_within(RESOLVE_S + CONNECT_S, partial(_error_of_ping, address), _UNRESOLVED)
+    if error is not None:
         remedies = {"address": "omit address", "RAY_ADDRESS": "unset RAY_ADDRESS"}
         reason = error.strerror or str(error)
         raise ClusterError(
             f"{source}={address}: no Ray cluster answers there ({reason}). Check it with `ray status --address "
             f"{address}`, or {remedies[source]} to start Ray here."
-        ) from None
+        )
+
+
+def _error_of_ping(address: str) -> OSError | None:
+    try:
+        ping(address, CONNECT_S)
+    except OSError as error:
+        return error
+    return None
 
 
 @calls_ray

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 from dppo.errors import ClusterError
 from dppo.transports.ray.calls import RayThread
@@ -11,14 +12,25 @@ UNREACHABLE = "cannot be reached: its connection to this process was lost"
 UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 
 
-def call_with_timeout(timeout_s: float, call: Callable[[], object]) -> None:
-    """Run a call of Ray's that has no timeout of its own, in a thread; return when it ends or time is up.
+T = TypeVar("T")
 
-    Killing an actor that was never registered and removing a placement group wait without limit if the GCS is gone.
+
+def call_with_timeout(timeout_s: float, call: Callable[[], object]) -> None:
+    """Run a call that has no timeout of its own, in a thread; return when it ends or time is up.
+
+    Killing an actor that was never registered and removing a placement group wait without limit if the GCS is gone, a
+    look at a file if its disk blocks, and a host name if no name server answers.
     """
     thread = RayThread(call, "dppo-call")
     thread.start()
     thread.join(timeout_s)
+
+
+def result_within(timeout_s: float, call: Callable[[], T], default: T) -> T:
+    """Return the result of such a call, or `default` if time is up first."""
+    results = [default]
+    call_with_timeout(timeout_s, lambda: results.append(call()))
+    return results[-1]
 
 
 def cause(error: Exception) -> str:

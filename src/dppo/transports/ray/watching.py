@@ -17,10 +17,11 @@ from dppo.errors import ClusterError
 from dppo.hosts.keeper import end_of_log
 from dppo.streams import Stream
 from dppo.transports.ray.calls import calls_ray
-from dppo.transports.ray.failures import UNKNOWN, UNREACHABLE, cause_of_death
+from dppo.transports.ray.failures import UNKNOWN, UNREACHABLE, cause_of_death, result_within
 from dppo.transports.ray.progress_file import ProgressFile
 from dppo.transports.ray.session import RayLink
 
+LOG_S = 3.0  # for the end of a log on this node
 STACKS_S = 15.0  # for a witness on another node
 BUSY_S = 2.0  # a call into Ray that has waited for longer: the network is silent, and nobody could answer
 
@@ -82,7 +83,8 @@ class Watching:
             return f"{cause}{place}"
         if not is_here:
             return f"{cause}{place}; its log: {file.log} on {file.node}"
-        status, lines = end_of_log(file.log, file.pid)
+        read = partial(end_of_log, file.log, file.pid)
+        status, lines = result_within(LOG_S, read, ("", list[str]()))  # its disk may block
         if status and cause in (UNKNOWN, UNREACHABLE):
             cause = f"died {status}"
         return "\n    ".join([f"{cause}{place}; its log: {file.log}", *lines])
