@@ -73,7 +73,7 @@ class Driver:
             for path in (self._host.folder / "run" / "checkpoints").glob("iter_*.safetensors")
         )
 
-    def wait_until(self, happened: Callable[[], object], timeout_s: float = 120.0) -> None:
+    def wait_until(self, happened: Callable[[], object], timeout_s: float = 300.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not happened():
             assert self._process.poll() is None, self.out
@@ -103,13 +103,17 @@ class Driver:
         assert self.last_checkpoint == f"iter_{self.iterations:06d}.safetensors"
 
 
+def weights_in_process(folder: Path, *more: str, steps: int = STEPS) -> bytes:
+    """Return the weights of the same run in one process."""
+    folder.mkdir()
+    with Command(["train", *SIZES, "--total-timesteps", str(steps), *more], folder) as command:
+        assert command.wait(400) == 0, command.err
+    return dppo.load_policy(folder / "run").weights.tobytes()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the weights of the same run in one process."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with Command(["train", *SIZES, "--total-timesteps", str(STEPS)], folder) as command:
-        assert command.wait(120) == 0, command.err
-    return dppo.load_policy(folder / "run").weights.tobytes()
+    return weights_in_process(tmp_path_factory.mktemp("undisturbed") / "of")
 
 
 @contextmanager
@@ -166,6 +170,67 @@ def test_ctrl_c_ends_a_run_that_is_cut_off(tmp_path: Path) -> None:
         driver.send(signal.SIGINT)
         assert driver.wait(40) == 130, driver.out
         assert driver.last_checkpoint == f"iter_{driver.iterations:06d}.safetensors"
+
+
+MOMENTS: dict[str, tuple[str, ...]] = {
+    "its actors start": (),
+    "updates take most of the time": ("--reuse", "20"),
+    "evaluations take most of the time": ("--eval-every", "128", "--eval-episodes", "8"),
+    "a checkpoint in each iteration": ("--checkpoint-interval-s", "0"),
+}
+
+
+@pytest.mark.proves(
+    "the driver, on another node than the head: its actors start, 5 s",
+    "the driver, on another node than the head: a checkpoint in each iteration, 5 s",
+    "the driver, on another node than the head: updates and evaluations on actors, 60 s",
+)
+@on_hosts
+@pytest.mark.parametrize("cut_s", [5, 60])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_driver_that_is_cut_off_at_a_moment_goes_on_or_ends(
+    moment: str, cut_s: int, tmp_path: Path
+) -> None:
+    """After a minute, Ray's own raylet may have given up, and the run ends; otherwise the result is the same."""
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head, *MOMENTS[moment])
+        if moment == "its actors start":
+            driver.wait_until(lambda: "Starting 2 Ray actors" in driver.out)
+        else:
+            driver.wait_until(lambda: driver.iterations >= 3)
+        began = time.monotonic()
+        host.cut()
+        time.sleep(cut_s)
+        host.heal()
+        code = driver.wait(300)
+        took_s = time.monotonic() - began
+        print(f"{moment}, {cut_s} s: exit code {code} after {took_s:.0f} s\n{driver.out}")
+        assert code == 0 or cut_s > 5
+        if code == 0:
+            assert driver.weights == weights_in_process(tmp_path / "whole", *MOMENTS[moment])
+        elif moment == "its actors start":
+            assert re.search(r"is lost|has not answered for|could not connect", driver.out)
+            assert "Traceback" not in driver.out
+        else:
+            driver.saves_and_ends(began, "is lost")
+        assert code == 0 or took_s < WHOLE_S
+
+
+@pytest.mark.proves("the driver, on the head: collecting, for good")
+@on_hosts
+def test_a_driver_on_the_head_that_is_cut_off_for_good_goes_on_alone(
+    undisturbed: bytes, tmp_path: Path
+) -> None:
+    """The head has room for the actor that was lost."""
+    with cluster(tmp_path, 1, 1) as (head, host):
+        driver = Driver(head, head, "--cpus-per-actor", "0.5")
+        driver.wait_until(lambda: driver.iterations >= 3)
+        began = time.monotonic()
+        head.cut()
+        code = driver.wait(300)
+        print(f"exit code {code} after {time.monotonic() - began:.0f} s\n{driver.out}")
+        driver.goes_on_with_the_same_result(undisturbed)
+        assert host.processes("raylet")
 
 
 @pytest.mark.proves("the host of an actor: collecting, 45 s")
