@@ -23,7 +23,12 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "tests")
 FAULT_TABLE = "docs/FAULT_TABLE.md"
 HASHES = ROOT / "benchmarks" / "results" / "numerics.json"
 SAMPLES = ROOT / "benchmarks" / "samples.jsonl"
-SIDES = {"dppo": "`dppo`", "reuse": "`--reuse 4 --num-steps 32`", "sb3": "SB3, defaults"}
+SIDES = {
+    "dppo": "`dppo`",
+    "reuse": "`--reuse 4 --num-steps 32`",
+    "sac": "`--algo sac`",
+    "sb3": "SB3, defaults",
+}
 
 
 def main() -> int:

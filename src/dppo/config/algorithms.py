@@ -9,7 +9,6 @@ SAC_DEFAULTS = {
     # the entropy of actions within bounds has a meaning, and a deviation that is the same everywhere limits it
     "action_bounds": "squash",
     "state_dependent_std": True,
-    "noise": "pink",
     "hidden_sizes": (128, 128),
     "activation": "relu",
     "name": "sac",

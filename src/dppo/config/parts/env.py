@@ -128,7 +128,7 @@ class Sampling:
     """Steps T of each environment in one iteration."""
     noise: Literal["white", "pink"] = setting("white")
     """Exploration noise of continuous actions: white is independent in each env step; pink moves steadily for a while
-    instead of trembling. With algo=sac: pink."""
+    instead of trembling."""
     overlap: bool = False
     """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
     policy_lag: int = setting(0, ge=0)
