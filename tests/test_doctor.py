@@ -268,6 +268,11 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
         "memory grows by 50.0 MB in 1,000 steps, 50.0 GB in a whole run",
     ),
     ({"output": 2e6, "last_line": "tick"}, {}, "it printed 2.0 MB, at the end 'tick'"),
+    (
+        {"cpus": 9, "available_mb": 300.0, "env_mb": 100.0},
+        {"ranks_per_env": 4},
+        "2 environments of ranks_per_env=4 x cores_per_rank=1 fit this machine: 2 by its cores, 3 by its memory",
+    ),
     ({"left": ["sleep"]}, {}, "close() leaves 1 of its processes: ['sleep']"),
     ({"close_s": 9.0}, {}, "close() took 9.0 s, and a run waits for 4 s"),
     ({"step": {"worst": 20.0, "median": 0.1}}, {}, "one step took 20.0 s, others 0.1 s"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config
+from processes import wait_until
 from remedies import executes
 
 import dppo
@@ -447,6 +452,79 @@ def test_the_mpi_example_trains_to_the_same_weights_with_and_without_actors(
     assert spread.weights_sha256 == alone.weights_sha256
     left = subprocess.run(["pgrep", "-f", program], capture_output=True, text=True, check=False)
     assert left.stdout == ""
+
+
+@pytest.fixture
+def heat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The heated bar, compiled for the MPI of this machine."""
+    if shutil.which("mpicc") is None:
+        pytest.skip("no MPI")
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    program = str(tmp_path / "heat")
+    source = str(EXAMPLES / "heat.c")
+    subprocess.run(["mpicc", "-O2", "-I", str(INCLUDE), source, "-o", program, "-lm"], check=True)
+    return program
+
+
+def ranks_of(program: str) -> list[int]:
+    """The ranks of a program that run, without their guards and launchers."""
+    found = subprocess.run(["pgrep", "-fx", program], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def signal_a_rank(program: str, number: int) -> None:
+    """Send a signal to a rank once the ranks of both environments have worked for a while."""
+    wait_until(lambda: len(ranks_of(program)) == 4, 300)
+    time.sleep(5)
+    os.kill(ranks_of(program)[-1], number)
+
+
+RANKS: dict[str, Any] = {
+    "ranks_per_env": 2,
+    "cores_per_rank": 0,  # on few cores
+    "num_steps": 8,
+    "total_timesteps": 48,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "changes"),
+    [
+        (0, {"num_actors": 2}),
+        (signal.SIGKILL, {}),
+        (signal.SIGKILL, {"num_actors": 2}),
+        (signal.SIGSTOP, {"num_actors": 2, "step_timeout_s": 15}),
+    ],
+)
+def test_ranks_of_mpi_lead_to_the_same_weights_when_one_is_killed_or_hangs(
+    tmp_path: Path, heat: str, number: int, changes: dict[str, Any]
+) -> None:
+    alone = dppo.train(settings(tmp_path / "alone", [heat], **RANKS))
+    disturb = threading.Thread(target=signal_a_rank, args=(heat, number))
+    disturb.start()
+    disturbed = dppo.train(settings(tmp_path / "disturbed", [heat], **RANKS, **changes))
+    disturb.join()
+    assert disturbed.weights_sha256 == alone.weights_sha256
+    wait_until(lambda: not ranks_of(heat), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_no_rank_is_left_after_the_driver_is_killed(
+    tmp_path: Path, heat: str, num_actors: int
+) -> None:
+    flags = ["--num-samplers", "2", "--ranks-per-env", "2", "--cores-per-rank", "0"]
+    flags += ["--num-actors", str(num_actors), "--run-dir", str(tmp_path / "run")]
+    kwargs = ["--env-kwargs", json.dumps({"command": [heat]})]
+    words = [sys.executable, "-m", "dppo", "train", "dppo.remote:make", *kwargs, *flags]
+    with open(tmp_path / "log", "wb") as log:
+        driver = subprocess.Popen(words, stdout=log, stderr=log)
+    wait_until(lambda: len(ranks_of(heat)) == 4, 300)
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: not ranks_of(heat), 10)
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ from dppo.slots.cores import Lease, NoCores, cores_here
 from dppo.slots.layout import Layout
 from dppo.slots.program import SolverError
 from dppo.slots.slots import Slots
+from dppo.tools.doctor.findings import findings
+from dppo.tools.doctor.process import ProcessWatch
 from dppo.transports.ray.capacity import check_here
 from dppo.transports.ray.session import demand_of
 
@@ -127,6 +129,30 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     assert f"(rank 1 on {os.uname().nodename} {words}). Its last lines:\n  diverged" in end
     assert sorted(program.ranks) == [0, 1, 2]
     assert not any(alive(rank.pid) for rank in program.ranks.values())
+
+
+@pytest.mark.usefixtures("mpirun")
+@executes(
+    "tools/doctor/rank_findings.py: Start them by `slots.launch`, without an mpirun of your own"
+)
+def test_the_doctor_counts_all_ranks_and_sees_if_they_share_cores(tmp_path: Path) -> None:
+    watch = ProcessWatch()
+    before = watch.usage()
+    program = Slots(Layout(3, 0)).launch(["sleep", "100"], tmp_path)
+    wait_until(lambda: len(program.exit_codes) == 3)
+    wait_until(lambda: watch.usage().children.count("sleep") == 3)
+    assert watch.usage().mb > before.mb
+    assert watch.shared_cores() == cores_here()
+    config = with_ranks(2)
+    texts = [text for _, text in findings({"shared_cores": watch.shared_cores()}, config)]
+    assert "several may run on core" in texts[0]
+    program.terminate()
+    slots = Slots(Layout(1, CORES))
+    bound = slots.launch(["sleep", "100"], tmp_path)
+    wait_until(lambda: not slots.layout.cores or len(bound.exit_codes) == 1)
+    assert watch.shared_cores() == []
+    bound.terminate()
+    slots.close()
 
 
 DRIVER = """

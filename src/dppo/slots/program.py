@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from dppo.log import logger
+
+if TYPE_CHECKING:
+    import psutil
 
 GUARD = str(Path(__file__).with_name("guard.py"))
 LOG = "solver.log"  # in its folder
@@ -94,7 +98,15 @@ class Program:
                 f"command={shlex.join(self._words)}: cannot be started ({reason}). It is looked for in PATH, or as an "
                 f"absolute path, because each solver runs in a folder of its own"
             )
+        self.pid: int = reports[0]["started"]
+        """Of the launcher, or of the program itself."""
         self._take_note(reports[1:])
+        _PROGRAMS.add(self)
+
+    @property
+    def is_running(self) -> bool:
+        """True until the end of the program has been noticed."""
+        return self._code is None
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal: of the first rank that failed, or of the launcher.
@@ -209,6 +221,26 @@ class Program:
         for stream in (self._keeper.stdin, self._keeper.stdout):
             assert stream is not None
             stream.close()
+
+
+_PROGRAMS = WeakSet[Program]()
+
+
+def running_programs() -> list[Program]:
+    """Return the programs that this process has started, and that run."""
+    return [program for program in _PROGRAMS if program.is_running]
+
+
+def processes_of_programs() -> "list[psutil.Process]":
+    """Return launchers, guards and ranks of the running programs, which are no children of this process."""
+    import psutil
+
+    processes = []
+    for program in running_programs():
+        with suppress(psutil.Error):
+            launcher = psutil.Process(program.pid)
+            processes += [launcher, *launcher.children(recursive=True)]
+    return processes
 
 
 def _in_words(code: int) -> str:

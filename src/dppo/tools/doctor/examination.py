@@ -196,6 +196,7 @@ class Examination:
             threads=self._process.new_threads(),
             packages=self._process.new_packages(self._instances.first()),
             children=self._process.usage().children,
+            shared_cores=self._process.shared_cores(),
             spaces=summary,
             statistics=running_statistics(built.envs.rows.envs[0].env),
             network=networks_in_words(self._config, spaces),

@@ -10,6 +10,7 @@ from dppo.config import Config
 from dppo.envs.statistics import REMEDY, kept_in_words
 from dppo.tools.doctor.controller_findings import FINDINGS_ABOUT_CONTROLLERS
 from dppo.tools.doctor.needed import faults, one_process_each
+from dppo.tools.doctor.rank_findings import FINDINGS_ABOUT_RANKS
 from dppo.tools.doctor.speed import LEAK_MB, Facts
 
 Finding = Callable[[Facts, Config], Iterator[str]]
@@ -23,7 +24,7 @@ _FINDINGS: list[tuple[str, Finding]] = []
 
 def findings(facts: Facts, config: Config) -> Iterator[tuple[str, str]]:
     """Yield severity (ok, note, warning, error) and text of each finding."""
-    for severity, find in (*_FINDINGS, *FINDINGS_ABOUT_CONTROLLERS):
+    for severity, find in (*_FINDINGS, *FINDINGS_ABOUT_RANKS, *FINDINGS_ABOUT_CONTROLLERS):
         texts = list[str]()
         with suppress(KeyError):
             texts = list(find(facts, config))

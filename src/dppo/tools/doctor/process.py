@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import threading
+from collections import Counter
 from contextlib import suppress
 from importlib.metadata import packages_distributions, version
 from multiprocessing import resource_tracker
@@ -15,6 +16,7 @@ import numpy as np
 import psutil
 
 from dppo.process_state.borders import forget_notes, take_changes
+from dppo.slots.program import processes_of_programs, running_programs
 
 
 class Usage(NamedTuple):
@@ -45,7 +47,8 @@ class ProcessWatch:
         names = list[str]()
         # of shared memory, until the process ends
         pythons = getattr(resource_tracker._resource_tracker, "_pid", None)
-        for child in set(self._process.children(recursive=True)) - self._children_before:
+        started = {*self._process.children(recursive=True), *processes_of_programs()}
+        for child in started - self._children_before:
             if child.pid == pythons:
                 continue
             with suppress(psutil.Error):
@@ -56,6 +59,15 @@ class ProcessWatch:
                 cpu_s += times.user + times.system
                 names.append(name)
         return Usage(mb, cpu_s, names)
+
+    def shared_cores(self) -> list[int]:
+        """Return the cores on which several ranks of the environments' programs may run."""
+        bound = Counter[int]()
+        for program in running_programs():
+            for rank in program.ranks.values():
+                with suppress(psutil.Error):
+                    bound.update(psutil.Process(rank.pid).cpu_affinity())
+        return [core for core, ranks in bound.items() if ranks > 1]
 
     def new_threads(self) -> int:
         return threading.active_count() - self._threads_before

@@ -23,6 +23,7 @@ from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
+from dppo.slots.program import processes_of_programs
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.pickling import (
     NO_MODEL,
@@ -137,7 +138,11 @@ class PPOActor:
         if time.monotonic() - self._measured_at > MEASURE_S:
             with suppress(psutil.Error):
                 process = psutil.Process()
-                processes = [process, *process.children(recursive=True)]
+                processes = [
+                    process,
+                    *process.children(recursive=True),
+                    *processes_of_programs(),
+                ]
                 self._memory = sum(process.memory_info().rss for process in processes)
             self._measured_at = time.monotonic()
         self._questions += 1
