@@ -62,7 +62,12 @@ def test_a_home_folder_is_replaced_as_a_shell_does_it(home: Path) -> None:
 
 def test_each_setting_that_is_a_path_may_begin_with_the_home_folder(home: Path) -> None:
     path_settings = dict(settings_with_paths())
-    assert path_settings == {"run_dir": False, "init_from": False, "upload": True}
+    assert path_settings == {
+        "run_dir": False,
+        "init_from": False,
+        "state_folder": False,
+        "upload": True,
+    }
     for name, several in path_settings.items():
         needs: dict[str, Any] = {"num_actors": 1, "address": "auto"} if name == "upload" else {}
         for text in ("~/x", Path("~/x")):

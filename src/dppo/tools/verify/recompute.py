@@ -16,6 +16,7 @@ from dppo.numerics.fingerprint import Fingerprint
 from dppo.process_state.borders import dppo_computes
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint, Found
+from dppo.records.files.lock import locked
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.writer import plain
@@ -150,6 +151,7 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
     state = start.checkpoint.state
     outputs.check_code(config)
     with TemporaryDirectory(prefix="dppo-verify-") as folder, ExitStack() as stack:
+        stack.enter_context(locked(Path(folder)))
         run_folder = RunFolder(Path(folder), start=start)
         parts = build(config, run_folder, stop, stack, lambda progress: None)
         if not parts.ledger.replays:
