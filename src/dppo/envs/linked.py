@@ -16,7 +16,7 @@ HASHED_BYTES = (
     1 << 26
 )  # of a folder; of a larger one, size and time of change of each file are compared
 MAX_FILES = 50_000
-PIECE_BYTES = 1 << 26
+PIECE_BYTES = 1 << 20
 FICLONE = 0x40049409  # of Linux: a file that shares the blocks of another
 
 
@@ -64,13 +64,29 @@ def are_equal(path: Path, other: Path) -> bool:
 def _has_equal_bytes(path: Path, other: Path) -> bool:
     if path.samefile(other):
         return True
-    if path.stat().st_size != other.stat().st_size:
+    size = path.stat().st_size
+    if size != other.stat().st_size:
         return False
     with open(path, "rb") as file, open(other, "rb") as other_file:
-        while piece := file.read(PIECE_BYTES):
-            if piece != other_file.read(PIECE_BYTES):
+        handles = file.fileno(), other_file.fileno()
+        position = min(_next_data(handle, 0, size) for handle in handles)
+        while position < size:
+            piece, other_piece = (os.pread(handle, PIECE_BYTES, position) for handle in handles)
+            if piece != other_piece:
                 return False
+            end = position + len(piece)
+            position = min(_next_data(handle, end, size) for handle in handles)
     return True
+
+
+def _next_data(handle: int, position: int, size: int) -> int:
+    """Return where the next bytes are that a hole does not stand for; `size` if there are none."""
+    try:
+        return os.lseek(handle, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size
+        raise
 
 
 def _below(folder: Path) -> dict[str, os.stat_result]:
@@ -137,12 +153,9 @@ def _copy_data(file: int, new_file: int) -> int:
     copied = 0
     position = 0
     while position < size:
-        try:
-            position = os.lseek(file, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # there is a hole up to the end
-                break
-            raise
+        position = _next_data(file, position, size)
+        if position == size:
+            break
         end = os.lseek(file, position, os.SEEK_HOLE)
         os.lseek(new_file, position, os.SEEK_SET)
         while position < end and (count := os.sendfile(new_file, file, position, end - position)):
