@@ -476,7 +476,7 @@ def ranks_of(program: str) -> list[int]:
 def signal_a_rank(program: str, number: int) -> None:
     """Send a signal to a rank once the ranks of both environments have worked for a while."""
     wait_until(lambda: len(ranks_of(program)) == 4, 300)
-    time.sleep(5)
+    time.sleep(1)
     os.kill(ranks_of(program)[-1], number)
 
 
@@ -484,7 +484,7 @@ RANKS: dict[str, Any] = {
     "ranks_per_env": 2,
     "cores_per_rank": 0,  # on few cores
     "num_steps": 8,
-    "total_timesteps": 48,
+    "total_timesteps": 240,
 }
 
 
