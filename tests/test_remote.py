@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -473,18 +473,23 @@ def ranks_of(program: str) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
-def signal_a_rank(program: str, number: int) -> None:
-    """Send a signal to a rank once the ranks of both environments have worked for a while."""
-    wait_until(lambda: len(ranks_of(program)) == 4, 300)
-    time.sleep(1)
-    os.kill(ranks_of(program)[-1], number)
+@dataclass
+class SignalsARank(dppo.Observer):
+    """Sends a signal to a rank in the middle of a run."""
+
+    program: str
+    number: int
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        if row["iteration"] == 3:
+            os.kill(ranks_of(self.program)[-1], self.number)
 
 
 RANKS: dict[str, Any] = {
     "ranks_per_env": 2,
     "cores_per_rank": 0,  # on few cores
     "num_steps": 8,
-    "total_timesteps": 240,
+    "total_timesteps": 96,
 }
 
 
@@ -502,10 +507,8 @@ def test_ranks_of_mpi_lead_to_the_same_weights_when_one_is_killed_or_hangs(
     tmp_path: Path, heat: str, number: int, changes: dict[str, Any]
 ) -> None:
     alone = dppo.train(settings(tmp_path / "alone", [heat], **RANKS))
-    disturb = threading.Thread(target=signal_a_rank, args=(heat, number))
-    disturb.start()
-    disturbed = dppo.train(settings(tmp_path / "disturbed", [heat], **RANKS, **changes))
-    disturb.join()
+    config = settings(tmp_path / "disturbed", [heat], **RANKS, **changes)
+    disturbed = dppo.train(config, observers=[SignalsARank(heat, number)])
     assert disturbed.weights_sha256 == alone.weights_sha256
     wait_until(lambda: not ranks_of(heat), 10)
 
