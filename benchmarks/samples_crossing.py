@@ -50,4 +50,6 @@ def _thousands(steps: float) -> str:
 def _in_words(seconds: float) -> str:
     if math.isinf(seconds):
         return "never"
-    return "any" if seconds == 0 else f"{1e3 * seconds:.2g} ms"
+    if seconds == 0:
+        return "any"
+    return f"{1e3 * seconds:.0f} ms" if seconds > 0.1 else f"{1e3 * seconds:.2g} ms"
