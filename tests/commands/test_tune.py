@@ -15,7 +15,7 @@ from builders import make_config
 from commandline import Command, parse
 
 from dppo.__main__ import main
-from dppo.config.parts import default_of, settings_by_name
+from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError
 from dppo.tools import tune
 
@@ -34,8 +34,14 @@ SMALL = [
 ]
 
 
-def test_the_search_space_names_settings_that_can_be_tuned() -> None:
-    space = yaml.safe_load(tune.SPACE.read_text())
+SAC = {"env_id": "Pendulum-v1", "algo": "sac"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "base"), [("ppo", {"env_id": "CartPole-v1", "minibatch_size": 64}), ("sac", SAC)]
+)
+def test_the_search_space_names_settings_that_can_be_tuned(algo: str, base: dict[str, Any]) -> None:
+    space = yaml.safe_load(tune.SPACES[algo].read_text())
     assert set(space) < set(settings_by_name())
     for name, choices in space.items():
         values = choices
@@ -44,12 +50,17 @@ def test_the_search_space_names_settings_that_can_be_tuned() -> None:
             if "one_minus" in choices:
                 values = [1 - end for end in values]
         for value in values:
-            make_config({"env_id": "CartPole-v1", "minibatch_size": 64} | {name: value})
+            make_config(base | {name: value})
+        default = getattr(make_config(base), name)
         assert (
-            isinstance(choices, list)
-            or name == "ent_coef"
-            or min(values) <= default_of(name) <= max(values)
+            isinstance(choices, list) or name == "ent_coef" or min(values) <= default <= max(values)
         )
+
+
+def test_what_a_trial_draws_for_soft_actor_critic_is_what_it_trains_with() -> None:
+    settings, notes = tune._merged_with(SAC, {"tau": 0.03, "noise": "pink"})
+    assert settings == SAC | {"tau": 0.03, "noise": "pink"}
+    assert notes == ()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +75,10 @@ def test_the_search_space_names_settings_that_can_be_tuned() -> None:
         (["--space", __file__.replace("test_tune.py", "test_trust.py")], "config="),
         (["--space", "missing.yaml"], "config=missing.yaml: cannot be read"),
         (
-            [f"--{name.replace('_', '-')}=1" for name in yaml.safe_load(tune.SPACE.read_text())],
+            [
+                f"--{name.replace('_', '-')}=1"
+                for name in yaml.safe_load(tune.SPACES["ppo"].read_text())
+            ],
             "none is left to tune",
         ),
         ([], "tune: needs the package optuna. Install it: "),
@@ -111,7 +125,7 @@ def test_settings_of_a_file_are_not_tuned(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
     Path("own.yaml").write_text(
-        "".join(f"{name}: 1\n" for name in yaml.safe_load(tune.SPACE.read_text()))
+        "".join(f"{name}: 1\n" for name in yaml.safe_load(tune.SPACES["ppo"].read_text()))
     )
     monkeypatch.setattr(tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"}))
     assert main(["tune", "CartPole-v1", "--config", "own.yaml"]) == 2

@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from dppo.commands.flags import as_words
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, plain_settings, read_settings
-from dppo.config.parts import about, settings_by_name
+from dppo.config.parts import about, default_of, settings_by_name
 from dppo.config.presets import merge_preset
 from dppo.errors import ConfigError, TrainingDiverged, unknown_name
 from dppo.invocation import command
@@ -22,7 +22,11 @@ from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
 from dppo.user_code import require_package
 
-SPACE = Path(__file__).with_name("search_space.yaml")
+SPACES = {
+    "ppo": Path(__file__).with_name("search_space.yaml"),
+    "sac": Path(__file__).with_name("search_space_sac.yaml"),
+}
+"""Files with the ranges to search, by algorithm."""
 TRIALS = 50
 # reports of a trial, after equal shares of its env steps; trials are compared at these
 REPORTS = 20
@@ -38,7 +42,7 @@ COMMAND = Command(
     flags={
         "--trials N": f"Trials of the study in all. (default: {TRIALS})",
         "--out DIR": "Folder of the study. (default: runs/tune__ENV)",
-        "--space FILE": f"YAML file of the search space. (default: {SPACE.name} of dppo)",
+        "--space FILE": "YAML file of the search space. (default: the one of dppo for the algorithm)",
     },
     refused=dict.fromkeys(
         ("run_dir", "resume", "branch", "trust"), "trials are new runs in the folder of --out"
@@ -62,7 +66,7 @@ def main(argv: list[str]) -> int:
     fixed = set(flags)
     if flags.get("config"):
         fixed |= read_settings(Path(flags["config"])).keys()
-    space = _search_space(Path(options.get("space", SPACE)), fixed)
+    space = _search_space(Path(options.get("space", SPACES[config.algo])), fixed)
     base = {"progress": "off"} | {
         name: value for name, value in training.settings.items() if name not in space
     }
@@ -137,9 +141,8 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
 
     from dppo.run.runner import train
 
-    settings, notes = merge_preset(
-        base, {name: _suggested(trial, name, values) for name, values in space.items()}
-    )
+    suggestions = {name: _suggested(trial, name, values) for name, values in space.items()}
+    settings, notes = _merged_with(base, suggestions)
     for note in notes:  # such as minibatches larger than the batch
         print(f"trial {trial.number}: {note.removeprefix('preset: ')}")
     try:
@@ -161,6 +164,14 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
     if result.stopped_by is not None or math.isnan(result.episodic_return):
         raise optuna.TrialPruned
     return result.episodic_return
+
+
+def _merged_with(
+    base: Mapping[str, Any], suggestions: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the settings of a trial, and notes on suggestions that do not go together with them."""
+    algo = base.get("algo", default_of("algo"))
+    return merge_preset(base, {"algo": algo, **suggestions})
 
 
 def _suggested(trial: Any, name: str, values: Any) -> Any:
