@@ -29,7 +29,7 @@ from dppo.run.env_faults import EnvFaults
 from dppo.run.factory import PartsFactory, open_session
 from dppo.run.learner import PPOLearner
 from dppo.run.loading import load_start
-from dppo.run.needed_states import open_states
+from dppo.run.needed_states import state_place
 from dppo.run.parts import Parts
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
@@ -59,7 +59,7 @@ def build(
         )
     warm = find(config.init_from) if config.init_from and start is None else None
     torch_import = _import_torch(stack)
-    place = open_states(config, folder.path, stack)
+    place = state_place(config, folder)
     session = None if config.num_actors == 0 else open_session(config, variables, stop, stack)
     factory = PartsFactory(config, stop, stack, session, f"{folder.path}/logs", place)
     ledger = _ledger(config)

@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,29 +12,48 @@ import numpy as np
 from dppo.config import Config
 from dppo.envs.state_files import NEEDED, STATES, StatePlace, needed_names, remove_unneeded
 from dppo.errors import CheckpointNotWritten, ConfigError
+from dppo.log import logger
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CHECKPOINTS, LOCK
+from dppo.records.files.run_folder import RunFolder
+from dppo.records.outside import ENDING_S, NoAnswer, OutsideThread
+from dppo.run.outputs import call_at_start
 
 
-def open_states(config: Config, run_dir: Path, stack: ExitStack) -> StatePlace | None:
-    """Return where actors keep the files of states, in a run folder that this process has locked.
+@contextmanager
+def states_of_run(config: Config, run_dir: Path, disk: OutsideThread) -> Iterator[None]:
+    """Remove files of states that no checkpoint needs, before and after a run, in the thread of the disk.
 
-    Those that no checkpoint needs are removed now and when `stack` is closed.
+    Raises ConfigError if `state_folder` is not a folder.
     """
+    call_at_start(disk, "looking for files of states", partial(_begin, config, run_dir))
+    try:
+        yield
+    finally:
+        try:
+            disk.call("removing files of states", partial(_sweep, run_dir), ENDING_S)
+        except NoAnswer as error:
+            logger.warning("%s; files of states are removed when the run is resumed", error)
+
+
+def _begin(config: Config, run_dir: Path) -> None:
+    folder = config.env.state_folder
+    if config.env_state != "off" and folder is not None and not folder.is_dir():
+        raise ConfigError(
+            f"state_folder={folder.absolute()}: is not a folder. Make it, on a disk that all actors see."
+        )
     _sweep(run_dir)
-    stack.callback(_sweep, run_dir)
+
+
+def state_place(config: Config, folder: RunFolder) -> StatePlace | None:
+    """Return where actors keep the files of states, in a run folder that this process has locked."""
     if config.env_state == "off":
         return None
-    folder = config.env.state_folder
-    if folder is not None:
-        folder = folder.absolute()
-        if not folder.is_dir():
-            raise ConfigError(
-                f"state_folder={folder}: is not a folder. Make it, on a disk that all actors see."
-            )
-    lock = run_dir / LOCK
+    state_folder = config.env.state_folder
+    if state_folder is not None:
+        state_folder = state_folder.absolute()
     moments = 2 * config.lag + 4  # the ledger's, and those that an actor may be ahead of it
-    return StatePlace(lock, lock.read_bytes(), moments, folder)
+    return StatePlace(folder.path / LOCK, folder.owner, moments, state_folder)
 
 
 def names_in(samplers: Mapping[str, np.ndarray]) -> list[str]:

@@ -97,12 +97,9 @@ def opened(folder: AbstractContextManager[RunFolder], disk: OutsideThread) -> It
     """Open a run folder in the thread of its disk, and unlock it there in the end; close the thread."""
     in_thread = ExitStack()
     try:
-        try:
-            run_folder = disk.call(
-                "opening the run folder", partial(in_thread.enter_context, folder)
-            )
-        except NoAnswer as error:
-            raise ConfigError(f"run_dir: {error}. Check the disk, or use another folder.") from None
+        run_folder = call_at_start(
+            disk, "opening the run folder", partial(in_thread.enter_context, folder)
+        )
         disk.place = f"the disk of {run_folder.path}"
         yield run_folder
     finally:
@@ -111,6 +108,14 @@ def opened(folder: AbstractContextManager[RunFolder], disk: OutsideThread) -> It
         except NoAnswer as error:
             logger.warning("%s; run.lock stays there, and locks nobody out", error)
         disk.close()
+
+
+def call_at_start(disk: OutsideThread, what: str, function: Callable[[], T]) -> T:
+    """Return the result of a call to the disk; raise ConfigError if the disk does not answer."""
+    try:
+        return disk.call(what, function)
+    except NoAnswer as error:
+        raise ConfigError(f"run_dir: {error}. Check the disk, or use another folder.") from None
 
 
 def call_disk(disk: OutsideThread, what: str, function: Callable[[], T]) -> T:

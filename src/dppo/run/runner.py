@@ -33,6 +33,7 @@ from dppo.run.evaluations import Evaluations
 from dppo.run.file_observers import cut_row_files, file_observers
 from dppo.run.iteration_row import MeasuredRow, TrainingTimes, iteration_row, mean_return
 from dppo.run.learner import Iteration
+from dppo.run.needed_states import states_of_run
 from dppo.run.outputs import call_disk
 from dppo.run.parts import Parts
 from dppo.run.saving import RunCheckpoints
@@ -96,6 +97,7 @@ def _run(
     with ExitStack() as stack:
         opening = run_folder.open_run(config, resume, branch=branch)
         folder = stack.enter_context(outputs.opened(opening, disk))
+        stack.enter_context(states_of_run(config, folder.path, disk))
         try:
             with stop:
                 # opened before environments are made, because a constructor may fail

@@ -19,8 +19,8 @@ PATIENCE_S = 0.1  # for an owner that is just about to release the lock
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a file of a run folder, which contains the owner's host and process id, and remove it in the end.
+def locked(folder: Path) -> Iterator[bytes]:
+    """Lock a file of a run folder, and remove it in the end; yield its content, the owner's host and process id.
 
     The system releases the lock of a killed process. Where a file system has no locks, the owner in the file decides.
     Raises a ConfigError that names process, host and start time if another run holds the lock, a CheckpointError if the
@@ -41,24 +41,25 @@ def locked(folder: Path) -> Iterator[None]:
         if owner and _is_alive(owner):
             raise _in_use(folder, owner) from None
     try:
-        _write_owner(path)
-        yield
+        yield _write_owner(path)
     finally:
         with suppress(OSError):
             path.unlink()  # nobody else can have locked this file meanwhile
         lock.release()
 
 
-def _write_owner(path: Path) -> None:
+def _write_owner(path: Path) -> bytes:
     owner = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+    content = json.dumps(owner).encode() + b"\n"
     handle = open_file(path, os.O_WRONLY | os.O_CREAT)
     with os.fdopen(handle, "wb", buffering=0) as file, suppress(OSError):
         file.truncate()  # if the disk is full, the lock holds all the same
-        file.write(json.dumps(owner).encode() + b"\n")
+        file.write(content)
+    return content
 
 
 def _owner(path: Path) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class RunFolder:
 
     path: Path
     """Absolute: an environment may change the current directory."""
+    owner: bytes
+    """Content of its lock."""
     start: Found | None = None
     """The checkpoint to continue from; None for a new run."""
     close_changes: tuple[str, ...] = ()
@@ -105,14 +107,14 @@ def open_run(
     with ExitStack() as stack:
         if branch:
             origin = _origin(config, resume)
-            yield RunFolder(_created(config, stack), origin=origin)
+            yield RunFolder(*_created(config, stack), origin=origin)
             return
         if resume == "auto":
             if config.run_dir is None:
                 raise ConfigError("resume=auto: needs a fixed folder. Set `run_dir`.")
             resume = config.run_dir if has_any(config.run_dir) else None
         if resume is None:
-            yield RunFolder(_created(config, stack))
+            yield RunFolder(*_created(config, stack))
         else:
             yield _resumed(config, Path(resume), stack)
 
@@ -137,15 +139,18 @@ def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
             f"folder. Leave it out, or start a new run there: `branch=True`."
         )
     with writing(run_dir, CheckpointNotWritten):
-        stack.enter_context(locked(run_dir))
+        owner = stack.enter_context(locked(run_dir))
     start = find(resume)
     iteration = start.checkpoint.state["iteration"]
     changes = changes_on_resume(_settings_of(start), config, start.path, iteration)
-    return RunFolder(run_dir, start=start, close_changes=changes)
+    return RunFolder(run_dir, owner, start=start, close_changes=changes)
 
 
-def _created(config: Config, stack: ExitStack) -> Path:
-    """Create the folder of a new run, and lock it; `stack` unlocks it, and removes what was created and not used."""
+def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
+    """Create the folder of a new run and lock it; return it with the content of its lock.
+
+    `stack` unlocks it, and removes what was created and not used.
+    """
     run_dir = Path(config.run_dir or _new_name(config))
     path = Path(os.path.abspath(run_dir))
     try:
@@ -154,7 +159,7 @@ def _created(config: Config, stack: ExitStack) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         if missing:
             stack.callback(_remove_empty, (path / CHECKPOINTS, *missing))
-        stack.enter_context(locked(path))
+        owner = stack.enter_context(locked(path))
     except OSError as error:
         advice = "Use another folder."
         if error.errno in (errno.EFBIG, errno.EMFILE):
@@ -177,7 +182,7 @@ def _created(config: Config, stack: ExitStack) -> Path:
         raise ConfigError(
             f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it."
         )
-    return path
+    return path, owner
 
 
 def _new_name(config: Config) -> Path:

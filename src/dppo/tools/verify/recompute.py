@@ -151,8 +151,8 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
     state = start.checkpoint.state
     outputs.check_code(config)
     with TemporaryDirectory(prefix="dppo-verify-") as folder, ExitStack() as stack:
-        stack.enter_context(locked(Path(folder)))
-        run_folder = RunFolder(Path(folder), start=start)
+        owner = stack.enter_context(locked(Path(folder)))
+        run_folder = RunFolder(Path(folder), owner, start=start)
         parts = build(config, run_folder, stop, stack, lambda progress: None)
         if not parts.ledger.replays:
             raise NotReplayed(
