@@ -156,28 +156,36 @@ def test_the_doctor_counts_all_ranks_and_sees_if_they_share_cores(tmp_path: Path
 
 
 DRIVER = """
-import sys, time
+import os, sys, time
 from dppo.slots.layout import Layout
 from dppo.slots.slots import Slots
 program = Slots(Layout(3, 0)).launch(["sh", "-c", "trap '' TERM; sleep 100 & wait; sleep 100"], sys.argv[1])
 while len(program.exit_codes) < 3:
     time.sleep(0.05)
-print(*[rank.pid for rank in program.ranks.values()], flush=True)
+pids = [rank.pid for rank in program.ranks.values()]
+child = os.fork()
+if child:
+    print(child, *pids, flush=True)
 time.sleep(100)
 """
 
 
 @pytest.mark.usefixtures("mpirun")
 def test_no_rank_outlives_a_killed_process_even_one_that_is_stopped(tmp_path: Path) -> None:
+    """A child that the process has forked holds its pipes open."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
-    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    child, *pids = [int(pid) for pid in driver.stdout.readline().split()]
     os.kill(pids[0], signal.SIGSTOP)
     driver.kill()
-    driver.communicate()
-    wait_until(lambda: not any(map(alive, pids)), 10)
+    driver.wait()
+    try:
+        wait_until(lambda: not any(map(alive, pids)), 10)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        driver.stdout.close()
 
 
 @pytest.mark.usefixtures("mpirun")

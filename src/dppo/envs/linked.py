@@ -12,9 +12,8 @@ from pathlib import Path
 
 from dppo.files import read_file
 
-HASHED_BYTES = (
-    1 << 26
-)  # of a folder; of a larger one, size and time of change of each file are compared
+# of a folder; of a larger one, size and time of change of each file are compared
+HASHED_BYTES = 1 << 26
 MAX_FILES = 50_000
 PIECE_BYTES = 1 << 20
 FICLONE = 0x40049409  # of Linux: a file that shares the blocks of another

@@ -41,9 +41,8 @@ class Group(Parallel):
         """Replace `tensor` by its sum over all ranks."""
         if self.vectors is not None and tensor is self.vectors[self.rank]:
             self._sum_in_memory(self.vectors)
-        elif (
-            self.size <= 2 or tensor.is_cuda
-        ):  # the sum of two numbers does not depend on their order
+        elif self.size <= 2 or tensor.is_cuda:
+            # the sum of two numbers does not depend on their order
             distributed.all_reduce(tensor)
         else:
             self._sum_by_messages(tensor)

@@ -27,9 +27,8 @@ from dppo.slots.layout import Layout
 from dppo.transports.ray.session import RaySession, store_bytes_for
 
 WAIT_S = 0.5  # longest wait between two checks for signals
-EPISODE_S = (
-    math.inf
-)  # time limit of an episode without a run, as in this process; one call has HUNG_S
+# time limit of an episode without a run, as in this process; one call has HUNG_S
+EPISODE_S = math.inf
 HUNG_S = 600.0  # time limit of a step, a reset or a constructor
 
 

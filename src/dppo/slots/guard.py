@@ -23,12 +23,8 @@ from typing import Any, NoReturn
 
 LAUNCH = "DPPO_LAUNCH"  # variable of all processes of a launch
 KEEPER = "DPPO_KEEPER"  # variable of a guard: host:port:secret
-RANKS = (
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PMIX_RANK",
-    "SLURM_PROCID",
-)  # of Open MPI, MPICH, srun
+# of Open MPI, MPICH, and srun
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 SAVE_S = 3.0  # for ranks to end by themselves after the process of their environment has ended
 TERM_S = 2.0  # from SIGTERM to SIGKILL
 LAUNCHER_S = 1.0  # for a launcher to end after its last rank
@@ -121,16 +117,15 @@ class Keeper:
     def run(self, environment_pid: int) -> None:
         """Look after the ranks until all have ended."""
         _tell({"started": self._launcher.pid})
-        environment = [0, *_pidfd(environment_pid)]
+        pidfds = _pidfd(environment_pid)
         exited = os.pidfd_open(self._launcher.pid)
         while self._launcher.poll() is None and not any(self._codes.values()):
-            ready = self._ready([exited, *environment])
-            if set(environment) & set(ready):
-                with suppress(OSError):
-                    if not os.read(
-                        0, 1
-                    ):  # no request: the process is gone, and ranks may save their state
-                        select.select([exited], [], [], SAVE_S)
+            ready = self._ready([exited, 0, *pidfds])
+            # a child of the process may hold the pipe open, so that nothing could be read from it
+            is_gone = bool(set(pidfds) & set(ready)) or (0 in ready and _is_closed(0))
+            if is_gone:  # ranks may save their state
+                select.select([exited], [], [], SAVE_S)
+            if is_gone or 0 in ready:
                 break
         self._end()
         _tell({"ended": self._launcher.wait()})
@@ -211,6 +206,13 @@ def _marked(mark: bytes) -> list[int]:
             if mark in file.read() and int(pid) != os.getpid():
                 pids.append(int(pid))
     return pids
+
+
+def _is_closed(stream: int) -> bool:
+    """Return whether the other end of a stream that can be read is closed."""
+    with suppress(OSError):
+        return not os.read(stream, 1)
+    return False
 
 
 def _pidfd(pid: int) -> list[int]:

@@ -89,8 +89,9 @@ class Program:
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(json.dumps(launch).encode() + b"\n")
         self._keeper.stdin.flush()
-        self._keeper.wait()  # the keeper itself is no child
         reports = self._reports(START_S)
+        with suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(START_S)  # its first process, which has left the keeper itself behind
         if not reports or "refused" in reports[0]:
             self._close()
             reason = reports[0]["refused"] if reports else "its keeper did not start"
