@@ -75,7 +75,7 @@ class EnvFault:
     error: str
     """The name of the exception's class; "invalid" if the environment returned something invalid."""
     traceback: str
-    """Of the user's code; "" for an invalid result."""
+    """Traceback of the user's code; "" for an invalid result."""
     env: int
     episode: int = 0
     seed: int = 0
@@ -87,7 +87,7 @@ class EnvFault:
     last_obs: str = ""
     """The observation before the step, shortened."""
     options: dict[str, Any] | None = None
-    """Of the episode's reset."""
+    """Options of the episode's reset."""
     others: int = 0
     """Instances that the same process had when a constructor raised."""
     samplers_beside: int = 0

@@ -14,11 +14,11 @@ class Named(NamedTuple):
 
     ours: str
     sb3: str = ""
-    """Of Stable-Baselines3 and its zoo."""
+    """Names in Stable-Baselines3 and its zoo."""
     rllib: str = ""
     cleanrl: str = ""
     others: str = ""
-    """Of other libraries, and usual guesses."""
+    """Names in other libraries, and usual guesses."""
 
     @property
     def theirs(self) -> list[str]:

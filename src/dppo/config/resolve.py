@@ -139,8 +139,8 @@ DEFAULTS = {
         ),
     ),
 }
-"""Of each algorithm. The first default that applies counts. If none does, the setting stays None: the network has its
-own deviations."""
+"""Defaults of each algorithm. The first default that applies counts. If none does, the setting stays None: the network
+has its own deviations."""
 
 LINES: dict[str, tuple[str, Any]] = {
     "update_epochs": (

@@ -38,7 +38,7 @@ class Way:
 
     settings: Mapping[str, Any]
     share: float
-    """Of the env steps of the defaults, in the median of all tasks that it is for; inf: not measured yet."""
+    """Env steps relative to the defaults, as the median of all tasks that it is for; inf: not measured yet."""
     continuous: KnownTasks
     discrete: KnownTasks | None
     """None: not for discrete actions."""

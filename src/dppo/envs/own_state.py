@@ -1,4 +1,4 @@
-"""States of their own: environments with `get_state` and `set_state` are brought back by them, if that is proven.
+"""Environments with `get_state` and `set_state` are brought back to a state by these methods, if that is proven.
 
 Packages have methods of these names that mean something else, or that leave something out. So a replay comes first,
 unless `env_state=own` asks for states. If the replay does not lead to the recorded state, the state from before the

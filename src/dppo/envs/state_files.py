@@ -4,7 +4,7 @@
     states/SAMPLER/MOMENT-HASH/content/NAME   the file or folder
     states/needed/iter_000123                 the names that this checkpoint needs, a line each
 
-A moment is the number of segments that the sampler has made. HASH is that of the listing.
+A moment is the number of segments that the sampler has made. HASH is the SHA-256 of the listing, shortened.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ class StateFiles:
     def __init__(self, place: StatePlace, sampler_id: int) -> None:
         self.folder = place.states / str(sampler_id)
         self.copied_bytes = 0
-        """Of the last path, which could not be kept by hard links; 0 if it was."""
+        """Bytes that were copied for the last path, because hard links were not possible; 0 if they were."""
         self._place = place
         self._names: dict[int, list[str]] = {}  # by moment
 
@@ -160,7 +160,7 @@ class StateFiles:
         return [*self._names.get(moment - 1, []), *self._names.get(moment, [])]
 
     def collect(self, moment: int) -> None:
-        """Remove what neither a checkpoint needs nor one of the newest states up to this moment."""
+        """Remove old files that no checkpoint needs; files of the newest states up to this moment stay."""
         oldest = moment - self._place.moments
         self._names = {number: names for number, names in self._names.items() if number >= oldest}
         if not self.folder.is_dir():

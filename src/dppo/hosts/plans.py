@@ -47,7 +47,7 @@ class TrainerPlan:
     seed: int
     policy_lag: int = 0
     prior_noise: float | None = None
-    """Of the controller that the run starts from, as the setting says; None without one."""
+    """Noise of the controller that the run starts from, as in the setting; None without a controller."""
     sac: SAC = field(default_factory=SAC)
 
 

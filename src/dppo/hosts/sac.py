@@ -15,7 +15,7 @@ from dppo.envs.spaces import actions_of
 from dppo.errors import ConfigError
 from dppo.hosts.plans import TrainerPlan
 from dppo.ppo.networks.choice import Choice, choose_network
-from dppo.ppo.networks.layers import MAX_ONE_HOT
+from dppo.ppo.networks.layers import is_one_hot
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, is_image
 
@@ -67,8 +67,10 @@ def _policy_and_critics(network: Choice, sac: SAC) -> str:
     inputs = network.spec.distribution.noise_size
     for name, leaf in spaces.leaves().items():
         categories = spaces.categories.get(name)
-        codes = 0 if categories is None else sum(categories.counts)
-        inputs += codes if 0 < codes <= MAX_ONE_HOT else math.prod(leaf.shape)
+        if categories is not None and is_one_hot(categories):
+            inputs += sum(categories.counts)
+        else:
+            inputs += math.prod(leaf.shape)
     sizes = (inputs, *sac.critic_sizes, 1)
     parameters = SACSettings().num_critics * sum(
         (fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)

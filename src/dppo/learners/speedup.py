@@ -16,7 +16,7 @@ class Speedup(NamedTuple):
     shared_ms: float
     """On all learners, including the sum of their gradients."""
     summing_ms: float
-    """Of that sum."""
+    """Milliseconds of that sum."""
 
 
 def describe_speedup(plan: TrainerPlan, spec: NetworkSpec, speedup: Speedup) -> str:

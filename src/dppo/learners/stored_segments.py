@@ -14,7 +14,10 @@ from dppo.ppo.learning.reuse import joined
 from dppo.spaces.spaces import leaves, walk
 
 PREFIX = "kept."  # of the names of stored arrays in the state
-OBSERVATIONS = {"obs": 2, "successors": 1}  # columns, and the axes before those of an observation
+OBSERVATIONS = {
+    "obs": 2,
+    "successors": 1,
+}  # columns, and the number of axes before an observation's
 
 
 class StoredSegments(RunStage):
@@ -27,7 +30,7 @@ class StoredSegments(RunStage):
     def __init__(self, reuse: int, obs: np.dtype[Any], prior_iterations: int = 0) -> None:
         """Begin without segments; `reuse` is R, `obs` the dtype of an observation in segments.
 
-        `prior_iterations`: the first iterations, in which a controller collects, those of a policy lag included.
+        `prior_iterations`: iterations in which a controller collects, including the policy lag.
         """
         self._reuse = reuse
         self._obs = obs

@@ -34,7 +34,7 @@ class AtBound:
     """The element of an action that is at a bound most often."""
 
     share: float
-    """Of all steps."""
+    """Share of all steps."""
     element: str
     """In words: `element 2 of the action`."""
     side: str

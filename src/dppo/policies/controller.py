@@ -22,7 +22,7 @@ ARGUMENTS = ("action_space", "observation_space", "seed")
 
 
 class Controller:
-    """A controller as the user named it: what its instances are made of.
+    """A controller by the name, class or function that the user has given; makes instances.
 
     It can be sent to other processes. An import path is imported again there.
     """

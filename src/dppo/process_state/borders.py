@@ -48,9 +48,9 @@ def dppo_computes() -> Iterator[None]:
 
 @contextmanager
 def user_code(by: str) -> Iterator[None]:
-    """Context in which code of a user runs: with the state that it has set, which is taken back for dppo afterwards.
+    """Run code of the user in the process state that it has set before, and restore the state of dppo afterwards.
 
-    `by`: its name in the note on what it has changed, such as "importing mysim".
+    `by`: name of this code in the note on changes, such as "importing mysim".
     """
     with guarded_steps(by) as outermost:
         if outermost and _users.arithmetic is not None:

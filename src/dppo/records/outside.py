@@ -133,7 +133,7 @@ class OutsideThread:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many calls are waiting that `post` would wait, too."""
+        """True if the queue is full, so that `post` waits."""
         return len(self._queue) >= MAX_QUEUED
 
     def close(self) -> None:

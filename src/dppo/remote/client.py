@@ -61,7 +61,7 @@ class Solver:
         self.options: Any = {}
         """The options of the episode."""
         self.path = ""
-        """Of the last SAVE or LOAD."""
+        """Path of the last SAVE or LOAD."""
         self._count = _count(observation)
         self._infos: Any = []
         self._socket = _connected(address or os.environ["DPPO_ADDRESS"])

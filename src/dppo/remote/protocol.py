@@ -43,7 +43,7 @@ class Opening:
     byte_order: str
     """`<` or `>`, the same in all messages."""
     dtype: np.dtype
-    """Of observations and actions."""
+    """Dtype of observations and actions."""
     observation: tuple[Part, ...]
     action: tuple[Part, ...]
     restarts: bool = False
@@ -120,6 +120,6 @@ def _bounds(word: str, text: str | None) -> tuple[float, float]:
 def answer_message(order: str, refusal: str = "") -> bytes:
     """Return the answer to an opening: accepted, or refused for a reason."""
     reason = refusal.encode()
-    # dppo.h compares the magic as a number of its own byte order, which reads as DPPO in little-endian order
+    # dppo.h compares the magic as a number in its byte order, which reads as DPPO in little-endian order
     magic = MAGIC if order == "<" else MAGIC[::-1]
     return struct.pack(f"{order}{OPENING}", magic, VERSION, len(reason)) + reason

@@ -24,7 +24,7 @@ class Handed(NamedTuple):
     """What a solver hands over in a step."""
 
     numbers: np.ndarray
-    """Of all parts of the observation."""
+    """Numbers of all parts of the observation, one part after the other."""
     reward: float
     end: int
     info: dict[str, Any]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dppo.ppo.networks.encoders import Flatten, OneHot
-from dppo.ppo.networks.layers import MAX_ONE_HOT
+from dppo.ppo.networks.layers import is_one_hot
 from dppo.spaces.spaces import Spaces
 
 
@@ -32,6 +32,6 @@ class CriticInputs:
 
 def _encoder(spaces: Spaces, name: str) -> Flatten | OneHot:
     categories = spaces.categories.get(name)
-    if categories is not None and sum(categories.counts) <= MAX_ONE_HOT:
+    if categories is not None and is_one_hot(categories):
         return OneHot(categories)
     return Flatten(spaces.leaves()[name].shape)

@@ -37,13 +37,13 @@ def launcher_words(ranks: int, variables: Mapping[str, str]) -> list[str]:
 
 
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of a launcher that has started this process."""
+    """Return the variables that no launcher has set for this process."""
     return {name: value for name, value in variables.items() if not name.startswith(OF_LAUNCHERS)}
 
 
 @functools.cache
 def _family(program: str) -> Literal["open-mpi", "hydra"]:
-    """Return the kind of an mpirun: Open MPI's, or that of MPICH and its relatives."""
+    """Return the family of an mpirun: Open MPI, or Hydra (MPICH and its relatives)."""
     try:
         answer = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=True

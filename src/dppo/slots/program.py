@@ -66,7 +66,7 @@ class Program:
         Raise SolverError if it cannot be started.
         """
         self.ranks: dict[int, Rank] = {}
-        """The ranks that have started, if guards report them: not those of a launcher that the user has started."""
+        """The ranks that guards have reported; none where the user's command names a launcher."""
         self._words = [*words]
         self._log = Path(folder, LOG)
         self._code: int | None = None  # of the launcher, or of the program itself
@@ -100,7 +100,7 @@ class Program:
                 f"absolute path, because each solver runs in a folder of its own"
             )
         self.pid: int = reports[0]["started"]
-        """Of the launcher, or of the program itself."""
+        """Process id of the launcher, or of the program itself."""
         self._take_note(reports[1:])
         _PROGRAMS.add(self)
 

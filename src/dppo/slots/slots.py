@@ -60,7 +60,7 @@ class Slots:
         Args:
             words: the program with its arguments; a text is split as a shell does.
             cwd: its folder; what all ranks print is in `solver.log` there.
-            env: variables in addition to those of this process.
+            env: variables that are added to the environment of this process.
             as_it_is: the words name a launcher already, so that none is added and no rank is bound.
 
         Raises:
@@ -82,5 +82,5 @@ class Slots:
         return Program(started, os.fspath(cwd), {**variables, **(env or {})}, self._lease.handles)
 
     def close(self) -> None:
-        """Give the cores back; those of a program that still runs are free when it has ended."""
+        """Give the cores back; cores of a program that still runs are free when it has ended."""
         self._lease.close()

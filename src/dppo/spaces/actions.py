@@ -43,7 +43,7 @@ class Actions(ABC):
 
     @abstractmethod
     def from_env(self, action: Any) -> np.ndarray:
-        """Return the policy's action [*A] that `to_env` converts to `action`, one of the environment's own space.
+        """Return the policy's action [*A] that `to_env` converts to `action`, an element of the environment's space.
 
         For a bound that no action of a policy reaches, as with tanh, return an action that is as good as the bound.
         """

@@ -15,7 +15,7 @@ from dppo.slots.layout import Layout
 from dppo.user_code import import_path
 
 EVAL_EPISODES = 20
-"""Of an evaluation, wherever it is made: with steps of 1 s and episodes of 168 steps, an hour in one process."""
+"""Episodes of each evaluation: with steps of 1 s and episodes of 168 steps, an hour in one process."""
 
 NEWEST_CHECKPOINTS = 3
 

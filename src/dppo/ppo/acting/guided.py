@@ -29,8 +29,8 @@ def guided_agent(
 class GuidedAgent:
     """Act as the controllers beside environments would, with noise, in place of the policy.
 
-    The actions are samples of a distribution around those of the controller, so that their log-probabilities are as
-    true as those of a policy.
+    The actions are samples of a distribution around the controller's actions, so that their log-probabilities
+    are as true as a policy's.
     """
 
     def __init__(self, agent: PPOAgent, envs: Sequence[Environments], log_std: np.ndarray) -> None:
@@ -44,7 +44,7 @@ class GuidedAgent:
     def act(
         self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
     ) -> tuple[np.ndarray, Outputs]:
-        """Sample an action for each row of `obs`, as `PPOAgent.act`; the head is that of the controller."""
+        """Sample an action for each row of `obs`, as `PPOAgent.act`; the head belongs to the controller."""
         _, outputs = self._agent.act(obs, noise, state)
         intended = np.stack([group.intended() for group in self._envs]).astype(self._dtype)
         if len(self._envs) == 1:

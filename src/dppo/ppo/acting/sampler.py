@@ -82,7 +82,7 @@ class PPOSampler:
             "truncated": np.dtype(bool),
             "valid": np.dtype(bool),
         }
-        """Of one row of the columns of a segment."""
+        """Dtypes of one row of the columns of a segment."""
         self.additions = self._additions()
 
     def _additions(self) -> list[Addition]:

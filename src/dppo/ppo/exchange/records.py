@@ -32,7 +32,7 @@ class PolicySnapshot(ReadOnly):
     obs_scale: ObsScale | None = None
     """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
-    """Unit of the network's values; None where it is that of the rewards."""
+    """Unit of the network's values; None: the unit of rewards."""
     env_options: dict[str, Any] | None = (
         None  # for the resets of environments meanwhile: see `RunInfo.set_env`
     )
@@ -59,7 +59,7 @@ class Experience:
     iteration: int
     """0, 1, ..."""
     next_obs_scale: ObsScale | None = None
-    """Of the policy that the update makes; given where a controller collected, for a clone of it."""
+    """Scale of observations for the policy after the update; given where a controller collected, to clone it."""
 
     @property
     def lagged(self) -> bool:
@@ -74,18 +74,18 @@ class Update:
     figures: dict[str, float]
     """Losses and diagnostics by name, for the metrics."""
     learning_rate: float
-    """Of the last step of SGD."""
+    """Learning rate of the last step of SGD."""
     value_scale: ValueScale | None
-    """The unit of the new network's values; None: that of rewards."""
+    """Unit of the new network's values; None: the unit of rewards."""
     incidents: tuple[Incident, ...] = ()
-    """Of the trainers since the update before, all of them resolved."""
+    """Incidents of the trainers since the update before, all of them resolved."""
 
 
 class TrainerState(NamedTuple):
     """All that a trainer is between two updates."""
 
     weights: Float[np.ndarray, " P"]
-    """Of the policy."""
+    """Weights of the policy."""
     state: dict[str, np.ndarray]
     """Everything else that later updates depend on, such as the optimizer."""
 
@@ -167,7 +167,7 @@ class Episode:
     end: int = field(default=0, compare=False)  # steps of its last segment up to its end
     # of its last observation and its return, to verify a replay
     checksum: int = field(default=0, compare=False)
-    # all finite numbers in that of the last step, by name
+    # all finite numbers in `info` of the last step, by name
     info: dict[str, float] = field(default_factory=dict)
     # of its reset: see `RunInfo.set_env`
     options: dict[str, Any] | None = field(default=None, compare=False)
@@ -175,7 +175,7 @@ class Episode:
     measured: dict[str, EpisodeInfo] = field(default_factory=dict)
     at_bounds: np.ndarray | None = field(default=None, compare=False)
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
-    # False: of one of several rows, and depends on the others
+    # False: an episode of one of several rows, which depends on the other rows
     alone: bool = field(default=True, compare=False)
 
 
@@ -259,12 +259,10 @@ class SamplerCarry(ReadOnly):
     """State of the policy's memory; None without memory."""
     states: UInt8[np.ndarray, " bytes"] | None = None
     """The environments' own states, packed; None if these have none."""
-    proofs: UInt8[np.ndarray, " proof_bytes"] | None = (
-        None  # of the states: those before the last segment, and its actions
-    )
-    options: UInt8[np.ndarray, " option_bytes"] | None = (
-        None  # JSON: a list, those of the resets of the open episodes
-    )
+    proofs: UInt8[np.ndarray, " proof_bytes"] | None = None
+    """The states before the last segment, and its actions, by which `states` are proven."""
+    options: UInt8[np.ndarray, " option_bytes"] | None = None
+    """JSON: a list of the options with which open episodes were reset."""
     files: UInt8[np.ndarray, " name_bytes"] | None = None
     """Names of the files of `states` and `proofs`, a line each; None if these hold no paths."""
 
@@ -337,7 +335,7 @@ class SegmentReport(ReadOnly):
     env_s: float = 0.0
     """Seconds spent in the environments' step and reset."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
-    """Of all env steps, by the names of `info_keys`: how many values, their sum, the least and the largest."""
+    """Count, sum, minimum and maximum over all env steps, by the names of `info_keys`."""
     ended_actions: tuple[
         Shaped[np.ndarray, " _ *A"], ...
     ] = ()  # of each of `episodes`, in this segment
@@ -354,7 +352,7 @@ class EnvLog:
 
     index: int = 0  # of the segment
     actions: np.ndarray | None = None
-    """[T, E, *A] of this segment, those of the steps so far; None outside of one."""
+    """[T, E, *A]: actions of this segment so far; None between segments."""
     options: dict[str, Any] | None = None  # for the resets of this segment
     episodes: list[Episode] = field(default_factory=list)
     """In the order in which they ended."""

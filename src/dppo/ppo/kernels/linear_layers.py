@@ -46,7 +46,7 @@ class Activation(NamedTuple):
     apply: Callable[..., np.ndarray]
     """Called with an array and `out`; NumPy's tanh takes a third of the time of torch's."""
     gradient: Callable[[Tensor, Tensor], Tensor]
-    """Of the inputs, given the gradient of the outputs and the outputs."""
+    """Gradient of the inputs, given the gradient of the outputs and the outputs."""
 
 
 ACTIVATIONS: dict[Any, Activation] = {

@@ -223,7 +223,7 @@ def make_batch(
     Rows that are not transitions are kept with weight zero and their observations; the rest of them becomes zeros.
 
     Args:
-        segments: of equal T, in sampler order. The order decides that of the rows, and so of every later sum.
+        segments: of equal T, in sampler order, which decides the order of the rows and of every later sum.
         obs_scale: the scale the segments were collected with; None if observations are not normalized.
         reward_scale: divisor of rewards, which are then clipped to +-10; None if they are not normalized.
         length: L, the steps of a sequence; must divide T.
@@ -324,7 +324,7 @@ def successor_inputs(
 
 def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
     done = merged(segments, "terminated") | merged(segments, "truncated")
-    # in the first row, the stored state is that of the episode, or zero
+    # in the first row, the stored state belongs to the episode, or is zero
     starts = np.zeros_like(done)
     starts[1:] = done[:-1]
     starts = in_sequences(starts, sequence_length).reshape(-1, sequence_length)

@@ -80,7 +80,7 @@ class CloneFigures:
     kl: float
     """KL divergence of the clone from the controller with noise, in nats."""
     explained_variance: float
-    """Of the returns, by the values."""
+    """Explained variance of the returns by the values."""
 
     @property
     def badness(self) -> float:
@@ -92,8 +92,8 @@ class Cloning:
 
         L = mean(-(log pi(a1) + log pi(a2)) / 2 + c (v - R)^2 / 2)        a1, a2 = controller's action +- deviation
 
-    R are lambda-returns by the values of the round before, so that the first rounds learn those of short horizons. The
-    weights of the round that is best on the rows held out are kept. All ranks fit the same model, each on its rows.
+    R are lambda-returns by the values of the round before, so that the first rounds learn returns of short horizons.
+    The weights of the round that is best on the rows held out are kept. All ranks fit the same model, each on its rows.
 
     Source: behavioral cloning by maximum likelihood, as in Pomerleau, "ALVINN" (1989).
     """
@@ -112,7 +112,7 @@ class Cloning:
         network: CurrentNetwork,
         order: np.random.Generator,
     ) -> CloneFigures:
-        """Fit the model, whose weights are then those of the best round; return its quality.
+        """Fit the model, which then has the weights of the best round; return its quality.
 
         Raise TrainingDiverged if a gradient is not finite.
         """
@@ -202,7 +202,7 @@ def _minibatches(
 
 
 def start_from_deviations(model: PPOModel, log_std: np.ndarray) -> None:
-    """Set the deviations of a policy to those of a controller's noise, where they do not depend on observations."""
+    """Give a policy the deviations of a controller's noise, where they do not depend on observations."""
     distribution = model.spec.distribution
     free = free_deviations(model.spec)
     size = distribution.free_size

@@ -83,7 +83,7 @@ class PPOTrainer:
     iterations: int = 1
     """In the run, over which settings are annealed."""
     seed: int = 1
-    """Of the order of minibatches."""
+    """Seed of the order of minibatches."""
 
     def __post_init__(self) -> None:
         self.spec = self.model.spec

@@ -15,7 +15,7 @@ from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.kernels.linear_layers import layer_forward
 from dppo.ppo.kernels.recurrence import over_time
 from dppo.ppo.networks.images import CNN, CNNS, SQRT2, orthogonal
-from dppo.ppo.networks.layers import MAX_ONE_HOT, Layers
+from dppo.ppo.networks.layers import Layers, is_one_hot
 from dppo.ppo.networks.mlp import ACTIVATIONS
 from dppo.ppo.networks.torch_settings import autocast_dtype_on
 from dppo.spaces.spaces import Categories, Spaces, is_image
@@ -228,7 +228,7 @@ def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:
     leaf = spaces.leaves()[name]
     if name in spaces.categories:
         categories = spaces.categories[name]
-        if sum(categories.counts) <= MAX_ONE_HOT:
+        if is_one_hot(categories):
             return OneHot(categories)
         return Embedding(categories)
     if not is_image(leaf):

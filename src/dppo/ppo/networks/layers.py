@@ -1,12 +1,23 @@
 """Layers: the settings of the built-in networks, and the names of their parameters."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dppo.spaces.spaces import Categories
 
 NUM_STATE_VECTORS = {"none": 0, "gru": 1, "lstm": 2}
 """Vectors of `memory_size` elements in the state of a cell: h, or h and c."""
 NUM_GATES = {"gru": 3, "lstm": 4}
 MAX_ONE_HOT = 1024  # columns of a one-hot code; more categories are embedded
 CELL_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def is_one_hot(categories: Categories) -> bool:
+    """Return whether categories are read as one-hot codes, of sum(counts) columns."""
+    return sum(categories.counts) <= MAX_ONE_HOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +62,13 @@ class ParameterNames:
     value: str
 
     @staticmethod
-    def of_mlp(num_hidden: int) -> "ParameterNames":
+    def of_mlp(num_hidden: int) -> ParameterNames:
         """Return the names in `MLP`, whose last layers belong to the same sequence as the hidden ones."""
         last = 2 * num_hidden
         return ParameterNames(("policy", "value"), (), f"policy.{last}", f"value.{last}")
 
     @staticmethod
-    def of_encoder_network(trunks: tuple[str, ...]) -> "ParameterNames":
+    def of_encoder_network(trunks: tuple[str, ...]) -> ParameterNames:
         """Return the names in `EncoderNetwork` with memory; `trunks` are the prefixes."""
         hidden = tuple(f"{trunk}body.hidden" for trunk in trunks)
         return ParameterNames(

@@ -89,7 +89,7 @@ class Chosen:
     scores: Mapping[int, float | None]
     """By iteration: the score of the best one, None for those being evaluated."""
     comparison: Mapping[str, Any] = field(default_factory=dict)
-    """What best.json holds about a comparison with a baseline, in place of its own values where names are equal."""
+    """Values of a comparison with a baseline, which replace values of equal names in best.json."""
 
 
 def file_name(iteration: int) -> str:

@@ -47,7 +47,7 @@ class RecordedEpisode:
     """Env steps of the run at the end of its last iteration."""
     error: str = ""
     options: dict[str, Any] | None = None
-    """Of its reset."""
+    """Options of its reset."""
     alone: bool = True
     """False for a row of an environment that steps several: it cannot be played again."""
 

@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
     kind: int
     max_bytes: int = 0
-    """Of a file that is read as a whole. Checkpoints are limited by the memory of the machine, see `sealed`."""
+    """Largest size of a file that is read as a whole. The memory of the machine limits checkpoints, see `sealed`."""
 
 
 PARTS = {

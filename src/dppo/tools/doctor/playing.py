@@ -42,9 +42,9 @@ class Step(NamedTuple):
 
     obs_checksum: int
     rewards: list[float]
-    """Of each environment."""
+    """Rewards of each environment."""
     episodes_checksum: int
-    """Of the open episodes, at the last step of a segment; else 0."""
+    """Checksum of the open episodes at the last step of a segment; 0 at other steps."""
     faults: int
     """Faults of the segment, from its first row on that is not valid; from the start if a reset failed."""
 

@@ -76,7 +76,7 @@ class Comparison:
         self.other_numerics = ""
         """Last bits that this machine computes otherwise than the run's machine; "" if there are none."""
         self.weights_sha256 = ""
-        """Of the end of the stretch, once that is computed."""
+        """SHA-256 of the weights at the end of the stretch; "" until it is computed."""
 
     def check(self, row: Row, trace: Checksums, learner: PPOLearner) -> bool:
         """Compare an iteration; return whether it is the last. Raise NotEqual if something differs."""

@@ -58,7 +58,7 @@ def _open_steps(checkpoint: Checkpoint) -> int:
 
 
 def changed_files(run: Path, newest: Found) -> Iterator[str]:
-    """Yield in which way config.yaml and the files with rows are not what the newest checkpoint says."""
+    """Yield each difference of config.yaml and the files with rows from the newest checkpoint."""
     state = newest.checkpoint.state
     try:
         settings = read_settings(run / CONFIG, trusted=False)

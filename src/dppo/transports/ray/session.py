@@ -48,7 +48,7 @@ class RayLink:
     calls: RayCalls
     """Makes its calls, in a thread of its own."""
     node_id: str
-    """Of the node of this process."""
+    """Id of the node of this process."""
     clock: RunClock
     """The time by which actors and learners are late."""
     watch: ClusterWatch

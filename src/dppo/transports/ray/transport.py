@@ -52,9 +52,9 @@ class ActorKind:
     """The actors that a transport starts."""
 
     name: str
-    """Of their logs: actor-3.log."""
+    """Name of the processes in file names of logs: actor-3.log."""
     classes: Sequence[Any]
-    """Of Ray, by the group of resources: see `Demand`."""
+    """Ray's actor classes, by the group of resources: see `Demand`."""
     arguments: Callable[[int], tuple[Any, ...]]
     """Arguments of the constructor, by the id of the actor."""
     logs: str
@@ -62,7 +62,7 @@ class ActorKind:
     by_reference: bool = False
     """True if the arrays of segments stay with Ray, for learners that fetch them from the actors."""
     seed: int | None = None
-    """Of the run, for messages about samplers; None if the actors host none."""
+    """Seed of the run, for messages about samplers; None if the actors host none."""
 
 
 @dataclass(frozen=True, slots=True)
