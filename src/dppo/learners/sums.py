@@ -27,9 +27,8 @@ class Group(Parallel):
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
-        self.vectors: list[Tensor] | None = (
-            None  # in memory that the ranks share; None if they exchange messages
-        )
+        # in memory that the ranks share; None if they exchange messages
+        self.vectors: list[Tensor] | None = None
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""

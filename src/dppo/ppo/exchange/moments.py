@@ -11,9 +11,8 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Shaped
 
 EPSILON = 1e-8  # added to a variance, so that a constant can be divided by its standard deviation
-ROUNDING = (
-    1e-6  # standard deviations below this share of the mean come from rounding, and are no signal
-)
+# standard deviations below this share of the mean come from rounding, and are no signal
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,8 @@ class Question:
     version: int = 0  # of the policy that comes with it
     # for samplers that are rebuilt first
     rebuilds: dict[int, Rebuild] = field(default_factory=dict)
-    spaces: Spaces | None = (
-        None  # those that every sampler must have; None if none is built for this question
-    )
+    # those that every sampler must have; None if none is built for this question
+    spaces: Spaces | None = None
     expected: Expected | None = None  # the numerics of the run; None as for `spaces`
 
     @property

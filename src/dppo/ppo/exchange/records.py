@@ -33,9 +33,8 @@ class PolicySnapshot(ReadOnly):
     """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
     """Unit of the network's values; None: the unit of rewards."""
-    env_options: dict[str, Any] | None = (
-        None  # for the resets of environments meanwhile: see `RunInfo.set_env`
-    )
+    # for the resets of environments meanwhile: see `RunInfo.set_env`
+    env_options: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

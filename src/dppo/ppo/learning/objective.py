@@ -15,9 +15,8 @@ from dppo.ppo.learning.batch import Batch
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float
 
-MAX_LOG_RATIO = (
-    20.0  # a ratio of 5e8 is clipped as any other, and products and squares of it stay finite
-)
+# a ratio of 5e8 is clipped as any other, and products and squares of it stay finite
+MAX_LOG_RATIO = 20.0
 
 
 class Outputs(NamedTuple):

@@ -26,9 +26,8 @@ from dppo.ppo.learning.popart import PopArt, value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
 from dppo.streams import Stream
 
-NOISE_ENTROPY_WEIGHT = (
-    0.01  # of the entropy bonus that is added where advantages are nothing but noise
-)
+# of the entropy bonus that is added where advantages are nothing but noise
+NOISE_ENTROPY_WEIGHT = 0.01
 FIGURES_OF_RATIOS = ("approx_kl", "old_approx_kl", "clipfrac")
 NO_FIGURES = dict.fromkeys(
     ("policy_loss", "value_loss", "entropy", "grad_norm", *FIGURES_OF_RATIOS), math.nan

@@ -143,9 +143,8 @@ def _recommended_settings(
     if leaks and plan.actors and config.recycle_after == "never":
         samplers_per_actor = config.num_samplers / max(1, plan.actors)
         envs_gb = samplers_per_actor * config.envs_per_sampler * facts["env_mb"] / 1000
-        wanted["recycle_after"] = (
-            f"{max(2, math.ceil(2 * envs_gb))}GB"  # twice that, so that it is a rare event
-        )
+        # twice that, so that it is a rare event
+        wanted["recycle_after"] = f"{max(2, math.ceil(2 * envs_gb))}GB"
     needed, _ = faults(facts, config)
     return wanted | needed
 

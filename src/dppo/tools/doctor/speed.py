@@ -17,9 +17,8 @@ from dppo.records.terminal.figures import duration
 Facts = dict[str, Any]
 """Facts about an environment by name; a fact that was not measured is absent."""
 
-SHARED_ACTING = (
-    0.3  # share of the time of acting that does not depend on the number of samplers in a process
-)
+# share of the time of acting that does not depend on the number of samplers in a process
+SHARED_ACTING = 0.3
 COLD_ACTING = 2.0  # acting takes so many times as long after steps of more than a millisecond: the caches are cold
 COLD_UPDATE = 1.1  # an update in a run takes so many times as long as updates one after the other
 SLOW_STEP_S = 1e-3
