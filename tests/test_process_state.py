@@ -82,6 +82,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tempfile.tempdir = temporary
     socket.setdefaulttimeout(None)
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
     torch.set_flush_denormal(False)
     gc.enable()
     os.umask(0o022)

@@ -42,7 +42,6 @@ def only_two(rows: int) -> np.ndarray:
     return np.isin(np.arange(rows), (5, rows - 3))
 
 
-# Changes to PLAIN; `activation`, `hidden_sizes` and `box` concern the model, `weighed` the batch.
 # Changes to PLAIN; `activation`, `hidden_sizes` and `box` concern the model, `weighed` the batch. Further values of
 # the same options are drawn from OPTIONS.
 STOPS = {"target_kl": 0.1, "update_epochs": 6, "minibatches": 2}
@@ -216,13 +215,21 @@ def test_ranks_equal_one_trainer_with_any_options(examples: int) -> None:
     settings(max_examples=examples, deadline=None)(combined)()
 
 
+def has_something_to_learn(case: dict[str, Any]) -> bool:
+    """Return False where only advantages count, and each minibatch may have one row: standardized, that is zero."""
+    settings = {"norm_adv": True, "vf_coef": 0.5, "ent_coef": 0.01} | case
+    has_other_losses = settings["vf_coef"] > 0 or settings["ent_coef"] > 0
+    return has_other_losses or not settings["norm_adv"] or case.get("weighed") is not only_two
+
+
 def assert_ranks_equal_one_trainer(case: dict[str, Any], size: int) -> dict[str, Any]:
     ranks = Meeting(size).all_do(lambda parallel: train_a_share(case, parallel))
     assert_same_bits(ranks)
     alone = train_alone(case, size)
     assert_close(ranks[-1], alone)
     moved = alone["weights"] - trainer_of(case).weights()
-    assert np.abs(moved).max() > 1e-6  # far more than the tolerance
+    if has_something_to_learn(case):
+        assert np.abs(moved).max() > 1e-6  # far more than the tolerance
     return alone
 
 
