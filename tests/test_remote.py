@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
 import shutil
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config
-from processes import wait_until
 from remedies import executes
 
 import dppo
@@ -434,100 +429,6 @@ def test_a_run_has_the_same_weights_if_a_solver_was_killed(tmp_path: Path) -> No
     assert marker.exists()
     assert disturbed.weights_sha256 == calm.weights_sha256
     assert not disturbed.incidents
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpicc") is None, reason="no MPI")
-def test_the_mpi_example_trains_to_the_same_weights_with_and_without_actors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        monkeypatch.setenv(name, "1")
-    program = str(tmp_path / "heat")
-    source = str(EXAMPLES / "heat.c")
-    subprocess.run(["mpicc", "-O2", "-I", str(INCLUDE), source, "-o", program, "-lm"], check=True)
-    command = ["mpirun", "--oversubscribe", "-n", "2", program]
-    alone = dppo.train(settings(tmp_path / "alone", command))
-    spread = dppo.train(settings(tmp_path / "spread", command, num_actors=2))
-    assert spread.weights_sha256 == alone.weights_sha256
-    left = subprocess.run(["pgrep", "-f", program], capture_output=True, text=True, check=False)
-    assert left.stdout == ""
-
-
-@pytest.fixture
-def heat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The heated bar, compiled for the MPI of this machine."""
-    if shutil.which("mpicc") is None:
-        pytest.skip("no MPI")
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        monkeypatch.setenv(name, "1")
-    program = str(tmp_path / "heat")
-    source = str(EXAMPLES / "heat.c")
-    subprocess.run(["mpicc", "-O2", "-I", str(INCLUDE), source, "-o", program, "-lm"], check=True)
-    return program
-
-
-def ranks_of(program: str) -> list[int]:
-    """The ranks of a program that run, without their guards and launchers."""
-    found = subprocess.run(["pgrep", "-fx", program], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in found.stdout.split()]
-
-
-@dataclass
-class SignalsARank(dppo.Observer):
-    """Sends a signal to a rank in the middle of a run."""
-
-    program: str
-    number: int
-
-    def on_iteration(self, row: dict[str, float]) -> None:
-        if row["iteration"] == 3:
-            os.kill(ranks_of(self.program)[-1], self.number)
-
-
-RANKS: dict[str, Any] = {
-    "ranks_per_env": 2,
-    "cores_per_rank": 0,  # on few cores
-    "num_steps": 8,
-    "total_timesteps": 96,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "changes"),
-    [
-        (0, {"num_actors": 2}),
-        (signal.SIGKILL, {}),
-        (signal.SIGKILL, {"num_actors": 2}),
-        (signal.SIGSTOP, {"num_actors": 2, "step_timeout_s": 15}),
-    ],
-)
-def test_ranks_of_mpi_lead_to_the_same_weights_when_one_is_killed_or_hangs(
-    tmp_path: Path, heat: str, number: int, changes: dict[str, Any]
-) -> None:
-    alone = dppo.train(settings(tmp_path / "alone", [heat], **RANKS))
-    config = settings(tmp_path / "disturbed", [heat], **RANKS, **changes)
-    disturbed = dppo.train(config, observers=[SignalsARank(heat, number)])
-    assert disturbed.weights_sha256 == alone.weights_sha256
-    wait_until(lambda: not ranks_of(heat), 10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_actors", [0, 2])
-def test_no_rank_is_left_after_the_driver_is_killed(
-    tmp_path: Path, heat: str, num_actors: int
-) -> None:
-    flags = ["--num-samplers", "2", "--ranks-per-env", "2", "--cores-per-rank", "0"]
-    flags += ["--num-actors", str(num_actors), "--run-dir", str(tmp_path / "run")]
-    kwargs = ["--env-kwargs", json.dumps({"command": [heat]})]
-    words = [sys.executable, "-m", "dppo", "train", "dppo.remote:make", *kwargs, *flags]
-    with open(tmp_path / "log", "wb") as log:
-        driver = subprocess.Popen(words, stdout=log, stderr=log)
-    wait_until(lambda: len(ranks_of(heat)) == 4, 300)
-    driver.kill()
-    driver.wait()
-    wait_until(lambda: not ranks_of(heat), 10)
 
 
 @pytest.mark.slow

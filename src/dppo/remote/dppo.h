@@ -34,7 +34,8 @@
                   that the solver had when it wrote it.
 
    With MPI, include mpi.h first, and use dppo_open_all and dppo_step_all on all ranks: rank 0 talks, the others get what
-   it received. On an error the program prints a line and exits with status 1.
+   it received. If DPPO_NAP is set, which dppo does where ranks share cores, the others sleep while they wait for it, and
+   are up to 1 ms late. On an error the program prints a line and exits with status 1.
 
    The protocol is described in docs/SOLVERS.md of dppo. */
 #if defined(DPPO_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
@@ -113,6 +114,8 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
 #define DPPO_MAX_INFO 32
 #define DPPO_NAME 32
 #define DPPO_WAIT_S 60 /* for dppo to listen, and to answer */
+#define DPPO_SHORTEST_NAP_NS 10000
+#define DPPO_LONGEST_NAP_NS 1000000
 
 #ifndef MSG_NOSIGNAL
 #define MSG_NOSIGNAL 0
@@ -365,6 +368,24 @@ dppo *dppo_open_all(int type, const char *observation, const char *action, MPI_C
   return d;
 }
 
+/* Broadcast from rank 0 to ranks that leave their core to others while they wait: MPI_Bcast would keep it busy. */
+static void dppo_broadcast(void *data, size_t size, MPI_Comm ranks) {
+  if (!getenv("DPPO_NAP")) {
+    MPI_Bcast(data, (int)size, MPI_BYTE, 0, ranks);
+    return;
+  }
+  MPI_Request request;
+  MPI_Ibcast(data, (int)size, MPI_BYTE, 0, ranks, &request);
+  struct timespec nap = {0, DPPO_SHORTEST_NAP_NS};
+  for (;;) {
+    int done = 0;
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) return;
+    nanosleep(&nap, NULL);
+    if (nap.tv_nsec < DPPO_LONGEST_NAP_NS) nap.tv_nsec += nap.tv_nsec / 4;
+  }
+}
+
 /* `observation`, `reward` and `end` are those of rank 0. */
 int dppo_step_all(dppo *d, const void *observation, double reward, int end, void *action, MPI_Comm ranks) {
   int rank;
@@ -375,8 +396,8 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
     header[1] = d->seed;
     header[2] = strlen(header[0] == DPPO_RESET ? d->options : d->path);
   }
-  MPI_Bcast(header, (int)sizeof header, MPI_BYTE, 0, ranks);
-  if (header[0] == DPPO_ACT) MPI_Bcast(action, (int)d->action_bytes, MPI_BYTE, 0, ranks);
+  dppo_broadcast(header, sizeof header, ranks);
+  if (header[0] == DPPO_ACT) dppo_broadcast(action, d->action_bytes, ranks);
   if (header[0] == DPPO_RESET) d->seed = header[1];
   if (header[0] != DPPO_ACT && header[0] != DPPO_STOP) {
     char **text = header[0] == DPPO_RESET ? &d->options : &d->path;
@@ -384,7 +405,7 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
       free(*text);
       *text = (char *)dppo_allocate(header[2]);
     }
-    MPI_Bcast(*text, (int)header[2], MPI_BYTE, 0, ranks);
+    dppo_broadcast(*text, header[2], ranks);
   }
   return (int)header[0];
 }

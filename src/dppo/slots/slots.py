@@ -75,8 +75,9 @@ class Slots:
         if self.layout.cores:
             variables["OMP_NUM_THREADS"] = str(self.layout.cores_per_rank)
         elif self.layout.ranks > 1:
-            # ranks that wait leave the core to others
+            # ranks that wait leave the core to others, also in dppo.h
             variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+            variables["DPPO_NAP"] = "1"
         started = words if as_it_is else self.command(words)
         return Program(started, os.fspath(cwd), {**variables, **(env or {})}, self._lease.handles)
 
