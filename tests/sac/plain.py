@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -71,6 +71,7 @@ class Row(NamedTuple):
     reward: float
     terminated: bool
     successor: Any
+    logprob: float = 0.0
     num_steps: int = 1
 
 
@@ -121,6 +122,7 @@ class World:
         random = self.random
         obs = np.zeros(shape, self.dtype)
         actions = random.normal(size=(*shape, self.num_actions))
+        logprobs = random.normal(-2, 2, shape)
         rewards = random.normal(size=shape)
         terminated = random.random(shape) < self.ends
         truncated = random.random(shape) < self.ends
@@ -141,6 +143,7 @@ class World:
                     rewards[step, env],
                     terminated[step, env],
                     led_to[step, env],
+                    logprobs[step, env],
                 )
                 if valid[step, env]
                 else None
@@ -148,40 +151,35 @@ class World:
             ]
         column = np.zeros(shape)
         segment = Segment(
-            obs, actions, column, column, column, rewards, terminated, truncated, valid
+            obs, actions, logprobs, column, column, rewards, terminated, truncated, valid
         )
         return Segment(
-            obs, actions, column, column, column, rewards, terminated, truncated, valid,
+            obs, actions, logprobs, column, column, rewards, terminated, truncated, valid,
             successors=led_to[segment.followed],
         )  # fmt: skip
 
 
-def chained(rows: Sequence[Row], n_step: int, gamma: float) -> list[Row]:
-    """Return the rows with the rewards of up to `n_step` steps of their episodes."""
+def look_ahead(
+    rows: Sequence[Row], number: int, settings: SACSettings, extends: Callable[[int, Row], bool]
+) -> Row:
+    """Return a row with the rewards of the steps after it, until its episode ends or `extends` refuses a step."""
     by_obs = {row.obs.tobytes(): row for row in rows}
-    chains = []
-    for row in rows:
-        last = row
-        reward = row.reward
-        num_steps = 1
-        while num_steps < n_step and not last.terminated:
-            following = by_obs.get(last.successor.tobytes())
-            if following is None:
-                break
-            last = following
-            reward += gamma**num_steps * last.reward
-            num_steps += 1
-        chains.append(
-            Row(
-                row.obs,
-                row.action,
-                reward,
-                last.terminated,
-                last.successor,
-                num_steps,
-            )
-        )
-    return chains
+    last = rows[number]
+    reward = last.reward
+    num_steps = 1
+    while num_steps < settings.n_step and not last.terminated:
+        following = by_obs.get(last.successor.tobytes())
+        if following is None or not extends(num_steps, following):
+            break
+        last = following
+        reward += settings.gamma**num_steps * last.reward
+        num_steps += 1
+    return rows[number]._replace(
+        reward=reward,
+        terminated=last.terminated,
+        successor=last.successor,
+        num_steps=num_steps,
+    )
 
 
 def experience_of(
@@ -237,11 +235,35 @@ class PlainSAC:
             random = generator(self.seed, Stream.MINIBATCHES, *index)
             chosen = random.integers(len(kept), size=count * size).reshape(count, size)
             noises.append(random.standard_normal((count, 2, size, width), np.float32))
+            thresholds = random.random((self.settings.n_step - 1, count * size))
+            drawn = self._look_ahead(kept, chosen.flatten(), thresholds, normalize)
             for step in range(count):
-                rows[step] += [kept[number] for number in chosen[step]]
+                rows[step] += drawn[step * size : (step + 1) * size]
         noise = torch.from_numpy(np.concatenate(noises, axis=2)).double()
         for step in range(count):
             self._step(rows[step], noise[step], normalize)
+
+    def _look_ahead(
+        self, kept: Sequence[Row], chosen: np.ndarray, thresholds: np.ndarray, normalize: Any
+    ) -> list[Row]:
+        """Return the chosen rows, each with the steps that the policy of now would have taken as well."""
+        drawn = []
+        for column, number in zip(thresholds.T, chosen, strict=True):
+
+            def extends(step: int, row: Row, column: np.ndarray = column) -> bool:
+                ratio = np.exp(self._logprob(row, normalize) - row.logprob)
+                return bool(column[step - 1] < ratio ** (1 / len(row.action)))
+
+            drawn.append(look_ahead(kept, number, self.settings, extends))
+        return drawn
+
+    @torch.no_grad()
+    def _logprob(self, row: Row, normalize: Any) -> float:
+        head, _ = self.policy(normalize(row.obs[None]))
+        width = self.spec.distribution.noise_size
+        action = torch.from_numpy(row.action[None])
+        logprobs, _ = SquashedGaussian(width, state_dependent=True).scores(head, action)
+        return float(logprobs)
 
     def _step(self, rows: Sequence[Row], noise: Tensor, normalize: Any) -> None:
         obs = normalize(np.stack([row.obs for row in rows]))

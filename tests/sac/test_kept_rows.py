@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from plain import Row, World
 
-from dppo.sac.rows import KeptRows, row_bytes, rows_of_rank
-from dppo.spaces.spaces import leaves
+from dppo import Config
+from dppo.config.memory import kept_row_bytes
+from dppo.sac.rows import KeptRows, rows_of_rank
+from dppo.spaces.actions import BoxActions
+from dppo.spaces.spaces import Spaces, leaves
 
 VECTOR = np.dtype((np.float32, (3,)))
 DICT = np.dtype(
@@ -252,14 +255,10 @@ def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
     state = kept(world, [50]).state()
     columns = [name for name in state if "exit" not in name]
     stored = sum(state[name].nbytes for name in columns) / len(world.rows)
-    assert len(columns) == 4 + len(leaves(dtype))
-    assert (
-        row_bytes(
-            dtype,
-            state["rows.actions"][0, 0].nbytes,
-        )
-        == stored
-    )
+    assert len(columns) == 5 + len(leaves(dtype))
+    actions = BoxActions(np.zeros(2), np.ones(2), bounds="squash")
+    config = Config(env_id="CartPole-v1", dtype="float64")
+    assert kept_row_bytes(config, Spaces(dtype, actions)) == stored
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

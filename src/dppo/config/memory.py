@@ -104,9 +104,12 @@ def _replay_in_words(
 
 
 def kept_row_bytes(config: Settings, spaces: Spaces) -> int:
-    """Return the bytes of an env step that is kept: observation, action, reward in float64, and two flags."""
-    action_bytes = spaces.actions.width * (4 if config.dtype == "float32" else 8)
-    return spaces.obs.itemsize + action_bytes + 8 + 2
+    """Return the bytes of an env step that is kept.
+
+    They are observation, action, its log-probability, reward in float64, and two flags.
+    """
+    number_bytes = 4 if config.dtype == "float32" else 8
+    return spaces.obs.itemsize + (spaces.actions.width + 1) * number_bytes + 8 + 2
 
 
 def check_replay_disk(config: Settings, spaces: Spaces, folder: Path) -> None:

@@ -14,8 +14,8 @@ from dppo.ppo.exchange.inputs import each_leaf, reader_of
 from dppo.ppo.exchange.records import Experience
 from dppo.ppo.exchange.scales import CLIP, ObsScale
 from dppo.ppo.learning.advantages import shaped_rewards
-from dppo.ppo.networks.network import NetworkSpec
-from dppo.sac.rows import KeptRows
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
+from dppo.sac.rows import KeptRows, LaterRows
 from dppo.sac.settings import SACSettings
 
 STEPS_AT_ONCE = 64  # gradient steps whose rows are drawn together
@@ -33,6 +33,8 @@ class Minibatch(NamedTuple):
     discounts: Tensor
     """[rows], the weight of the successor's value in the target; 0 behind a terminal state."""
     successors: Any
+    num_steps: Tensor
+    """[rows], the rewards that `returns` adds up."""
     noise: Tensor
     """[2, rows, A]: of the actions after the successors, and of those after the observations."""
 
@@ -46,6 +48,8 @@ class Minibatches:
     settings: SACSettings
     size: int
     """Rows of a minibatch on this rank."""
+    network: LearningNetwork
+    """That of the policy, which decides how far a target looks ahead."""
 
     def draw(
         self, experience: Experience, count: int, random: np.random.Generator
@@ -57,29 +61,58 @@ class Minibatches:
             steps = min(STEPS_AT_ONCE, count - start)
             places = transitions[random.integers(len(transitions), size=steps * self.size)]
             noise = random.standard_normal((steps, 2, self.size, noise_size), np.float32)
-            rows = self._normalized(places, experience)
+            horizon = (self.settings.n_step - 1, len(places))
+            thresholds = random.random(horizon)
+            rows = self._normalized(places, experience, thresholds)
             for step in range(steps):
                 chosen = slice(step * self.size, (step + 1) * self.size)
                 yield _part(rows, chosen, self._tensor(noise[step]))
 
-    def _normalized(self, places: np.ndarray, experience: Experience) -> Minibatch:
-        """Return the rows at these places, without noise."""
+    def _normalized(
+        self, places: np.ndarray, experience: Experience, thresholds: np.ndarray
+    ) -> Minibatch:
+        """Return the rows at these places, without noise.
+
+        Args:
+            places: of the first step of each row.
+            experience: the newest, whose scales normalize all rows.
+            thresholds: [n_step - 1, rows] uniform in [0, 1), which decide where a target stops adding up rewards.
+        """
         gamma = self.settings.gamma
-        drawn = self.rows.draw(places, self.settings.n_step)
+        obs_scale = experience.policy.obs_scale
+
+        def extends(step: int, numbers: np.ndarray, later: LaterRows) -> np.ndarray:
+            likelihoods = self._relative_likelihoods(later, obs_scale)
+            return thresholds[step - 1, numbers] < likelihoods
+
+        drawn = self.rows.draw(places, self.settings.n_step, extends)
         rewards = shaped_rewards(drawn.rewards, self.settings)
         if experience.reward_scale is not None:
             rewards = np.clip(rewards / experience.reward_scale, -CLIP, CLIP)
         returns = gamma ** np.arange(len(rewards)) @ rewards
         discounts = np.where(drawn.terminated, 0.0, gamma**drawn.num_steps)
-        obs_scale = experience.policy.obs_scale
         return Minibatch(
             obs=self._inputs(drawn.obs, obs_scale),
             actions=torch.tanh(self._tensor(drawn.actions)),
             returns=self._tensor(returns),
             discounts=self._tensor(discounts),
             successors=self._inputs(drawn.successors, obs_scale),
+            num_steps=self._tensor(drawn.num_steps.astype(self.spec.dtype)),
             noise=torch.empty(0),
         )
+
+    def _relative_likelihoods(self, rows: LaterRows, obs_scale: ObsScale | None) -> np.ndarray:
+        """Return min(1, pi(a | s) / mu(a | s))^(1 / A) of rows: pi is the policy of now, mu that which chose a.
+
+        Source: Wang et al., arXiv:1611.01224, section 5.
+        """
+        if not len(rows.obs):
+            return np.zeros(0)
+        head, _, _ = self.network.forward(self._inputs(rows.obs, obs_scale))
+        distribution = self.spec.distribution
+        logprobs = distribution.log_prob(head.numpy(force=True), rows.actions)
+        differences = np.minimum(0.0, logprobs - rows.logprobs)
+        return np.exp(differences / distribution.noise_size)
 
     def _inputs(self, obs: np.ndarray, obs_scale: ObsScale | None) -> Any:
         obs_dtype = self.spec.spaces.obs
@@ -104,5 +137,6 @@ def _part(rows: Minibatch, chosen: slice, noise: Tensor) -> Minibatch:
         returns=rows.returns[chosen],
         discounts=rows.discounts[chosen],
         successors=each_leaf(rows.successors, part),
+        num_steps=rows.num_steps[chosen],
         noise=noise,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +13,30 @@ from dppo.ppo.learning.batch import merged
 from dppo.spaces.spaces import leaves, walk
 
 PREFIX = "rows."  # of the names in the state
-COLUMNS = ("obs", "actions", "rewards", "terminated", "valid")
+COLUMNS = (
+    "obs",
+    "actions",
+    "logprobs",
+    "rewards",
+    "terminated",
+    "valid",
+)
 EXIT_PLACES = PREFIX + "exits"
 EXIT_OBS = PREFIX + "exit_obs"
+
+
+class LaterRows(NamedTuple):
+    """Raw rows [n] that may extend the horizon of rows drawn before them."""
+
+    obs: np.ndarray
+    actions: np.ndarray
+    """As sampled, before they are squashed."""
+    logprobs: np.ndarray
+    """Log-probabilities of the actions under the policy that chose them."""
+
+
+Extends = Callable[[int, np.ndarray, LaterRows], np.ndarray]
+"""Given a step (1, 2, ...), the numbers of drawn rows, and the rows of that step: whether each extends the horizon."""
 
 
 class Drawn(NamedTuple):
@@ -147,19 +168,24 @@ class KeptRows:
         valid = self._columns["valid"][steps % self._capacity]
         return self._first * self.num_envs + np.flatnonzero(valid)
 
-    def draw(self, places: np.ndarray, n_step: int = 1) -> Drawn:
-        """Return the rows at `places`, each with the steps after it until the episode ends or is left."""
+    def draw(self, places: np.ndarray, n_step: int = 1, extends: Extends | None = None) -> Drawn:
+        """Return the rows at `places`, each with the steps after it.
+
+        They end where the episode ends or is left, after `n_step` steps, or before a step that `extends` refuses.
+        """
         rewards = np.zeros((n_step, len(places)))
-        num_steps = np.zeros(len(places), np.int64)
+        rewards[0] = self._at("rewards", places)
+        num_steps = np.ones(len(places), np.int64)
         last = places.copy()
-        continues = np.ones(len(places), bool)
-        for step in range(n_step):
-            if step > 0:
-                last[continues] += self.num_envs
-            rewards[step, continues] = self._at("rewards", last[continues])
-            num_steps += continues
-            is_exit, _ = self._exits.find(last)
-            continues &= ~is_exit & ~self._at("terminated", last)
+        numbers = np.arange(len(places))  # of the rows that may have a further step
+        for step in range(1, n_step):
+            numbers = numbers[self._has_next(last[numbers])]
+            if extends is not None:
+                later = self._later(last[numbers] + self.num_envs)
+                numbers = numbers[extends(step, numbers, later)]
+            last[numbers] += self.num_envs
+            num_steps[numbers] += 1
+            rewards[step, numbers] = self._at("rewards", last[numbers])
         is_exit, exit_obs = self._exits.find(last)
         terminated = self._at("terminated", last)
         following = np.where(
@@ -179,6 +205,17 @@ class KeptRows:
             terminated,
             successors,
         )
+
+    def _has_next(self, places: np.ndarray) -> np.ndarray:
+        """Return which of `places` have a next row in the same episode."""
+        is_exit, _ = self._exits.find(places)
+        return ~is_exit & ~self._at("terminated", places)
+
+    def _later(self, places: np.ndarray) -> LaterRows:
+        obs = self._at("obs", places)
+        actions = self._at("actions", places)
+        logprobs = self._at("logprobs", places)
+        return LaterRows(obs, actions, logprobs)
 
     def _at(self, name: str, places: np.ndarray) -> np.ndarray:
         """Return a copy of a column at these places."""
@@ -221,9 +258,11 @@ class KeptRows:
         self._clear()
         if EXIT_PLACES not in state:
             return
+        shape = state[PREFIX + "valid"].shape
+        # of version 0.1 and older, whose targets must not look ahead
+        unknown = np.full(shape, np.inf, np.float32)
         for name in COLUMNS[1:]:
-            self._columns[name] = state[PREFIX + name]
-        shape = self._columns["valid"].shape
+            self._columns[name] = state.get(PREFIX + name, unknown)
         self._columns["obs"] = _structured(
             PREFIX + "obs",
             state,
@@ -262,11 +301,6 @@ def rows_of_rank(state: Mapping[str, np.ndarray], rank: int, ranks: int) -> dict
             share[name] = array[:, first : first + num_envs]
     places = steps * num_envs + envs - first
     return share | {EXIT_PLACES: places[is_exit_of_rank]}
-
-
-def row_bytes(obs: np.dtype[Any], action_bytes: int) -> int:
-    """Return the bytes of a kept row, with a reward in float64 and two flags."""
-    return obs.itemsize + action_bytes + 8 + 2
 
 
 def _exits_of(segments: Sequence[Segment], step: int) -> Exits:

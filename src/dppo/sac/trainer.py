@@ -37,6 +37,7 @@ FIGURES = (
     "entropy",
     "temperature",
     "action_std",
+    "target_steps",
 )
 
 
@@ -109,7 +110,7 @@ class SACTrainer:
         ranks = self.parallel.size
         self._rows = KeptRows(settings.replay_rows // ranks, spec.spaces.obs)
         size = max(1, settings.minibatch_size // ranks)
-        self._minibatches = Minibatches(self._rows, spec, settings, size)
+        self._minibatches = Minibatches(self._rows, spec, settings, size, self._network)
 
     def _new_critics(self) -> Critics:
         seed = streams.integer(self._seed, Stream.WEIGHTS, CRITICS)
@@ -191,7 +192,8 @@ class SACTrainer:
             math.inf,
         )
         figures = (critic_loss, critic_norm, policy_loss, norm, q_mean, entropy)
-        return torch.stack([*figures, temperature.squeeze(0), action_std])
+        target_steps = minibatch.num_steps.mean()
+        return torch.stack([*figures, temperature.squeeze(0), action_std, target_steps])
 
     def _critics_gradient(self, minibatch: Minibatch, temperature: Tensor) -> Tensor:
         """Store the gradient of the critics; return their loss, the sum over critics of mean (Q - y)^2 / 2.
@@ -258,7 +260,7 @@ class SACTrainer:
         column = batch.values
         actions = column.unsqueeze(1).repeat(1, self._size)
         noise = torch.zeros_like(actions).repeat(2, 1, 1)
-        minibatch = Minibatch(batch.obs, actions, column, column, batch.obs, noise)
+        minibatch = Minibatch(batch.obs, actions, column, column, batch.obs, column, noise)
         temperature = self._log_temperature.weights.exp()
         self._critics_gradient(minibatch, temperature)
         self._policy_gradient(minibatch, temperature)

@@ -159,6 +159,13 @@ LEARNING = (
         "mean standard deviation of the actions before they are squashed",
         SAC_ONLY,
     ),
+    Metric(
+        "losses/target_steps",
+        STEPS,
+        "mean number of rewards that a target adds up before it uses the critics, 1 to 3: more where the policy would "
+        "still act as it did",
+        SAC_ONLY,
+    ),
     Metric("losses/kept_rows", STEPS, "kept to learn from", SAC_ONLY),
     Metric("losses/gradient_steps", "count", "taken in this iteration", SAC_ONLY),
 )
