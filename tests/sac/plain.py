@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -248,22 +249,30 @@ class PlainSAC:
     ) -> list[Row]:
         """Return the chosen rows, each with the steps that the policy of now would have taken as well."""
         drawn = []
-        for column, number in zip(thresholds.T, chosen, strict=True):
+        for number, of_row in zip(chosen, thresholds.T, strict=True):
 
-            def extends(step: int, row: Row, column: np.ndarray = column) -> bool:
-                ratio = np.exp(self._logprob(row, normalize) - row.logprob)
-                return bool(column[step - 1] < ratio ** (1 / len(row.action)))
+            def extends(step: int, row: Row, of_row: np.ndarray = of_row) -> bool:
+                ratio = self._ratio(row, normalize)
+                likelihood = ratio ** (1 / len(row.action))
+                return bool(of_row[step - 1] < likelihood)
 
-            drawn.append(look_ahead(kept, number, self.settings, extends))
+            row = look_ahead(kept, number, self.settings, extends)
+            drawn.append(row)
         return drawn
 
     @torch.no_grad()
-    def _logprob(self, row: Row, normalize: Any) -> float:
-        head, _ = self.policy(normalize(row.obs[None]))
-        width = self.spec.distribution.noise_size
+    def _ratio(self, row: Row, normalize: Any) -> float:
+        """Return the density of a row's action under the policy, relative to that under the policy that chose it."""
+        obs = normalize(row.obs[None])
+        head, _ = self.policy(obs)
+        distribution = SquashedGaussian(
+            self.spec.distribution.noise_size,
+            state_dependent=True,
+        )
         action = torch.from_numpy(row.action[None])
-        logprobs, _ = SquashedGaussian(width, state_dependent=True).scores(head, action)
-        return float(logprobs)
+        logprobs, _ = distribution.scores(head, action)
+        difference = float(logprobs) - row.logprob
+        return math.exp(difference)
 
     def _step(self, rows: Sequence[Row], noise: Tensor, normalize: Any) -> None:
         obs = normalize(np.stack([row.obs for row in rows]))
