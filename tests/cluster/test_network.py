@@ -179,7 +179,7 @@ def test_ctrl_c_ends_a_run_that_is_cut_off(tmp_path: Path) -> None:
 MOMENTS: dict[str, tuple[str, ...]] = {
     "its actors start": (),
     "updates take most of the time": ("--reuse", "20"),
-    "evaluations take most of the time": ("--eval-every", "128", "--eval-episodes", "8"),
+    "evaluations take most of the time": ("--eval-every", "128", "--eval-episodes", "4"),
     "a checkpoint in each iteration": ("--checkpoint-interval-s", "0"),
 }
 
@@ -272,6 +272,31 @@ def test_a_driver_that_is_cut_off_while_it_starts_is_refused(number: int, tmp_pa
             r"has not answered for|no Ray cluster answers|could not connect", driver.out
         ), driver.out
         assert "Traceback" not in driver.out
+
+
+@pytest.mark.proves(
+    "both hosts send 1 Mbit a second, and lose the rest: actors start, for good",
+    "both hosts send 8 kbit a second, and lose the rest: actors start, for good",
+)
+@on_hosts
+@pytest.mark.parametrize("rate", ["1mbit", "8kbit"])
+def test_a_run_whose_actors_start_through_a_slow_cable_ends_or_says_why_not(
+    rate: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head, steps=2 * 64 * 4)
+        driver.wait_until(lambda: "Starting 2 Ray actors" in driver.out)
+        began = time.monotonic()
+        head.slow(rate)
+        host.slow(rate)
+        code = driver.wait(WHOLE_S)
+        took_s = time.monotonic() - began
+        print(f"{rate}: exit code {code} after {took_s:.0f} s\n{driver.out}")
+        assert "Traceback" not in driver.out
+        assert code == 0 or re.search(r"is lost \(|has not answered for", driver.out)
+        assert code == 0 or rate == "8kbit"
+        if code == 1:
+            assert driver.out.count(SAID) == 1
 
 
 @pytest.mark.proves(
