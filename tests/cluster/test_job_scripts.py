@@ -25,19 +25,28 @@ EXAMPLES = ROOT / "examples"
 PLUGINS = Path(os.environ.get("SLURM_PLUGINS", "/usr/lib/x86_64-linux-gnu/slurm-wlm"))
 DAEMONS = ("munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "unshare")
 WITHOUT_SLURM = not PLUGINS.is_dir() or not all(map(shutil.which, DAEMONS)) or os.geteuid() != 0
+# An address beside that of `lo`, without which no name of a host is resolved.
+NETWORK = """
+ip link set lo up
+ip link add outside type veth peer name inside
+ip address add 10.79.0.1/24 dev outside
+ip link set outside up
+exec "$0" "$@"
+"""
 JOB = """
 job() { sbatch --parsable --output="$HOME/job.log" --export=ALL --chdir="$HOME" SCRIPT CartPole-v1 --num-samplers 2 \
-    --num-steps 64 --total-timesteps 40000 --progress plain; }
-ended() { for _ in $(seq 200); do [ -z "$(squeue -h -j $1)" ] && break; sleep 0.5; done
+    --num-steps 64 --total-timesteps 16000 --progress plain; }
+ended() { for _ in $(seq 400); do [ -z "$(squeue -h -j $1)" ] && break; sleep 0.5; done
     scontrol show job $1 | grep -o 'JobState=[A-Z]*'; }
 first=$(job)
-for _ in $(seq 200); do [ "$(grep -cs . "$RUN_DIR/metrics.jsonl")" -gt 5 ] 2>/dev/null && break; sleep 0.2; done
+for _ in $(seq 600); do [ "$(grep -cs . "$RUN_DIR/metrics.jsonl")" -gt 5 ] 2>/dev/null && break; sleep 0.2; done
 scancel --signal=TERM $first; ended $first
 ended $(job)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     WITHOUT_SLURM, reason="needs root, and slurmd, slurmctld, munge of Debian in PATH"
 )
@@ -55,15 +64,18 @@ def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> No
         "unshare",
         "--mount",
         "--pid",
+        "--net",
         "--fork",
         "--mount-proc",
-        str(slurm),
-        str(tmp_path / "slurm"),
+        "--kill-child",
+        *("bash", "-euc", NETWORK, str(slurm), str(tmp_path / "slurm")),
     ]
     script = JOB.replace("SCRIPT", str(EXAMPLES / "slurm.sh"))
     words += ["bash", "-c", script]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, check=False)
-    log = (tmp_path / "job.log").read_text()
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=580, check=False)
+    output = tmp_path / "job.log"
+    assert output.exists(), done.stdout + done.stderr
+    log = output.read_text()
     assert "Stopped by SIGTERM" in log, done.stdout + done.stderr + log[:4000]
     assert "2 Ray actors host 1 sampler each" in log, log[-3000:]
     assert "Resuming from iter_" in log, log[-3000:]
@@ -133,7 +145,7 @@ def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_fo
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", script]
     done = subprocess.run(
-        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
+        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=580, check=False
     )
     assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "run" / "learning_curve.png").exists()
