@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import os
 import re
 import signal
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dppo.numerics.portable import VARIABLES, portable_numerics
+
+# Objects of modules and of tests live until the end: collecting garbage would look at all of them again and again.
+gc.disable()
 
 # Commands under test compute as this process does: with portable numerics, unless variables simulate another CPU.
 if any(os.environ.get(name, value) != value for name, value in VARIABLES.items()):
@@ -40,6 +44,11 @@ check_shapes()  # imports torch, which reads the number of threads once
 # No example has a deadline: on a busy machine any of them may take long.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -116,13 +125,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_files() -> Iterator[Callable[..., None]]:
-    """Draw no learning curve at the end of a run, and do not wait for the disk: both take longer than small runs."""
+    """Leave out what takes as long as small runs: learning curves, waits for the disk, a fingerprint of each run."""
+    from dppo.numerics.fingerprint import fingerprint
     from dppo.tools.pictures import learning_curve as plots
 
     draw = plots.learning_curve
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "learning_curve", lambda rows, path, title: None)
         patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr("dppo.run.building.fingerprint", functools.cache(fingerprint))
         yield draw
 
 

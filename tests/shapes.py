@@ -76,7 +76,9 @@ def checked(function: F) -> F:
         for name, hint in function.__annotations__.items()
         if _names_shapes(hint) and not _has_any_length(hint)
     }
-    if not shaped:
+    # jaxtyping checks the arguments before a call, without the annotation of the result, and again after it.
+    before_the_call = function.__annotations__.get("return") is Any
+    if before_the_call or not shaped:
         return function
     function.__annotations__ = shaped
     return beartype(function)

@@ -3,6 +3,7 @@
 The core imports nothing of `dppo.tools`, so that training can be read, tested and changed without it.
 """
 
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -11,6 +12,7 @@ from dppo.errors import DppoError
 GROUP = "dppo.plugins"
 
 
+@cache  # reading the metadata of all packages takes as long as a tenth of a tiny run
 def plugin(name: str) -> Any:
     """Import and return the object that an entry point names; raise a DppoError if no installed package has it."""
     for entry in entry_points(group=GROUP, name=name):
