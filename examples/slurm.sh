@@ -6,12 +6,30 @@
 set -euo pipefail
 [ $# -gt 0 ] || { echo "usage: sbatch [--nodes=N --cpus-per-task=C] slurm.sh ENV_ID [--flag value ...]" >&2; exit 2; }
 run_dir=${RUN_DIR:-$HOME/runs/slurm}
-cpus=${SLURM_CPUS_PER_TASK:-1}
-nodes=$SLURM_JOB_NUM_NODES
+export CPUS=${SLURM_CPUS_PER_TASK:-1}
+others=$((SLURM_JOB_NUM_NODES - 1))
 # A private token, so that nobody else on these nodes may talk to this Ray.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.dppo-ray-token
 [ -s "$RAY_AUTH_TOKEN_PATH" ] || (umask 077 && python -c 'import secrets; print(secrets.token_hex(32))' >"$RAY_AUTH_TOKEN_PATH")
-address=$(hostname --ip-address | cut -d' ' -f1):${RAY_PORT:-6379}
-srun ray stop --force >/dev/null 2>&1 || true # what an earlier job may have left; these nodes are ours alone
-exec srun --cpus-per-task="$cpus" ray symmetric-run --address "$address" --min-nodes "$nodes" --num-cpus "$cpus" -- \
-    python -m dppo train "$@" --num-actors "$((nodes * cpus))" --address "$address" --run-dir "$run_dir" --resume auto
+export HOST=$(hostname --ip-address | cut -d' ' -f1) PORT=${RAY_PORT:-6379}
+stop_ray() { srun --overlap ray stop --force >/dev/null 2>&1 || true; } # also what an earlier job may have left: these nodes are ours
+trap : TERM # Slurm sends it to dppo, too, which saves and ends
+stop_ray
+# A node of Ray has 30 s to start, which may be too little on a busy machine.
+export RAY_START='for attempt in 1 2 3; do ray start --num-cpus "$CPUS" "$@" >/dev/null && break; ray stop --force >/dev/null; done'
+if [ "$others" -gt 0 ]; then
+    srun --overlap --relative=1 --nodes="$others" --ntasks="$others" --cpus-per-task="$CPUS" bash -c '
+        until : >"/dev/tcp/$HOST/$PORT"; do sleep 1; done
+        set -- --address "$HOST:$PORT"
+        eval "$RAY_START"
+        sleep infinity' 2>/dev/null &
+fi
+code=0
+srun --overlap --relative=0 --nodes=1 --ntasks=1 --cpus-per-task="$CPUS" bash -c '
+    train=("$@")
+    set -- --head --node-ip-address "$HOST" --port "$PORT"
+    eval "$RAY_START"
+    exec python -m dppo train "${train[@]}"' \
+    bash "$@" --num-actors auto --address "$HOST:$PORT" --run-dir "$run_dir" --resume auto || code=$?
+stop_ray
+exit "$code"

@@ -24,6 +24,7 @@ from dppo.remote import make
 from dppo.slots import cores
 from dppo.slots.cores import cores_here
 from dppo.slots.layout import Layout
+from dppo.slots.program import SolverError
 from dppo.slots.slots import Slots
 
 AFFINITY = "import os; print('cores', *os.sched_getaffinity(0))"
@@ -81,6 +82,16 @@ def test_ranks_that_share_cores_sleep_while_the_policy_is_computed(
     before = most_sleeps()
     wait_until(lambda: most_sleeps() > before + 50)
     env.close()
+
+
+@pytest.mark.parametrize(("mpi", "other"), [("openmpi", "mpich")], indirect=["mpi"])
+def test_a_solver_of_another_mpi_than_mpirun_is_an_error_that_says_so(
+    heat: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its ranks takes itself for the only one."""
+    use_mpi(other, tmp_path, monkeypatch)
+    with pytest.raises(SolverError, match="MPI started each rank as a program of its own"):
+        make([heat], scratch_dir=str(tmp_path), slots=Slots(Layout(2, 0)))
 
 
 @pytest.mark.slow

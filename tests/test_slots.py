@@ -100,10 +100,13 @@ def test_the_cores_of_a_killed_process_come_back() -> None:
     Lease(CORES, wait_s=10).close()
 
 
-def test_a_rank_is_bound_to_its_cores_and_knows_how_many(tmp_path: Path) -> None:
+def test_a_rank_is_bound_to_its_cores_and_knows_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
     slots = Slots(Layout(1, CORES)) if CORES > 1 else Slots()
     code = "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
-    program = slots.launch([sys.executable, "-c", code], tmp_path)
+    program = slots.launch([sys.executable, "-c", code], tmp_path.name)
     program.terminate(wait_s=30)
     slots.close()
     assert program.last_lines() == [f"{cores_here()} {CORES}"]
@@ -218,11 +221,25 @@ def test_the_words_of_each_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launchers.launcher_words(4, {})[:3] == ["/bin/mpirun", "-n", "4"]
     monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
     assert launchers.launcher_words(4, {})[1:3] == ["-launcher", "fork"]
-    in_slurm = launchers.launcher_words(4, {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n3"})
-    assert in_slurm[:2] == ["srun", "--overlap"]
-    assert in_slurm[-1] == "--nodelist=n3"
     variables = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_MCA_btl": "self"}
     assert launchers.without_launcher(variables) == {"OMPI_MCA_btl": "self"}
+
+
+def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_chose_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda program, path: f"/bin/{program}")
+    monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
+    monkeypatch.setattr(launchers, "_is_none_by_default", lambda: True)
+    variables = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n3"}
+    words = launchers.launcher_words(4, variables)
+    assert words[:2] == ["srun", "--overlap"]
+    assert words[-2:] == ["--nodelist=n3", "--mpi=pmi2"]
+    variables["SLURM_MPI_TYPE"] = "pmix"
+    assert launchers.launcher_words(4, variables)[-1] == "--nodelist=n3"
+    variables["SLURM_NTASKS_PER_NODE"] = "1"
+    kept = {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}
+    assert launchers.without_shape(variables) == kept
 
 
 class Asking(gym.Env):

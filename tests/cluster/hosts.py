@@ -118,7 +118,7 @@ class Host:
         with (self.folder / log).open("ab") as output:
             return subprocess.Popen(
                 [*enter, sys.executable, *words],
-                env=fresh_environment(**of_host, **env),
+                env=fresh_environment(**(of_host | env)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

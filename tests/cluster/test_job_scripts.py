@@ -77,7 +77,7 @@ def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> No
     assert output.exists(), done.stdout + done.stderr
     log = output.read_text()
     assert "Stopped by SIGTERM" in log, done.stdout + done.stderr + log[:4000]
-    assert "2 Ray actors host 1 sampler each" in log, log[-3000:]
+    assert "Between 1 and 2 Ray actors" in log, log[-3000:]
     assert "Resuming from iter_" in log, log[-3000:]
     assert "JobState=COMPLETED" in done.stdout.splitlines()[-1]
 

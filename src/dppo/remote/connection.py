@@ -74,7 +74,11 @@ class Listener:
         while select.select([self._socket], [], [], 0)[0]:
             accepted, _ = self._socket.accept()
             accepted.settimeout(OPENING_S)
-            self._refuse(accepted, "<", f"another solver is connected to {self.address}")
+            self._refuse(
+                accepted,
+                "<",
+                f"another solver is connected to {self.address}; of several ranks, only rank 0 connects",
+            )
 
     def _opening(self, accepted: socket.socket) -> Opening | None:
         """Return the opening, None if the program does not know the secret; raise SolverError if it is refused."""

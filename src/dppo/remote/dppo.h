@@ -356,7 +356,13 @@ void dppo_close(dppo *d) {
 
 #ifdef MPI_VERSION
 dppo *dppo_open_all(int type, const char *observation, const char *action, MPI_Comm ranks) {
-  int rank;
+  int rank, started;
+  const char *wanted = getenv("DPPO_RANKS");
+  MPI_Comm_size(MPI_COMM_WORLD, &started);
+  if (wanted && started == 1 && atoi(wanted) > 1)
+    dppo_fail("MPI started each rank as a program of its own",
+              "compile it with the mpicc that belongs to the mpirun in PATH; with srun, set SLURM_MPI_TYPE to pmix for "
+              "Open MPI, to pmi2 for MPICH");
   MPI_Comm_rank(ranks, &rank);
   if (rank == 0) return dppo_open(type, observation, action);
   dppo *d = (dppo *)dppo_allocate(sizeof *d);

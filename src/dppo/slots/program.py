@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GUARD = str(Path(__file__).with_name("guard.py"))
 LOG = "solver.log"  # in its folder
 END_BYTES = 4096
-END_LINES = 8
+END_LINES = 12  # of which srun adds up to five after the last of the solver
 START_S = 30.0  # for the keeper to start, on a busy machine
 EXIT_S = 2.0  # for a program to exit after its connection has closed
 END_S = 12.0  # for the keeper to end all ranks

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from dppo.slots.cores import Lease
-from dppo.slots.launchers import launcher_words, without_launcher
+from dppo.slots.launchers import launcher_words, without_launcher, without_shape
 from dppo.slots.layout import PLAIN, Layout
 from dppo.slots.program import GUARD, Program, SolverError
 
@@ -72,6 +72,9 @@ class Slots:
         variables = {**os.environ}
         if self.layout.ranks > 1:
             variables = without_launcher(variables)
+            if not as_it_is:
+                variables = without_shape(variables)
+                variables["DPPO_RANKS"] = str(self.layout.ranks)
         if self.layout.cores:
             variables["OMP_NUM_THREADS"] = str(self.layout.cores_per_rank)
         elif self.layout.ranks > 1:
@@ -79,7 +82,9 @@ class Slots:
             variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
             variables["DPPO_NAP"] = "1"
         started = words if as_it_is else self.command(words)
-        return Program(started, os.fspath(cwd), {**variables, **(env or {})}, self._lease.handles)
+        return Program(
+            started, os.path.abspath(cwd), {**variables, **(env or {})}, self._lease.handles
+        )
 
     def close(self) -> None:
         """Give the cores back; cores of a program that still runs are free when it has ended."""
