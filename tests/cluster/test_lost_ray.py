@@ -184,6 +184,26 @@ def test_a_silence_is_told_once_and_so_is_its_end_and_actors_are_not_late_meanwh
     assert len(lines) == 2
     assert lines[1].startswith("Ray answers again, after 26 s")
     assert clock.patience() == pytest.approx(30.0, abs=1.0)
+    assert watch.silences == 1
+
+
+def test_a_short_silence_of_a_busy_machine_is_no_doubt_about_actors_that_start() -> None:
+    now = [0.0]
+    clock = RunClock(lambda: now[0])
+    lines = list[str]()
+    watch = ClusterWatch(lines.append, clock)
+    gcs = Endpoint("Ray's GCS", "10.0.0.1:6379", patience_s=0.0, failing_since=0.0)
+    watch._endpoints = [gcs]
+    for second in range(12):
+        if second == 8:
+            gcs.failing_since = None
+        now[0] += 1.0
+        clock.beat()
+        watch._note_silence()
+        watch.check()
+    assert clock.patience() == pytest.approx(8.0)  # it stands still from 5 to 9 s
+    assert watch.silences == 0
+    assert lines == []
 
 
 def test_a_call_that_does_not_end_is_told_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Hosts are network namespaces of this machine (`hosts.py`), so these tests need r
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -273,6 +274,34 @@ def test_a_run_whose_actors_are_all_cut_off_for_a_while_goes_on(
         driver.goes_on_with_the_same_result(undisturbed)
 
 
+WITH_LEARNERS = ("--num-learners", "2", "--reuse", "20")  # updates take most of the time
+
+
+@pytest.mark.proves(
+    "the driver, on another node than the head: two learners on other nodes update, 25 s",
+    "the host of one of two learners: updating, 25 s",
+)
+@on_hosts
+def test_learners_and_their_driver_are_cut_off_for_a_while_and_go_on(tmp_path: Path) -> None:
+    """Head and driver have no room for learners, so each of the other two hosts has one."""
+    with cluster(tmp_path, 0, 0, 2, 2) as (head, host, *others):
+        whole = Driver(host, head, *WITH_LEARNERS)
+        assert whole.wait(400) == 0, whole.out
+        weights = whole.weights
+        shutil.rmtree(host.folder / "run")
+        driver = Driver(host, head, *WITH_LEARNERS)
+        for cut_off in (host, others[0]):
+            reached = driver.iterations + 3
+            driver.wait_until(lambda reached=reached: driver.iterations >= reached)
+            cut_off.cut()
+            time.sleep(25)
+            cut_off.heal()
+        assert driver.wait(300) == 0, driver.out
+        print(driver.out)
+        assert driver.weights == weights
+        assert driver.out.count(SAID) == 1
+
+
 @pytest.mark.proves("the host of an actor: collecting, 45 s")
 @on_hosts
 def test_an_actor_whose_host_is_cut_off_for_a_while_is_replaced(
@@ -356,15 +385,26 @@ def test_a_gcs_that_is_stopped_is_waited_for_as_a_network_is(
         driver.goes_on_with_the_same_result(undisturbed)
 
 
-@pytest.mark.proves("the raylet of the driver's host (SIGSTOP): collecting, for good")
+@pytest.mark.proves(
+    "the raylet of the driver's host (SIGSTOP): collecting, 25 s",
+    "the raylet of the driver's host (SIGSTOP): collecting, for good",
+)
 @on_hosts
-def test_a_raylet_that_is_stopped_ends_the_run_in_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop_s", [25, None])
+def test_a_raylet_that_is_stopped_is_waited_for_or_ends_the_run_in_time(
+    stop_s: int | None, undisturbed: bytes, tmp_path: Path
+) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
-        driver = Driver(host, head, steps=LONG)
+        driver = Driver(host, head, steps=LONG if stop_s is None else STEPS)
         driver.wait_until(lambda: driver.iterations >= 3)
         began = time.monotonic()
         host.send(signal.SIGSTOP, "raylet/raylet")
-        driver.saves_and_ends(began, "the raylet at .* is lost")
+        if stop_s is None:
+            driver.saves_and_ends(began, "the raylet at .* is lost")
+            return
+        time.sleep(stop_s)
+        host.send(signal.SIGCONT, "raylet/raylet")
+        driver.goes_on_with_the_same_result(undisturbed)
 
 
 @pytest.mark.proves("the driver (SIGSTOP), without and with two learners: any time, 2 minutes")

@@ -53,6 +53,7 @@ WAITING = (
 )
 MAX_LOGGED_FAULTS = 3
 MANY = 10  # open evaluations, of which a line warns
+MOST_NAMED = 3  # evaluations that the line about a wait describes
 MAX_REPEATED = 100  # evaluations that a resumed run repeats
 
 
@@ -354,10 +355,14 @@ class Evaluations(Observer):
 
     def _describe_open(self) -> str:
         episodes = self._config.eval_episodes
-        return ", ".join(
+        waiting = list(self._open.values())
+        described = [
             f"{evaluation.global_step:,} steps ({len(evaluation.played)} of {episodes} episodes)"
-            for evaluation in self._open.values()
-        )
+            for evaluation in waiting[:MOST_NAMED]
+        ]
+        if len(waiting) > MOST_NAMED:
+            described.append(f"and for {len(waiting) - MOST_NAMED} later ones")
+        return ", ".join(described)
 
     def _add(self, evaluation: OpenEvaluation, episode: int, outcome: Episode | DppoError) -> None:
         """Add the result of an episode, and note whether it is the last one of this evaluation."""

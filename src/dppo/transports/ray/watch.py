@@ -92,8 +92,8 @@ class ClusterWatch:
         self._calls: list[RayCalls] = []
         self._lost: str | None = None
         self._said: float | None = None  # since when Ray has not answered, if a line has said so
-        self._silent = False  # True while Ray's processes do not answer
-        self.silences = 0  # those that are over
+        self._silent_since: float | None = None  # while Ray's processes do not answer
+        self.silences = 0  # those that are over, and were long enough for a line
         self._stop = threading.Event()
 
     def add_endpoints(self, endpoints: list[Endpoint]) -> None:
@@ -187,14 +187,18 @@ class ClusterWatch:
 
         Answers that were lost meanwhile do not come any more. Ray repeats its requests to the GCS on a new connection.
         """
+        now = self._clock.awake()
         since = [endpoint.failing_since for endpoint in self._endpoints]
         failing = [start for start in since if start is not None]
-        silent = bool(failing) and self._clock.awake() - min(failing) > SILENT_S
-        if self._silent and not failing:
+        if self._silent_since is None:
+            if failing and now - min(failing) > SILENT_S:
+                self._silent_since = min(failing)
+        elif not failing:
             end_those_to(self._endpoints[0].address)
-            self.silences += 1
-        self._silent = silent or (self._silent and bool(failing))
-        self._clock.silence(self._silent)
+            if now - self._silent_since > SAY_S:  # else it may have been a machine that is busy
+                self.silences += 1
+            self._silent_since = None
+        self._clock.silence(self._silent_since is not None)
 
     def _lose(self, what: str) -> None:
         self._lost = f"{what}, and the run cannot continue without it. Resume from the last checkpoint (--resume)."
