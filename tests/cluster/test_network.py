@@ -202,7 +202,7 @@ def test_a_driver_that_is_cut_off_at_a_moment_goes_on_or_ends(
     with cluster(tmp_path, 2, 2) as (head, host):
         driver = Driver(host, head, *MOMENTS[moment])
         if moment == "its actors start":
-            driver.wait_until(lambda: "Starting 2 Ray actors" in driver.out)
+            driver.wait_until(lambda: "Run folder: " in driver.out)
         else:
             driver.wait_until(lambda: driver.iterations >= 3)
         began = time.monotonic()
