@@ -210,6 +210,7 @@ class Soak:
         return time.monotonic() - self._began
 
     def _started(self) -> subprocess.Popen[bytes]:
+        self._before = self.iterations
         command = [
             sys.executable,
             __file__,
@@ -219,6 +220,17 @@ class Soak:
             self._cluster.address,
         ]
         return subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the run so far."""
+        rows = self.folder / "run" / "metrics.jsonl"
+        return rows.read_bytes().count(b"\n") if rows.exists() else 0
+
+    @property
+    def is_training(self) -> bool:
+        """True once the present driver has trained: before that, a signal may come too early to be handled."""
+        return self.iterations > self._before
 
     def _processes(self, title: str) -> list[psutil.Process]:
         found = []
@@ -232,7 +244,6 @@ class Soak:
         actors = [
             one.memory_info().rss for one in self._processes("ray::PPOActor") if one.is_running()
         ]
-        rows = self.folder / "run" / "metrics.jsonl"
         one: dict[str, float] = {
             "s": self.now,
             "actors": len(actors),
@@ -246,7 +257,7 @@ class Soak:
             p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", ORPHAN]
         ]
         one |= {
-            "iterations": rows.read_bytes().count(b"\n") if rows.exists() else 0,
+            "iterations": self.iterations,
             "orphans": len(sleepers),
         }
         one |= {
@@ -337,7 +348,7 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
                 if run.now >= due[number]:
                     due[number] += seconds
                     act()
-            if once and run.now >= once[0][0]:
+            if once and run.now >= once[0][0] and run.is_training:
                 run.restart(once.pop(0)[1])
             time.sleep(0.2)
         run.end(signal.SIGTERM)
