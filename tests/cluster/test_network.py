@@ -81,6 +81,11 @@ class Driver:
             assert time.monotonic() < deadline, self.out
             time.sleep(0.1)
 
+    def goes_on_by(self, number: int) -> None:
+        """Wait for so many more iterations."""
+        reached = self.iterations + number
+        self.wait_until(lambda: self.iterations >= reached)
+
     def wait(self, timeout_s: float) -> int:
         try:
             return self._process.wait(timeout_s)
@@ -291,8 +296,7 @@ def test_learners_and_their_driver_are_cut_off_for_a_while_and_go_on(tmp_path: P
         shutil.rmtree(host.folder / "run")
         driver = Driver(host, head, *WITH_LEARNERS)
         for cut_off in (host, others[0]):
-            reached = driver.iterations + 3
-            driver.wait_until(lambda reached=reached: driver.iterations >= reached)
+            driver.goes_on_by(3)
             cut_off.cut()
             time.sleep(25)
             cut_off.heal()
