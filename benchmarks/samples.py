@@ -5,6 +5,7 @@
     python benchmarks/samples.py run --name long --set num_steps=256 --seeds 2    a side of your own: dppo with settings
     python benchmarks/samples.py table [--sides dppo zoo]
     python benchmarks/samples.py picture docs/samples.png
+    python benchmarks/samples.py picture docs/samples_continuous.png --sides dppo reuse sb3 sac
     python benchmarks/samples.py picture docs/samples_time.png --step-ms 10 --actors 8    over simulated time
 
 A run is stored in samples.jsonl as it ends, so that the command can be interrupted and repeated. Sides: `dppo` (its

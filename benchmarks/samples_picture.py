@@ -17,6 +17,7 @@ from dppo.errors import counted
 LABELS = {
     "dppo": "dppo",
     "reuse": "dppo --reuse 4 --num-steps 32",
+    "sac": "dppo --algo sac",
     "fast": "dppo --preset fast",
     "sb3": "Stable-Baselines3, defaults",
     "zoo": "Stable-Baselines3, tuned for each task",

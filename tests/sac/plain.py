@@ -253,8 +253,9 @@ class PlainSAC:
 
             def extends(step: int, row: Row, of_row: np.ndarray = of_row) -> bool:
                 ratio = self._ratio(row, normalize)
-                likelihood = ratio ** (1 / len(row.action))
-                return bool(of_row[step - 1] < likelihood)
+                likelihood = min(1, ratio) ** (1 / len(row.action))
+                least = self.settings.least_extension
+                return bool(of_row[step - 1] < least + (1 - least) * likelihood)
 
             row = look_ahead(kept, number, self.settings, extends)
             drawn.append(row)

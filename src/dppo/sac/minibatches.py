@@ -83,7 +83,8 @@ class Minibatches:
 
         def extends(step: int, numbers: np.ndarray, later: LaterRows) -> np.ndarray:
             likelihoods = self._relative_likelihoods(later, obs_scale)
-            return thresholds[step - 1, numbers] < likelihoods
+            least = self.settings.least_extension
+            return thresholds[step - 1, numbers] < least + (1 - least) * likelihoods
 
         drawn = self.rows.draw(places, self.settings.n_step, extends)
         rewards = shaped_rewards(drawn.rewards, self.settings)

@@ -34,7 +34,9 @@ class SACSettings:
     critic_sizes: tuple[int, ...] = (128, 128)
     """Units of each hidden layer of a critic."""
     n_step: int = 3
-    """Rewards that a target adds up before it uses the target critics."""
+    """Most rewards that a target adds up before it uses the target critics."""
+    least_extension: float = 0.5
+    """Least probability that a target adds up a later reward, however unlikely its action has become."""
     target_entropy: float = -1.0
     """Target of the entropy, in nats per component of an action, within (-1, 1)."""
     entropy_start: float | None = None
