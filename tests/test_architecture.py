@@ -404,6 +404,14 @@ def test_public_names_of_the_package_exist_and_are_documented() -> None:
         _ = dppo.nonsense
 
 
+# torch imports sympy and its compiler for some of what can be had without.
+NETWORK = """
+import dppo.run.runner, dppo.run.learner, dppo.learners.trainers, dppo.transports.in_process
+import torch
+from dppo.ppo.networks.mlp import MLP
+with dppo.learners.trainers.torch_as_usual():
+    MLP([4, 8], "tanh", 2, 0, torch.Generator())
+"""
 # Statements, and the libraries that they must not load. One process forks a child for each, so that Python starts once.
 NOT_LOADED = {
     "import dppo, dppo.__main__": {
@@ -427,9 +435,7 @@ NOT_LOADED = {
     },
     "import dppo; dppo.Config(env_id='CartPole-v1')": {"torch", "ray", "gymnasium"},
     "import dppo; dppo.load_policy": {"torch", "ray"},
-    "import dppo.run.runner, dppo.run.learner, dppo.learners.trainers, dppo.transports.in_process": {
-        "ray"
-    },
+    NETWORK: {"ray", "sympy"},
 }
 LOADED_BY = """
 import json, os, sys

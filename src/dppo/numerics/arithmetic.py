@@ -142,15 +142,25 @@ def torch_as_usual() -> Iterator[None]:
     with torch.inference_mode(mode=False), torch.enable_grad():
         torch.set_autocast_enabled("cpu", False)
         torch._C._set_mkldnn_enabled(True)
-        torch.use_deterministic_algorithms(False)
+        _set_deterministic(False, warn_only=False)
         torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
             torch.set_autocast_enabled("cpu", is_autocast)
             torch._C._set_mkldnn_enabled(uses_onednn)
-            torch.use_deterministic_algorithms(is_deterministic, warn_only=warn_only)
+            _set_deterministic(is_deterministic, warn_only=warn_only)
             torch.set_default_dtype(dtype)
+
+
+def _set_deterministic(mode: bool, *, warn_only: bool) -> None:
+    """Set deterministic algorithms only where they change, because torch imports its compiler for it: two seconds."""
+    import torch
+
+    is_set = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if (is_set, only_warns) != (mode, warn_only):
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 
 def _environment() -> bytes:

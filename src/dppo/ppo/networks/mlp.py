@@ -60,13 +60,15 @@ def _trunk(
 ) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layer = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=torch.float32)
+        # As by `skip_init`, for which torch imports a second of modules.
+        layer = nn.Linear(inputs, outputs, device="meta", dtype=torch.float32)
+        layer.weight = nn.Parameter(torch.empty(outputs, inputs, device="cpu", dtype=torch.float32))
+        layer.bias = nn.Parameter(torch.zeros(outputs, device="cpu", dtype=torch.float32))
         is_last = len(layers) == 2 * (len(sizes) - 2)
         nn.init.orthogonal_(
             layer.weight,
             last_gain if is_last else math.sqrt(2),
             generator=generator,
         )
-        nn.init.zeros_(layer.bias)
         layers += [layer, ACTIVATIONS[activation]()]
     return nn.Sequential(*layers[:-1])
