@@ -6,7 +6,9 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -77,7 +79,7 @@ class ProcessWatch:
         loaded = set(sys.modules) - self._modules_before
         names = {name.partition(".")[0] for name in loaded}
         names.add(type(getattr(env, "unwrapped", env)).__module__.partition(".")[0])
-        packages = packages_distributions()
+        packages = _installed_packages()
         versions = {}
         for name in sorted(names):
             file = getattr(sys.modules.get(name), "__file__", None)
@@ -96,6 +98,11 @@ class ProcessWatch:
         for change in take_changes():
             names += change.names
         return names
+
+
+@cache  # it reads the metadata of all packages, half a second
+def _installed_packages() -> Mapping[str, list[str]]:
+    return packages_distributions()
 
 
 def global_state() -> dict[str, Any]:
