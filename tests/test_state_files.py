@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import make_config
+from commandline import Command
+from commandline import run as run_command
 from processes import Disturbance, send
 from recorder import Recorder
 from remedies import executes
@@ -148,6 +151,73 @@ def test_a_state_by_reference_moves_with_its_sampler(
     assert there.incidents["actor_lost"] >= 2
     assert there.weights_sha256 == whole(True)
     assert "replay_mismatch" not in there.incidents
+
+
+KILLED = (
+    *("train", "worlds.restarts:Restarting", "--preset", "none", "--num-samplers", "2"),
+    *("--envs-per-sampler", "2", "--num-steps", "16", "--total-timesteps", "1280"),
+    *("--update-epochs", "1", "--checkpoint-interval-s", "0", "--progress", "plain"),
+    *("--run-dir", "run", "--resume", "auto"),
+)
+
+
+def needed_by_checkpoints(run_dir: Path) -> set[str]:
+    """Return the names of the states that the checkpoints of a run need, after checking that all are complete."""
+    names = set[str]()
+    place = StatePlace(run_dir / "run.lock", b"", 4)
+    for checkpoint in (run_dir / "checkpoints").glob("iter_*"):
+        if "iter_000000" not in checkpoint.name:  # its episodes have not begun
+            names.update((run_dir / "states" / "needed" / checkpoint.name).read_text().split())
+    for name in names:
+        sampler, _, entry = name.partition("/")
+        StateFiles(place, int(sampler)).kept(entry)
+    return names
+
+
+def weights_of_command(folder: Path, *flags: str, kills: Sequence[int] = ()) -> bytes:
+    """Return the weights of a command that was killed after these numbers of iterations, and resumed each time."""
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True)
+    words = [*KILLED, *flags]
+    for iterations in kills:
+        with Command(words, folder, TMPDIR=str(temporary)) as command:
+            command.wait_until(partial(has_rows, folder / "run", iterations), 120)
+            command.send(signal.SIGKILL)
+            command.wait(30)
+        assert needed_by_checkpoints(folder / "run")
+    code, out, err = run_command(words, folder, 200, TMPDIR=str(temporary))
+    assert code == 0, out + err
+    return dppo.load_policy(folder / "run").weights.tobytes()
+
+
+def has_rows(run_dir: Path, number: int) -> bool:
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.exists() and metrics.read_bytes().count(b"\n") >= number
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("kwargs", "flags"),
+    [
+        ({"files": 3}, ["--env-state", "own"]),
+        ({"hidden": True}, ["--num-actors", "2"]),
+    ],
+    ids=str,
+)
+def test_a_run_whose_process_is_killed_loses_no_state_by_reference_and_leaves_none_over(
+    kwargs: dict[str, Any], flags: list[str], tmp_path: Path
+) -> None:
+    slow = ["--env-kwargs", json.dumps(kwargs | {"sleep_s": 0.002})]
+    calm = weights_of_command(tmp_path / "calm", *slow)
+    assert weights_of_command(tmp_path / "killed", *slow, *flags, kills=[2, 7]) == calm
+    run_dir = tmp_path / "killed" / "run"
+    left = {str(entry.relative_to(run_dir / "states")) for entry in entries(run_dir)}
+    assert left == needed_by_checkpoints(run_dir)
+    assert [*(tmp_path / "killed" / "tmp").glob(f"*{SCRATCH}*")] == []
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    if "own" in flags:  # from the files, without a replay
+        assert sum(row["replay/steps"] for row in rows) == 0
 
 
 def place_in(tmp_path: Path, **changes: Any) -> StatePlace:
