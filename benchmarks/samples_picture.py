@@ -19,8 +19,8 @@ LABELS = {
     "reuse": "dppo --reuse 4 --num-steps 32",
     "sac": "dppo --algo sac",
     "fast": "dppo --preset fast",
-    "sb3": "Stable-Baselines3, defaults",
-    "zoo": "Stable-Baselines3, tuned for each task",
+    "sb3": "PPO of Stable-Baselines3, defaults",
+    "zoo": "PPO of Stable-Baselines3, tuned for each task",
 }
 
 
@@ -96,7 +96,20 @@ def draw(runs: Runs, sides: list[str], path: Path, step_ms: float | None, actors
         axis.set_title(
             f"a {threshold} return", fontsize=10, fontweight="bold", color=INK, loc="left"
         )
-    axes[0].legend(loc="lower right", frameon=False, fontsize=8, labelcolor=INK)
+    first = min(
+        place for side in sides for place, _ in learned_at(runs, side, tasks, "modest", clock)
+    )
+    axes[0].set_xlim(left=0.8 * first)
+    lines, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        lines,
+        labels,
+        loc="outside upper center",
+        ncols=len(sides) if len(sides) < 4 else 2,
+        frameon=False,
+        fontsize=8,
+        labelcolor=INK,
+    )
     axes[0].set_ylabel(f"{len(tasks)} tasks that reach it, %", fontsize=9, color=INK)
     unit = (
         "env steps"
@@ -144,10 +157,6 @@ def _panel(
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick // 1000}k" if tick >= 1000 else f"{tick}" for tick in ticks])
     axis.minorticks_off()
-    first = min(
-        place for side in sides for place, _ in learned_at(runs, side, tasks, "modest", clock)
-    )
-    axis.set_xlim(left=0.8 * first)
     axis.set_ylim(0, 100)
 
 

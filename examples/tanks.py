@@ -1,7 +1,7 @@
 """A plant to control: two tanks in a row with a pump, a valve and a heater, whose hot water is drawn by a town.
 
     dppo doctor tanks:make
-    dppo train tanks:make --num-actors 8 --reuse 4 --num-steps 32
+    dppo train tanks:make --num-actors 8 --algo sac
 
 Run the commands in this folder. An episode is a day, and each of its 96 steps a quarter of an hour. `step_s` stands
 for the time that a real simulator takes for a step.
