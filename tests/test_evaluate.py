@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -318,8 +318,8 @@ def test_an_environment_of_a_program_is_found_in_one_step(
     train = f"dppo.train(dppo.Config(env_id=make, {sizes}))"
     train = f"\nif __name__ == '__main__':\n    import dppo\n    {train}\n"
     program.write_text(FACTORY + train, encoding="utf8")
+    subprocess.run([sys.executable, str(program)], cwd=tmp_path, check=True, timeout=120)
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(program), run_name="__main__")
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["eval", "run", "--episodes", "1"]) != 0
     refused = capsys.readouterr().err

@@ -309,8 +309,9 @@ OF_OTHERS = (
     "python ",
     "uv ",
     "tensorboard ",
+    "scancel ",
 )
-FLAGS_OF_OTHERS = {"--shm-size", "--exclusive", "--requeue"}
+FLAGS_OF_OTHERS = {"--shm-size", "--exclusive", "--requeue", "--nodes", "--cpus-per-task"}
 
 
 @pytest.fixture(scope="module")
