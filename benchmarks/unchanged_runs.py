@@ -125,6 +125,21 @@ EVERY_OPTION: Settings = DISCRETE | {
     "clip_reward": 0.7,
     **NORMED,
 }
+SAC = BOX | {
+    "algo": "sac",
+    "action_bounds": "squash",
+    "norm_obs": True,
+    "norm_reward": True,
+    "learning_starts": 80,
+    "replay_rows": 320,
+    "gradient_steps": 0.1,
+    "minibatch_size": 32,
+    "critic_sizes": (8, 8),
+    # settings of PPO, which it refuses
+    "update_epochs": None,
+    "ent_coef": None,
+    "anneal_lr": False,
+}
 BAD = world("faulty:Faulty", reward=None, episodes=[1, 2, 5], length=10, at_step=4) | {
     "on_bad_step": "drop"
 }
@@ -250,6 +265,13 @@ OF_OBSERVATIONS: dict[str, Settings] = {
     "own memory": world("memory:Named")
     | {"model": path_of("memory_models:Running"), "sequence_length": 5},
 }
+OF_SAC: dict[str, Settings] = {
+    "defaults": {},
+    "tau": {"tau": 0.2},
+    "target_entropy": {"target_entropy": -3.0},
+    "entropy_start": {"entropy_start": 0.5, "entropy_fall_steps": 240},
+    "pink noise": {"noise": "pink"},
+}
 OF_ENVIRONMENTS: dict[str, Settings] = {
     "callable": {"env_id": cartpole},
     "Gymnasium": {"env_id": "Acrobot-v1"},
@@ -289,6 +311,7 @@ CONTINUED: dict[str, Run] = {
     "resume after dropped steps": Run(BAD, then="resume"),
     "resume lstm in flight": Run(KINDS["lstm"], then="resume"),
     "resume own memory": Run(KINDS["own memory"], then="resume"),
+    "resume sac in flight": Run(SAC | {"overlap": True}, then="resume"),
     "branch": Run(DISCRETE, then="branch", changes={"seed": 3, "gamma": 0.9}),
     "branch normalized": Run(
         EVERY_OPTION, then="branch", changes={"freeze_norm_after": 0, "learning_rate": 2e-4}
@@ -325,6 +348,7 @@ def _table() -> dict[str, Run]:
         "kind": {name: Run(settings) for name, settings in KINDS.items()},
         "sampling": {name: Run(DISCRETE | settings) for name, settings in OF_SAMPLING.items()},
         "ppo": {name: Run(DISCRETE | settings) for name, settings in OF_PPO.items()},
+        "sac": {name: Run(SAC | settings) for name, settings in OF_SAC.items()},
         "network": {name: Run(DISCRETE | settings) for name, settings in OF_NETWORK.items()},
         "learning": {name: Run(DISCRETE | settings) for name, settings in OF_LEARNING.items()},
         "action": {name: Run(settings) for name, settings in OF_ACTIONS.items()},
