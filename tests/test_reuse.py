@@ -48,6 +48,9 @@ class Trained:
     def state(self) -> dict[str, np.ndarray]:
         return {"step": np.array(len(self.seen))}
 
+    def learned_state(self) -> dict[str, np.ndarray]:
+        return self.state()
+
     def weights(self) -> np.ndarray:
         return np.zeros(1)
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from builders import make_config
+from kinds import KINDS, small
 from recorder import Recorder, stop_in_episode
 
 import dppo
 from dppo.__main__ import main
+from dppo.learners.trainers import LocalTrainer
 from dppo.records.metrics.reading import read_metrics
 
 SIZES = {
@@ -43,6 +45,24 @@ def test_checksums_change_nothing_and_cost_nothing_where_they_are_off(
     assert untraced.weights_sha256 == traced.weights_sha256
     assert not (tmp_path / "run" / "trace.jsonl").exists()
     assert lines(traced).count(b"\n") == traced.iterations == 4
+
+
+def test_a_trace_does_not_copy_the_rows_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = []
+    state = LocalTrainer.state
+
+    def counted(trainer: LocalTrainer, **options: Any) -> Any:
+        copies.append(trainer)
+        return state(trainer, **options)
+
+    monkeypatch.setattr(LocalTrainer, "state", counted)
+    dppo.train(small(tmp_path / "run", **KINDS["sac"], trace_hashes=True))
+    traced = len(copies)
+    copies.clear()
+    dppo.train(small(tmp_path / "untraced", **KINDS["sac"]))
+    assert traced == len(copies)  # those of checkpoints
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -95,6 +95,9 @@ class Mixing:
     def state(self) -> dict[str, np.ndarray]:
         return {}
 
+    def learned_state(self) -> dict[str, np.ndarray]:
+        return {}
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         self._weights = weights.copy()
 
@@ -113,6 +116,7 @@ class Losing:
         self._transport = transport
         self.weights = trainers.weights
         self.state = trainers.state
+        self.learned_state = trainers.learned_state
         self.load = trainers.load
         self.close = trainers.close
 

@@ -121,17 +121,21 @@ class RayTrainers:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the optimizer's state. If Ray is lost, a state that is here already is returned all the same."""
+        state = self.learned_state()
+        if self._kept_rows is None:
+            return state
+        rows = {name: array.copy() for name, array in self._kept_rows.state().items()}
+        return state | rows
+
+    def learned_state(self) -> dict[str, np.ndarray]:
+        """Return the state of a rank, which has no kept rows."""
         ends_at = time.monotonic() + STATE_S
 
         def check() -> None:
             if time.monotonic() > ends_at:
                 self._link.watch.check()
 
-        state = self._link.calls.call(self._fetched_state, "fetching the optimizer's state", check)
-        if self._kept_rows is None:
-            return state
-        rows = {name: array.copy() for name, array in self._kept_rows.state().items()}
-        return state | rows
+        return self._link.calls.call(self._fetched_state, "fetching the optimizer's state", check)
 
     @calls_ray
     def _fetched_state(self) -> dict[str, np.ndarray]:

@@ -55,6 +55,9 @@ class StagedTrainers:
             state = state | stage.state()
         return state
 
+    def learned_state(self) -> dict[str, np.ndarray]:
+        return self.trainers.learned_state()
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Restore weights and the result of `state`."""
         for stage in self.stages:

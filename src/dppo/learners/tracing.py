@@ -49,7 +49,7 @@ class Trace(RunStage):
                 checksums[f"advantages/{number}"] = self._of_advantages(
                     segment, experience.reward_scale
                 )
-        checksums["gradients"] = _of_gradients(trainers.state())
+        checksums["gradients"] = _of_gradients(trainers.learned_state())
         checksums["weights"] = _checksum(trainers.weights())
         self._checksums = checksums
 

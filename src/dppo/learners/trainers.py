@@ -38,6 +38,9 @@ class Trainers(Protocol):
     def state(self) -> dict[str, np.ndarray]:
         """Return the optimizer's state; later updates do not change it."""
 
+    def learned_state(self) -> dict[str, np.ndarray]:
+        """Return the state without kept rows, which are many; the next update may change it."""
+
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state."""
 
@@ -148,7 +151,9 @@ class LocalTrainer:
         return self.trainer.state(copy=copy)
 
     def learned_state(self) -> dict[str, np.ndarray]:
-        """Return views of the state without the rows that `RayTrainers` keeps."""
+        """Return views of the state without kept rows."""
+        if self._rescued is not None:
+            return self._rescued.state
         return self.trainer.learned_state(copy=False)
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
