@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -76,9 +77,9 @@ def checked(function: F) -> F:
         for name, hint in function.__annotations__.items()
         if _names_shapes(hint) and not _has_any_length(hint)
     }
-    # jaxtyping checks the arguments before a call, without the annotation of the result, and again after it.
-    before_the_call = function.__annotations__.get("return") is Any
-    if before_the_call or not shaped:
+    # jaxtyping checks the arguments before a call, and again after it with the result, which it passes as `ret...`.
+    has_the_result = any(re.match(r"ret(?!urn$)", name) for name in function.__annotations__)
+    if not has_the_result or not shaped:
         return function
     function.__annotations__ = shaped
     return beartype(function)

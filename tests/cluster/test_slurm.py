@@ -1,4 +1,4 @@
-"""Real daemons of Slurm on two hosts: solvers of two ranks, stopped by signals and limits, have the same weights.
+"""Real daemons of Slurm on two hosts: solvers of two ranks have the same weights after signals and a drained node.
 
 Needs root and slurmctld, slurmd and munge of Debian.
 """
@@ -30,20 +30,20 @@ pytestmark = [
         reason="needs root, and slurmd, slurmctld, munge and mpicc of Debian in PATH",
     ),
 ]
-OWN = "/tmp/slurm"  # on each host
+PLACE = "/tmp/slurm"  # on each host
 CONFIGURATION = f"""
 ClusterName=two
 SlurmctldHost=h1(10.78.0.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={OWN}/munge/socket
+AuthInfo=socket={PLACE}/munge/socket
 PluginDir={PLUGINS}
-StateSaveLocation={OWN}/state
-SlurmdSpoolDir={OWN}/spool
-SlurmctldPidFile={OWN}/slurmctld.pid
-SlurmdPidFile={OWN}/slurmd.pid
-SlurmctldLogFile={OWN}/slurmctld.log
-SlurmdLogFile={OWN}/slurmd.log
+StateSaveLocation={PLACE}/state
+SlurmdSpoolDir={PLACE}/spool
+SlurmctldPidFile={PLACE}/slurmctld.pid
+SlurmdPidFile={PLACE}/slurmd.pid
+SlurmctldLogFile={PLACE}/slurmctld.log
+SlurmdLogFile={PLACE}/slurmd.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
 SelectType=select/cons_tres
@@ -55,10 +55,10 @@ NodeName=h1 NodeAddr=10.78.0.1 CPUs=2 RealMemory=2000 State=UNKNOWN
 NodeName=h2 NodeAddr=10.78.0.2 CPUs=2 RealMemory=2000 State=UNKNOWN
 PartitionName=all Nodes=h1,h2 Default=YES MaxTime=INFINITE State=UP
 """
-DAEMONS = f"""mkdir -p {OWN}/munge {OWN}/state {OWN}/spool
-install -m 400 munge.key {OWN}/munge/key
-munged --force --key-file={OWN}/munge/key --socket={OWN}/munge/socket --pid-file={OWN}/munge/pid \
-    --log-file={OWN}/munge/log --seed-file={OWN}/munge/seed
+DAEMONS = f"""mkdir -p {PLACE}/munge {PLACE}/state {PLACE}/spool
+install -m 400 munge.key {PLACE}/munge/key
+munged --force --key-file={PLACE}/munge/key --socket={PLACE}/munge/socket --pid-file={PLACE}/munge/pid \
+    --log-file={PLACE}/munge/log --seed-file={PLACE}/munge/seed
 [ $(hostname) = h2 ] || slurmctld -c
 slurmd -N $(hostname) -d $(command -v slurmstepd)
 """
@@ -140,7 +140,7 @@ def slurm(tmp_path: Path) -> Iterator[SlurmOfTwo]:
         shutil.rmtree(folder)
 
 
-def test_ranks_under_srun_lead_to_the_same_weights_through_signals_limits_and_resumes(
+def test_ranks_under_srun_lead_to_the_same_weights_through_signals_resumes_and_a_drained_node(
     slurm: SlurmOfTwo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = slurm.submit()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jaxtyping import TypeCheckError
+from jaxtyping import Float, TypeCheckError, jaxtyped
+from shapes import checked
 
 from dppo.ppo.exchange.records import (
     PolicySnapshot,
@@ -71,6 +72,17 @@ def test_a_wrong_shape_fails_in_tests(wrong: str) -> None:
     segment(), batch(), carry()
     with pytest.raises(TypeCheckError):
         WRONG[wrong]()
+
+
+@jaxtyped(typechecker=checked)
+def returning_anything(column: Float[np.ndarray, "T E"]) -> Any:
+    return column
+
+
+def test_a_wrong_shape_fails_where_anything_may_be_returned() -> None:
+    returning_anything(np.zeros((T, E)))
+    with pytest.raises(TypeCheckError):
+        returning_anything(np.zeros(T))
 
 
 def made() -> list[Any]:

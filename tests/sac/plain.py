@@ -247,7 +247,7 @@ class PlainSAC:
     def _look_ahead(
         self, kept: Sequence[Row], chosen: np.ndarray, thresholds: np.ndarray, normalize: Any
     ) -> list[Row]:
-        """Return the chosen rows, each with the steps that the policy of now would have taken as well."""
+        """Return the chosen rows, each with later steps, more of them where the present policy would act alike."""
         drawn = []
         for number, of_row in zip(chosen, thresholds.T, strict=True):
 

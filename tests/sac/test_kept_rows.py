@@ -10,7 +10,7 @@ from plain import Row, World
 
 from dppo import Config
 from dppo.config.memory import kept_row_bytes
-from dppo.sac.rows import KeptRows, rows_of_rank
+from dppo.sac.rows import LOGPROBS, KeptRows, LaterRows, rows_of_rank
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, leaves
 
@@ -247,6 +247,26 @@ def test_several_steps_stop_where_the_episode_does() -> None:
             chain[-1].successor,
         )
     assert set(drawn.num_steps) == {1, 2, 3}
+
+
+def test_rows_of_a_checkpoint_without_log_probabilities_have_the_likelihood_zero() -> None:
+    world = World(VECTOR, ends=0.0)
+    state = kept(world, [6, 6]).state()
+    del state[LOGPROBS]
+    rows = KeptRows(ALL, VECTOR)
+    rows.load(state)
+    rows.append(world.segments(6))
+    relative = []
+
+    def extends(step: int, numbers: np.ndarray, later: LaterRows) -> np.ndarray:
+        relative.append(np.exp(np.minimum(0.0, -later.logprobs)))
+        return np.ones(len(numbers), bool)
+
+    places = rows.transitions()
+    rows.draw(places[: 4 * 11], 2, extends)
+    assert (relative.pop() == 0).all()
+    rows.draw(places[4 * 12 : 4 * 16], 2, extends)
+    assert (relative.pop() > 0).all()
 
 
 @OBS

@@ -146,6 +146,7 @@ def test_an_update_is_that_of_the_paper(dtype: np.dtype[Any], model: Any) -> Non
     assert_learned(trainer, twin, start)
 
 
+@pytest.mark.proves("Minibatches._relative_likelihoods")
 def test_targets_add_up_more_rewards_where_the_policy_would_act_alike() -> None:
     trainer = trainer_of(settings=replace(SMALL, n_step=3))
     without_a_choice = trainer_of(settings=replace(SMALL, n_step=3, least_extension=1))

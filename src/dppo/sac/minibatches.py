@@ -103,9 +103,10 @@ class Minibatches:
         )
 
     def _relative_likelihoods(self, rows: LaterRows, obs_scale: ObsScale | None) -> np.ndarray:
-        """Return min(1, pi(a | s) / mu(a | s))^(1 / A) of rows: pi is the policy of now, mu that which chose a.
+        """Return min(1, pi(a | s) / mu(a | s))^(1 / A) of rows: pi is the present policy, mu the policy that chose a.
 
         Source: Wang et al., arXiv:1611.01224, section 5.
+        Deviation: the paper weights what follows; here a target ends with the opposite probability.
         """
         if not len(rows.obs):
             return np.zeros(0)

@@ -21,6 +21,7 @@ COLUMNS = (
     "terminated",
     "valid",
 )
+LOGPROBS = PREFIX + "logprobs"
 EXIT_PLACES = PREFIX + "exits"
 EXIT_OBS = PREFIX + "exit_obs"
 
@@ -212,6 +213,7 @@ class KeptRows:
         return ~is_exit & ~self._at("terminated", places)
 
     def _later(self, places: np.ndarray) -> LaterRows:
+        """Return the rows at `places`, as `extends` of `draw` gets them."""
         obs = self._at("obs", places)
         actions = self._at("actions", places)
         logprobs = self._at("logprobs", places)
@@ -259,10 +261,11 @@ class KeptRows:
         if EXIT_PLACES not in state:
             return
         shape = state[PREFIX + "valid"].shape
-        # of version 0.1 and older, whose targets must not look ahead
-        unknown = np.full(shape, np.inf, np.float32)
+        # Older checkpoints have no log-probabilities: the likelihoods of their rows, relative to infinity, count as 0.
+        without = {LOGPROBS: np.full(shape, np.inf, np.float32)}
+        columns = without | dict(state)
         for name in COLUMNS[1:]:
-            self._columns[name] = state.get(PREFIX + name, unknown)
+            self._columns[name] = columns[PREFIX + name]
         self._columns["obs"] = _structured(
             PREFIX + "obs",
             state,

@@ -15,7 +15,7 @@ VERSION_S = 10.0
 OF_LAUNCHERS = ("OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP", "PMIX_", "PMI_", "PRTE_", "HYDI_")
 # variables of Slurm, from which srun would take the shape of the job for that of its step
 OF_SLURM = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")
-KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MPI_TYPE")
+KEPT_OF_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MPI_TYPE")
 # the interface by which ranks under srun find each other, for each family
 INTERFACES = {"open-mpi": "pmix", "hydra": "pmi2"}
 
@@ -52,7 +52,7 @@ def without_shape(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variables.items()
-        if name in KEPT or not name.startswith(OF_SLURM)
+        if name in KEPT_OF_SLURM or not name.startswith(OF_SLURM)
     }
 
 
