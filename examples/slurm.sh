@@ -12,14 +12,20 @@ others=$((SLURM_JOB_NUM_NODES - 1))
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.dppo-ray-token
 [ -s "$RAY_AUTH_TOKEN_PATH" ] || (umask 077 && python -c 'import secrets; print(secrets.token_hex(32))' >"$RAY_AUTH_TOKEN_PATH")
 export HOST=$(hostname --ip-address | cut -d' ' -f1) PORT=${RAY_PORT:-6379}
-stop_ray() { srun --overlap ray stop --force >/dev/null 2>&1 || true; } # also what an earlier job may have left: these nodes are ours
+stop_ray() { timeout 60 srun --overlap ray stop --force >/dev/null 2>&1 || true; } # also what an earlier job may have left: these nodes are ours
 trap : TERM # Slurm sends it to dppo, too, which saves and ends
 stop_ray
 # A node of Ray has 30 s to start, which may be too little on a busy machine.
-export RAY_START='for attempt in 1 2 3; do ray start --num-cpus "$CPUS" "$@" >/dev/null && break; ray stop --force >/dev/null; done'
+export RAY_START='
+    for attempt in 1 2 3 failed; do
+        [ "$attempt" != failed ] || { echo "Ray has not started on $(hostname) in 3 attempts."; exit 1; }
+        ray start --num-cpus "$CPUS" "$@" >/dev/null && break
+        ray stop --force >/dev/null
+    done'
 if [ "$others" -gt 0 ]; then
     srun --overlap --relative=1 --nodes="$others" --ntasks="$others" --cpus-per-task="$CPUS" bash -c '
-        until : >"/dev/tcp/$HOST/$PORT"; do sleep 1; done
+        exec 2>&1 # what goes wrong here belongs into the log; the end of this step, which srun reports, does not
+        for second in $(seq 300); do (: >"/dev/tcp/$HOST/$PORT") 2>/dev/null && break; sleep 1; done
         set -- --address "$HOST:$PORT"
         eval "$RAY_START"
         sleep infinity' 2>/dev/null &

@@ -35,18 +35,36 @@ exec "$0" "$@"
 """
 JOB = """
 job() { sbatch --parsable --output="$HOME/job.log" --export=ALL --chdir="$HOME" SCRIPT CartPole-v1 --num-samplers 2 \
-    --num-steps 64 --total-timesteps 16000 --progress plain; }
-ended() { for _ in $(seq 400); do [ -z "$(squeue -h -j $1)" ] && break; sleep 0.5; done
+    --num-steps 64 --total-timesteps 40000 --progress plain; }
+ended() { for _ in $(seq 200); do [ -z "$(squeue -h -j $1)" ] && break; sleep 0.5; done
     scontrol show job $1 | grep -o 'JobState=[A-Z]*'; }
 first=$(job)
-for _ in $(seq 600); do [ "$(grep -cs . "$RUN_DIR/metrics.jsonl")" -gt 5 ] 2>/dev/null && break; sleep 0.2; done
+for _ in $(seq 200); do [ "$(grep -cs . "$RUN_DIR/metrics.jsonl")" -gt 5 ] 2>/dev/null && break; sleep 0.2; done
 scancel --signal=TERM $first; ended $first
 ended $(job)
 """
 
 
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+
+
+def test_a_job_whose_ray_does_not_start_says_so_and_fails(tmp_path: Path) -> None:
+    programs = {"srun": SRUN, "ray": "#!/bin/bash\nexit 1\n", "hostname": "#!/bin/bash\necho h1\n"}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {"HOME": str(tmp_path), "PATH": path, "SLURM_JOB_NUM_NODES": "1"}
+    words = ["bash", str(EXAMPLES / "slurm.sh"), "CartPole-v1"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == "Ray has not started on h1 in 3 attempts.\n"
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     WITHOUT_SLURM, reason="needs root, and slurmd, slurmctld, munge of Debian in PATH"
 )
@@ -72,7 +90,7 @@ def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> No
     ]
     script = JOB.replace("SCRIPT", str(EXAMPLES / "slurm.sh"))
     words += ["bash", "-c", script]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=580, check=False)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, check=False)
     output = tmp_path / "job.log"
     assert output.exists(), done.stdout + done.stderr
     log = output.read_text()
@@ -145,7 +163,7 @@ def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_fo
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", script]
     done = subprocess.run(
-        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=580, check=False
+        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
     )
     assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "run" / "learning_curve.png").exists()
