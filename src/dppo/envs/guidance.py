@@ -26,6 +26,6 @@ class Guidance:
     make: Callable[[Any], Guide]
     """Makes the controller of an environment."""
     is_on: bool = True
-    """Whether controllers follow the episodes."""
+    """True if controllers follow the episodes."""
     intended: dict[int, np.ndarray] = field(default_factory=dict)
     """[*A] for each environment, the controller's next action as an action of the policy."""

@@ -74,7 +74,7 @@ class TrainerRank:
         """Join the group, and build the trainer. Waits for: all ranks, at most a minute.
 
         Returns:
-            How the numerics of this process differ from `expected`; "" if they do not. Or the error that was raised, in
+            Differences between the numerics of this process and `expected`, or "". Or the error that was raised, in
             a form that can be sent.
         """
         try:

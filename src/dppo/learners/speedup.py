@@ -1,4 +1,4 @@
-"""Whether several learners are faster than one."""
+"""Speedup of several learners over one learner."""
 
 from typing import NamedTuple
 

@@ -40,7 +40,7 @@ class AtBound:
     side: str
     """`lower` or `upper`."""
     clipped: bool
-    """Whether numbers beyond the bound are clipped, without having been rescaled."""
+    """True if numbers beyond the bound are clipped, without having been rescaled."""
 
     def __str__(self) -> str:
         """Describe the share in one sentence, with a remedy if a setting may help."""

@@ -58,12 +58,12 @@ class Controller:
 
     @property
     def samples(self) -> bool:
-        """Whether it can sample actions, by `predict(obs, deterministic=False)`."""
+        """True if the controller can sample actions, by `predict(obs, deterministic=False)`."""
         return method_name(self.definition) == "predict"
 
     @property
     def plays_again(self) -> bool:
-        """Whether an instance may play several episodes: it has `reset`, and it is not made with a seed."""
+        """True if an instance may play several episodes: the class has `reset`, and its constructor takes no seed."""
         takes_seed = inspect.isclass(self.definition) and "seed" in _parameters(self.definition)
         return callable(getattr(self.definition, "reset", None)) and not takes_seed
 

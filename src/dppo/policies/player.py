@@ -56,7 +56,7 @@ class Player:
 
     @property
     def snapshot(self) -> PolicySnapshot:
-        """What actors are sent for each evaluation: the weights of a policy, nothing of a controller."""
+        """Message to actors for each evaluation: the weights of a policy, or nothing for a controller."""
         policy = self.policy
         if isinstance(policy, Controller):
             return PolicySnapshot(0, np.empty(0, np.float32))

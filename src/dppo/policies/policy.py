@@ -37,7 +37,7 @@ class Policy:
         self.state = state
         """The checkpoint's description of itself: iteration, global_step, config, versions."""
         self.comparison: BaselineComparison | None = None
-        """How the best evaluation of its run differs from the baseline; None without a baseline."""
+        """Difference between the best evaluation of the run and the baseline; None without a baseline."""
         self.spec = agent.spec
         self.obs_scale = snapshot.obs_scale
         self._agent = agent

@@ -201,7 +201,7 @@ class Guard:
 
     @property
     def needed(self) -> bool:
-        """Whether to call `leave` after a step that has not raised."""
+        """True to call `leave` after a step that has not raised."""
         return self.arithmetic is not None or arithmetic.changed() or self.process != FORKS.number
 
     def leave(self, error: BaseException | None = None) -> None:

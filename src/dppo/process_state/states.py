@@ -116,7 +116,7 @@ STATES = (
     State("the handler of SIGINT or SIGTERM", _handlers, _set_handlers, given_back=False),
     State("the current folder", _current_folder, _enter_folder),
     State("whether anything is logged", _logging),
-    # What torch computes is shielded where it computes: `torch_as_usual`, and `default_dtype` of `ppo.networks`.
+    # Computations of torch are shielded at their place: `torch_as_usual`, and `default_dtype` of `ppo.networks`.
     State(
         "torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)
     ),

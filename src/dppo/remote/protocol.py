@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a solver declares when it connects."""
+    """Declaration of a solver when it connects."""
 
     byte_order: str
     """`<` or `>`, the same in all messages."""

@@ -21,7 +21,7 @@ class SolverEnded(Exception):
 
 
 class Handed(NamedTuple):
-    """What a solver hands over in a step."""
+    """Data of a step from a solver."""
 
     numbers: np.ndarray
     """Numbers of all parts of the observation, one part after the other."""

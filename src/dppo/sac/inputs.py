@@ -1,4 +1,4 @@
-"""What critics read: the numbers of all leaves of an observation, and an action."""
+"""Inputs of critics: the numbers of all leaves of an observation, and an action."""
 
 from __future__ import annotations
 

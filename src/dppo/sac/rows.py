@@ -31,7 +31,7 @@ class LaterRows(NamedTuple):
 
     obs: np.ndarray
     actions: np.ndarray
-    """As sampled, before they are squashed."""
+    """Sampled actions, before squashing."""
     logprobs: np.ndarray
     """Log-probabilities of the actions under the policy that chose them."""
 
@@ -45,12 +45,12 @@ class Drawn(NamedTuple):
 
     obs: np.ndarray
     actions: np.ndarray
-    """As sampled, before they are squashed."""
+    """Sampled actions, before squashing."""
     rewards: np.ndarray
     """[n_step, n]: rewards of these steps; 0 behind the last of them."""
     num_steps: np.ndarray
     terminated: np.ndarray
-    """Whether the last of the steps ended in a terminal state."""
+    """True where the last of the steps ended in a terminal state."""
     successors: np.ndarray
     """Observations after the last of the steps; any observations where terminated."""
 
@@ -172,7 +172,7 @@ class KeptRows:
     def draw(self, places: np.ndarray, n_step: int = 1, extends: Extends | None = None) -> Drawn:
         """Return the rows at `places`, each with the steps after it.
 
-        They end where the episode ends or is left, after `n_step` steps, or before a step that `extends` refuses.
+        The steps of a row end with its episode, at a loss, after `n_step` steps, or before a step refused by `extends`.
         """
         rewards = np.zeros((n_step, len(places)))
         rewards[0] = self._at("rewards", places)

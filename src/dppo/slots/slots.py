@@ -12,7 +12,7 @@ from dppo.slots.program import GUARD, Program, SolverError
 
 
 class Slots:
-    """What a factory gets for its parameter `slots`: this environment's ranks, and the cores of each."""
+    """Ranks of an environment and the cores of each rank, passed to a factory as its parameter `slots`."""
 
     def __init__(self, layout: Layout = PLAIN, sampler_id: int = 0, env_index: int = 0) -> None:
         """Lease the cores; raise NoCores if too few are free on this machine."""

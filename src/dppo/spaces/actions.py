@@ -217,7 +217,7 @@ class MultiDiscreteActions(Actions):
 
     @property
     def is_binary(self) -> bool:
-        """Whether the space is a MultiBinary."""
+        """True if the space is a MultiBinary."""
         return set(self.counts) == {2} and not any(self.starts) and self.dtype == "int8"
 
     @override

@@ -98,12 +98,12 @@ class Spaces:
 
     @property
     def _mask_is_apart(self) -> bool:
-        """Whether the mask is no part of the observation, and is stored beside the field `obs`."""
+        """True if the mask is no part of the observation, and is stored beside the field `obs`."""
         return self.mask in ("method", "info")
 
     @property
     def is_vector(self) -> bool:
-        """Whether an observation is a single array of numbers, neither an image nor categories."""
+        """True if an observation is a single array of numbers, neither an image nor categories."""
         return self.obs.names is None and not is_image(self.obs) and not self.categories
 
     def leaves(self) -> dict[str, np.dtype[Any]]:

@@ -62,7 +62,7 @@ class Experience:
 
     @property
     def lagged(self) -> bool:
-        """Whether the policy that collected is older than the policy to update."""
+        """True if the policy that collected is older than the policy to update."""
         return self.policy.version < self.iteration
 
 

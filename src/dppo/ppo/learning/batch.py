@@ -77,7 +77,7 @@ class Batch:
     iterations: int = 1
     """Number of iterations whose segments the batch holds."""
     terminates: bool = True
-    """Whether any episode in the batch terminates."""
+    """True if any episode in the batch terminates."""
     rewards: tuple[float, float] = (math.inf, -math.inf)
     """The least and the largest reward, as they are learned from; infinite without any."""
     share: float = 1.0

@@ -51,7 +51,7 @@ class BuiltInSpec(NetworkSpec):
 
     @cached_property
     def acts_in_numpy(self) -> bool:
-        """Whether an actor needs no torch: for two MLPs, or a memory behind plain layers that read numbers."""
+        """True if an actor needs no torch: for two MLPs, or a memory behind plain layers that read numbers."""
         has_two_trunks = not self.layers.shared
         has_memory = self.layers.memory != "none"
         return (
@@ -60,7 +60,7 @@ class BuiltInSpec(NetworkSpec):
 
     @property
     def is_mlp(self) -> bool:
-        """Whether it is an `MLP`, whose gradient is written by hand."""
+        """True if the network is an `MLP`, whose gradient is written by hand."""
         return self.acts_in_numpy and self.layers.memory == "none"
 
     @property

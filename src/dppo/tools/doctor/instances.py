@@ -42,7 +42,7 @@ class Instances:
         self.env_mb = 0.0
         """Memory that the newest instance took, without the network, which is built later."""
         self.has_rows = False
-        """Whether an instance steps several rows at once."""
+        """True if an instance steps several rows at once."""
 
     def sampler(self, number: int, sampler_id: int = 0) -> BuiltSampler:
         """Return a sampler of the instance with this number, which is made if it is not there, and after a fault."""

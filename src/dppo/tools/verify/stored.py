@@ -1,4 +1,4 @@
-"""What a run has stored: whether its files agree with its newest checkpoint, and the iterations between checkpoints."""
+"""Stored files of a run: agreement with its newest checkpoint, and the iterations between checkpoints."""
 
 import hashlib
 from collections.abc import Iterator

@@ -21,7 +21,7 @@ LOST_S = 75.0  # without an answer, after which Ray counts as lost: a cluster it
 CALL_LOST_S = 90.0  # the same for a call, while the processes of Ray answer
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-# What a client of gRPC sends first, and to which any server of gRPC answers: the preface of HTTP/2, and no settings.
+# First bytes of a gRPC client, which any gRPC server answers: the preface of HTTP/2, and no settings.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
@@ -158,7 +158,7 @@ class ClusterWatch:
             waited_s, what = calls.waiting()
             if waited_s > CALL_LOST_S:
                 self._lose(f"Ray{self._head()} has not answered for {waited_s:.0f} s ({what})")
-            if now - waited_s < since - CONNECT_S:  # else the silent process is the reason
+            if now - waited_s < since - CONNECT_S:  # otherwise the silent process is the reason
                 since = now - waited_s
                 who = f"Ray ({what})"
         return since, who
@@ -195,7 +195,7 @@ class ClusterWatch:
                 self._silent_since = min(failing)
         elif not failing:
             end_those_to(self._endpoints[0].address)
-            if now - self._silent_since > SAY_S:  # else it may have been a machine that is busy
+            if now - self._silent_since > SAY_S:  # a shorter silence may come from a busy machine
                 self.silences += 1
             self._silent_since = None
         self._clock.silence(self._silent_since is not None)
