@@ -23,10 +23,7 @@ Row = dict[str, Any]  # what: in words; figures: text by name; passed: None wher
 UPDATES = 3  # after which weights are compared
 REPEATS = 5  # of a time, after a first call that is not counted
 # largest distance of weights, as a share of the way that they moved
-CLOSE, CLOSE_IN_BFLOAT16 = (
-    0.02,
-    0.5,
-)
+CLOSE, CLOSE_IN_BFLOAT16 = (0.02, 0.5)
 GRADIENT, GRADIENT_IN_BFLOAT16 = 1e-4, 0.1  # largest relative difference of the first gradient
 EACH = 1024  # rows of a segment of the part `pong`
 LONGEST_ON_CPU_S = 12.0  # of an update, beyond which no larger batch is timed there

@@ -168,10 +168,7 @@ PUBLISHED = {  # after 1,000,000 steps: CleanRL (3 seeds), or openai/baselines, 
 # Contact forces, in observation and reward of version 5, were zero in version 3 (openai/gym #1541).
 NO_CONTACTS = {"env_kwargs": {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.0}}
 # returns up to 500,000
-LARGE = presets()["CartPole-v1"] | {
-    "env_id": "bench_envs:make_large",
-    "norm_adv": True,
-}
+LARGE = presets()["CartPole-v1"] | {"env_id": "bench_envs:make_large", "norm_adv": True}
 ROWS = {
     "cartpole-cleanrl": Row(
         CLEANRL, 5, 475.0, "train", 0.0, "CleanRL: 490.04 +- 6.12 over 3 seeds"

@@ -55,10 +55,7 @@ def by_hand(rows: int, units: int, policy_units: int) -> Callable[[], None]:
     actions = BoxActions(np.full(ACTIONS, -1.0), np.full(ACTIONS, 1.0), bounds="squash")
     spec = choose_network(network, Spaces(np.dtype((np.float32, (OBS,))), actions)).spec
     settings = SACSettings(
-        critic_sizes=(units, units),
-        minibatch_size=rows,
-        first_rows=0,
-        gradient_steps=1 / ENVS,
+        critic_sizes=(units, units), minibatch_size=rows, first_rows=0, gradient_steps=1 / ENVS
     )
     trainer = SACTrainer(spec, settings, seed=1)
     random = np.random.default_rng(1)

@@ -65,8 +65,7 @@ def main() -> None:
     model.train = counted(model.train, seconds)
     schedules = any(str(value).startswith("lin_") for value in ZOO.get(work["task"], {}).values())
     model.learn(
-        task.steps if is_tuned and schedules else most_steps(task, work["until"]),
-        callback=episodes,
+        task.steps if is_tuned and schedules else most_steps(task, work["until"]), callback=episodes
     )
     envs.close()
     print(

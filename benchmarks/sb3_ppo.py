@@ -64,10 +64,7 @@ def main() -> None:
         from sb3_contrib import RecurrentPPO
 
         # an LSTM for the policy and another for the value
-        algorithm, policy = (
-            RecurrentPPO,
-            "MlpLstmPolicy",
-        )
+        algorithm, policy = (RecurrentPPO, "MlpLstmPolicy")
         more = {"policy_kwargs": {"lstm_hidden_size": work["lstm"]}}
     model = algorithm(
         # separate 64x64 tanh trunks for policy and value, or the Nature CNN shared by both; Adam with eps 1e-5

@@ -25,12 +25,7 @@ WARM_UP, REPEATS, UPDATES = 3, 3, 3
 ANSWERS = 600  # of a repeat, about
 CALLS, ARGUMENTS = 200, (1000, 40_000, 90_000, 105_000, 130_000, 1_000_000, 30_000_000)
 # hidden layers: 0.04, 0.14, 1 and 30 MB
-POLICIES = (
-    (64, 64),
-    (130, 130),
-    (350, 350),
-    (1930, 1930),
-)
+POLICIES = ((64, 64), (130, 130), (350, 350), (1930, 1930))
 
 
 def real(

@@ -63,13 +63,7 @@ ON_ACTORS: dict[str, Any] = {
 }
 BY_SEED = 0.002  # faults in a step that follow from the seed: they are part of the result
 # one in so many steps
-BY_CHANCE = {
-    "hang": 15_000,
-    "exit": 15_000,
-    "crash": 15_000,
-    "print": 4_000,
-    "orphan": 4_000,
-}
+BY_CHANCE = {"hang": 15_000, "exit": 15_000, "crash": 15_000, "print": 4_000, "orphan": 4_000}
 LEAKED = 6_000  # bytes in each step
 QUICK_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000"}
 NODE: dict[str, Any] = {
@@ -256,10 +250,7 @@ class Soak:
         sleepers = [
             p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", ORPHAN]
         ]
-        one |= {
-            "iterations": self.iterations,
-            "orphans": len(sleepers),
-        }
+        one |= {"iterations": self.iterations, "orphans": len(sleepers)}
         one |= {
             "run_mb": _size(self.folder / "run") / 1e6,
             "tmp_mb": _size(self.folder / "tmp", "dppo-*") / 1e6,

@@ -34,11 +34,7 @@ if TYPE_CHECKING:
     import dppo
 
 # columns of metrics.jsonl that depend on the clock, besides replay/s
-TIMES = (
-    "time/",
-    "perf/",
-    "charts/SPS",
-)
+TIMES = ("time/", "perf/", "charts/SPS")
 # On a busy machine an actor may start so late that its samplers move, and are replayed.
 BUSY = ("actors/alive", "replay/steps", "incidents/samplers_moved")
 Record = dict[str, Any]

@@ -66,10 +66,7 @@ class Args:
     norm_obs: bool = True  # normalize observations by their running mean and deviation
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
     # hidden layers of the policy network, and of the value network
-    hidden_sizes: tuple[int, ...] = (
-        64,
-        64,
-    )
+    hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Literal["tanh", "relu"] = "tanh"  # between hidden layers
     dtype: Literal["float32", "float64"] = "float32"  # float64 is for comparing implementations
 

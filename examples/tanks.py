@@ -19,11 +19,7 @@ import numpy as np
 QUARTERS = 96  # of an hour, in a day
 LEVEL, TEMPERATURE = 1.0, 60.0  # set points of the second tank, in m and degrees Celsius
 # at most, in m of level a minute and degrees a minute in a full tank
-PUMP, VALVE, HEATER = (
-    0.06,
-    0.06,
-    8.0,
-)
+PUMP, VALVE, HEATER = (0.06, 0.06, 8.0)
 
 
 class Tanks(gym.Env[np.ndarray, np.ndarray]):

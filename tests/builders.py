@@ -76,10 +76,7 @@ def mlp_of(
     spaces: Spaces, hidden_sizes: tuple[int, ...], activation: str, dtype: str
 ) -> BuiltInSpec:
     layers = Layers(
-        image_encoder=None,
-        hidden_sizes=hidden_sizes,
-        activation=activation,
-        shared=False,
+        image_encoder=None, hidden_sizes=hidden_sizes, activation=activation, shared=False
     )
     return BuiltInSpec(spaces, layers, dtype)
 

@@ -48,10 +48,7 @@ KINDS: dict[str, Settings] = {
     "dict observation": EVERYTHING
     | {"norm_obs_keys": ("robot.arm.0",), "obs_dtype": "float64", "image_features": 32},
     # with masks
-    "dict action": {
-        "env_id": "worlds.acting:Hybrid",
-        "env_kwargs": {"form": "nested"},
-    },
+    "dict action": {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"form": "nested"}},
     "mask": MASKED,
     "mask and lstm": MASKED | {"memory": "lstm", "memory_size": 8, "recompute_advantages": True},
     "lstm": {

@@ -154,11 +154,7 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         "3, threads": {"num_actors": 3, "env_threads": True},
         "2, standby copies": {"num_actors": 2, "standby_envs": 1},
         # It hosts all samplers, and works on two segments at once where the kind has a lag.
-        "1, threads and standby copies": {
-            "num_actors": 1,
-            "env_threads": True,
-            "standby_envs": 2,
-        },
+        "1, threads and standby copies": {"num_actors": 1, "env_threads": True, "standby_envs": 2},
         "2, and 2 for evaluations": {"num_actors": 2, "eval_actors": 2},
         "1, and a learner": {"num_actors": 1, "num_learners": 1, "cpus_per_actor": 0.5},
     },
@@ -247,7 +243,7 @@ ALWAYS = cells(
         ("interrupted", "in segment 3"): ["discrete, overlap", "sac"],
         ("older checkpoint", "of 2, after 3"): ["recorded episodes"],
         ("segments lost", "0 actors"): [
-            *("continuous", "discrete, overlap", "lag", "some faults", "sac"),
+            *("continuous", "discrete, overlap", "lag", "some faults", "sac")
         ],
         ("actors", "3"): ["continuous"],
         ("actors", "1, threads and standby copies"): ["lstm"],
@@ -307,10 +303,7 @@ SLOW = cells(
         ("killed", "of 6, in a step"): ["lag"],
         ("killed", "from outside"): ["discrete, overlap", "lag"],
         ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations", "prior"],
-        ("two learners", "2 actors"): [
-            *POLICIES,
-            *("every option", "prior"),
-        ],
+        ("two learners", "2 actors"): [*POLICIES, *("every option", "prior")],
         ("two learners", "3 actors"): ["lag"],
         ("lost learner and resumed", "after 2"): ["reuse of 3", "sac of 8"],
     }

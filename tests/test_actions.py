@@ -253,8 +253,7 @@ def test_a_policy_takes_masks_from_where_it_was_trained_with_them(tmp_path: Path
 def test_a_mask_that_allows_nothing_is_named_with_its_place(source: str, tmp_path: Path) -> None:
     place = r"sampler 0 \(worlds\.acting:Masked\), env \d: step of episode 1 \(seed \d+, step 4\) "
     with pytest.raises(
-        EnvironmentFault,
-        match=f"^{place}returned an action mask that allows no action: all of it",
+        EnvironmentFault, match=f"^{place}returned an action mask that allows no action: all of it"
     ):
         dppo.train(small(tmp_path / "run", **masked(source, nothing_at=4)))
 

@@ -37,11 +37,13 @@ class Scaling(World):
 
     def step(self, action: Any) -> Any:
         array = action["arm"] if isinstance(action, dict) else action
-        array = array if self._in_place else array.copy()
+        if not self._in_place:
+            array = array.copy()
         array *= 2
         if isinstance(action, dict) and self._in_place:
             action.clear()
-        return super().step(float(np.tanh(array.mean())))
+        number = float(np.tanh(array.mean()))
+        return super().step(number)
 
     def observation(self) -> Any:
         return self.at.astype(np.float32)
@@ -53,18 +55,23 @@ def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -
     action = SPACES[kind].sample()
 
     def rewards(in_place: bool) -> list[float]:
-        env = make_prepared(
-            Scaling, {"kind": kind, "in_place": in_place}, Preparation(action_repeat=3)
-        )
+        kwargs = {"kind": kind, "in_place": in_place}
+        env = make_prepared(Scaling, kwargs, Preparation(action_repeat=3))
         env.reset(seed=1)
-        return [env.step(action)[1] for _ in range(2)]
+        steps = [env.step(action) for _ in range(2)]
+        return [reward for _, reward, *_ in steps]
 
     assert rewards(in_place=True) == rewards(in_place=False)
     assert SPACES[kind].contains(action)
 
 
 @pytest.mark.parametrize(
-    "kind", ["dict", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("box", "dials"))]
+    "kind",
+    [
+        "dict",
+        pytest.param("box", marks=pytest.mark.slow),
+        pytest.param("dials", marks=pytest.mark.slow),
+    ],
 )
 def test_an_environment_may_change_its_actions_in_a_run_which_is_recorded(
     kind: str, tmp_path: Path
@@ -105,7 +112,8 @@ class Mapped(World):
     action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.maps.append([] if options is None else list(options["maps"]))
+        maps = options["maps"] if options else []
+        self.maps.append(list(maps))
         return super().reset(seed=seed)
 
     def observation(self) -> Any:
@@ -115,9 +123,13 @@ class Mapped(World):
 def test_an_observer_may_change_what_it_is_given(tmp_path: Path) -> None:
     Mapped.maps.clear()
     recorder = Recorder()
-    result = dppo.train(small(tmp_path / "run", env_id=Mapped), observers=[Greedy(), recorder])
-    assert {tuple(maps) for maps in Mapped.maps} == {(1, 2)}
-    assert [row["iteration"] for row in recorder.rows] == [1, 2, 3]
+    config = small(tmp_path / "run", env_id=Mapped)
+    result = dppo.train(config, observers=[Greedy(), recorder])
+    assert Mapped.maps
+    for maps in Mapped.maps:
+        assert maps == [1, 2]
+    iterations = [row["iteration"] for row in recorder.rows]
+    assert iterations == [1, 2, 3]
     assert len(result.metrics) == 3
 
 
@@ -131,15 +143,18 @@ class Popping(Plain):
 def test_a_network_may_change_its_arguments(tmp_path: Path) -> None:
     sizes = [7]
     network = {"model": Popping, "model_kwargs": {"sizes": sizes}, "norm_obs": False}
-    assert dppo.train(small(tmp_path / "run", env_id="CartPole-v1", **network)).iterations == 3
+    config = small(tmp_path / "run", env_id="CartPole-v1", **network)
+    assert dppo.train(config).iterations == 3
     assert sizes == [7]
 
 
 def test_what_a_policy_returns_and_reads_may_be_changed(tmp_path: Path) -> None:
-    policy = dppo.load_policy(dppo.train(small(tmp_path / "run", env_id=Scaling)).run_dir)
+    result = dppo.train(small(tmp_path / "run", env_id=Scaling))
+    policy = dppo.load_policy(result.run_dir)
     obs = np.ones(2, np.float32)
     first = policy.act(obs)
     before = first.copy()
     first *= 100
     assert obs.tolist() == [1, 1]
-    assert policy.act(obs).tolist() == before.tolist()
+    again = policy.act(obs)
+    assert again.tolist() == before.tolist()

@@ -145,9 +145,7 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     assert any("(iter_000002)" in line for line in recorder.ending)
 
 
-def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_is_resumed_without_evaluations_keeps_the_best_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run, keep_checkpoints=1), observers=[Recorder(interrupt_at=3)])
     best = (run / "checkpoints/best.json").read_text()

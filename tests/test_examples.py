@@ -108,10 +108,7 @@ def test_an_example_of_tuning_runs(name: str, package: str, tmp_path: Path) -> N
     """In a process with a Ray of its own; trials of Optuna share it and the study."""
     pytest.importorskip(package)
     # not one that others left
-    variables = {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "RAY_ADDRESS": "local",
-    }
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "local"}
     out = output_of([str(EXAMPLES / name), "2", "1024"], tmp_path, **variables)
     assert re.search(r"\d trials, best mean return \d+\.\d with \{.*'learning_rate': 0\.", out)
     assert len(list((tmp_path / "runs").rglob("config.yaml"))) >= 2

@@ -13,13 +13,7 @@ import dppo
 from dppo.records.metrics.reading import read_metrics
 
 # of waitpid: code, or signal
-STATUS = {
-    "exit": 7 << 8,
-    "raise": 1 << 8,
-    "return": 0,
-    "in C": 0,
-    "wait": 15,
-}
+STATUS = {"exit": 7 << 8, "raise": 1 << 8, "return": 0, "in C": 0, "wait": 15}
 SETTINGS: dict[str, Any] = {
     "num_samplers": 2,
     "num_steps": 16,
@@ -30,17 +24,17 @@ SETTINGS: dict[str, Any] = {
 
 def trained(at: str, way: str, tmp_path: Path, **changes: Any) -> dppo.Result:
     kwargs = {"at": at, "way": way, "log": str(tmp_path / "status")}
-    settings: dict[str, Any] = (
-        {"env_id": Forking, "env_kwargs": kwargs, "run_dir": tmp_path / "run"} | SETTINGS | changes
-    )
-    return dppo.train(dppo.Config(**settings))
+    settings = SETTINGS | {"env_id": Forking, "env_kwargs": kwargs}
+    settings["run_dir"] = tmp_path / "run"
+    return dppo.train(dppo.Config(**settings | changes))
 
 
 def check(result: dppo.Result, way: str, tmp_path: Path, undisturbed: dppo.Result) -> None:
     assert result.weights_sha256 == undisturbed.weights_sha256
-    assert len(list(read_metrics(result.run_dir))) == 3
-    statuses = [int(file.read_text()) for file in tmp_path.glob("status-*")]
-    assert statuses == [STATUS[way]]
+    rows = read_metrics(result.run_dir)
+    assert len(rows) == 3
+    (status,) = tmp_path.glob("status-*")
+    assert int(status.read_text()) == STATUS[way]
     assert not result.incidents
 
 
@@ -69,7 +63,8 @@ def test_a_fork_leaves_and_the_run_goes_on(
     result = trained(at, way, tmp_path)
     assert os.getpid() == pid
     check(result, way, tmp_path, undisturbed)
-    assert ("RuntimeError: bug in the child" in capfd.readouterr().err) == (way == "raise")
+    errors = capfd.readouterr().err
+    assert ("RuntimeError: bug in the child" in errors) == (way == "raise")
 
 
 @pytest.mark.slow
@@ -77,7 +72,8 @@ def test_a_fork_leaves_and_the_run_goes_on(
 def test_a_fork_of_a_thread_leaves(
     changes: dict[str, Any], tmp_path: Path, undisturbed: dppo.Result
 ) -> None:
-    check(trained("step", "exit", tmp_path, **changes), "exit", tmp_path, undisturbed)
+    result = trained("step", "exit", tmp_path, **changes)
+    check(result, "exit", tmp_path, undisturbed)
 
 
 @pytest.mark.slow

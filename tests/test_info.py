@@ -45,11 +45,16 @@ class Informed(gym.Env[Any, Any]):
         }
         if self._steps % 3 == 0:
             info["flow"] = np.float32(action)
-        if done := self._steps == 17:
-            info |= {"total": np.int64(self._steps), "solved": True, "parts": [1, 2]}
+        done = self._steps == 17
+        if done:
+            info["total"] = np.int64(self._steps)
+            info["solved"] = True
+            info["parts"] = [1, 2]
         for key in ("energy", "flow"):
-            SEEN[key] += [float(info[key])] if key in info else []
-        return np.array([self._steps], np.float32), 1.0, False, done, info
+            if key in info:
+                SEEN[key].append(float(info[key]))
+        obs = np.array([self._steps], np.float32)
+        return obs, 1.0, False, done, info
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -58,21 +63,20 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
         "num_samplers": 3,
         "envs_per_sampler": 2,
         "num_steps": 20,
-    }
-    base |= {
         "total_timesteps": ITERATIONS * 120,
         "update_epochs": 1,
         "run_dir": run_dir,
         "progress": "off",
+        "info_keys": ("energy", "flow", "total", "absent"),
     }
-    return make_config(base | {"info_keys": ("energy", "flow", "total", "absent")} | changes)
+    return make_config(base | changes)
 
 
 def measured(result: dppo.Result) -> list[dict[str, float]]:
-    return [
-        {key: value for key, value in row.items() if key.startswith("info/")}
-        for row in result.metrics
-    ]
+    rows = []
+    for row in result.metrics:
+        rows.append({key: value for key, value in row.items() if key.startswith("info/")})
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +88,23 @@ def test_numbers_of_steps_and_of_episodes_are_reported_by_name(
     tmp_path: Path, whole: dppo.Result
 ) -> None:
     SEEN.clear()
-    recorder = Recorder(
-        after_iteration=lambda number: SEEN.clear() if number < ITERATIONS else None
-    )
+
+    def forget_earlier(number: int) -> None:
+        if number < ITERATIONS:
+            SEEN.clear()
+
+    recorder = Recorder(after_iteration=forget_earlier)
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
     row = measured(result)[-1]
     for key, values in SEEN.items():
-        assert (row[f"info/{key}_min"], row[f"info/{key}_max"]) == (min(values), max(values))
+        assert row[f"info/{key}_min"] == min(values)
+        assert row[f"info/{key}_max"] == max(values)
         assert row[f"info/{key}"] == pytest.approx(np.mean(values))
     last = recorder.episodes[0].info
-    assert last == {"energy": last["energy"], "total": 17.0, "solved": 1.0}
+    assert last.keys() == {"energy", "total", "solved"}
+    assert last["total"] == 17.0
+    assert last["solved"] == 1.0
     info_notes = [text for text in notes.texts if "info_keys" in text]
     assert info_notes == [
         "info_keys=absent: not a number in any info so far; the last one had energy, solved, total"
@@ -120,7 +130,8 @@ def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
     settings = GroupSettings(
         "Warming", describe_spaces(env), lambda env, episode: episode, meter=meter
     )
-    [checked] = SerialRows([env], settings).envs
+    rows = SerialRows([env], settings)
+    [checked] = rows.envs
     totals: dict[str, list[float]] = {"energy": [], "flow": []}
     for episode in (0, 1):
         checked.reset(episode)
@@ -130,7 +141,9 @@ def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
                 totals[key].append(info[key])
     for key, (count, total, least, largest) in meter.take().items():
         values = totals.pop(key)
-        assert (count, least, largest) == (len(values), min(values), max(values))
+        assert count == len(values)
+        assert least == min(values)
+        assert largest == max(values)
         assert total == pytest.approx(sum(values))
     assert not totals
     checked.reset(2)

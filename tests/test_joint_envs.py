@@ -348,9 +348,7 @@ ENVPOOL = {"config": {"seed": 1, "max_num_players": 1}}
 @pytest.mark.parametrize(
     "attributes", [{"shared_memory": object()}, {"config": {"seed": None}}, ENVPOOL]
 )
-def test_attributes_that_a_vector_has_for_itself_change_nothing(
-    attributes: dict[str, Any],
-) -> None:
+def test_attributes_that_a_vector_has_for_itself_change_nothing(attributes: dict[str, Any]) -> None:
     def vector(attributes: dict[str, Any]) -> tuple[Stepper, joint.Native]:
         env = joint.Native(2, "NextStep")
         vars(env).update(attributes)

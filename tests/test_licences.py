@@ -21,24 +21,27 @@ from dppo.records.metrics.reading import read_metrics
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    (folder := run_dir.parent / f"licences of {run_dir.name}").mkdir()
-    kwargs = {"folder": str(folder), "licences": 4, **changes.pop("kwargs", {})}
-    sizes = {
+    folder = run_dir.parent / f"licences of {run_dir.name}"
+    folder.mkdir()
+    kwargs = {"folder": str(folder), "licences": 4}
+    kwargs |= changes.pop("kwargs", {})
+    base = {
+        "env_id": "worlds.licensed:Licensed",
+        "env_kwargs": kwargs,
+        "run_dir": run_dir,
         "num_samplers": 4,
         "num_steps": 16,
         "total_timesteps": 6 * 64,
         "update_epochs": 2,
         "progress": "off",
     }
-    return make_config(
-        {"env_id": "worlds.licensed:Licensed", "env_kwargs": kwargs, "run_dir": run_dir}
-        | sizes
-        | changes
-    )
+    return make_config(base | changes)
 
 
 def made_at(config: dppo.Config) -> list[float]:
-    return sorted(map(float, (Path(config.env_kwargs["folder"]) / "made").read_text().split()))
+    file = Path(config.env_kwargs["folder"]) / "made"
+    times = file.read_text().split()
+    return sorted(map(float, times))
 
 
 def actors(*hosted: tuple[int, ...]) -> list[Actor]:
@@ -55,10 +58,9 @@ def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_the
     slots.ended(first)
     first.end(1.0)
     assert slots.grant(first, (0, 1), 2.0) == ()
-    assert (
-        "of 3 of at most 3 samplers exist (licences), those of 2 in processes that have just ended"
-        in str(slots)
-    )
+    described = str(slots)
+    assert "of 3 of at most 3 samplers exist (licences)" in described
+    assert "those of 2 in processes that have just ended" in described
     assert slots.grant(first, (0, 1), 2.0 + ENDING_S) == (0, 1)
     assert slots.grant(other, (2, 3), 2.0 + ENDING_S) == (2,)
 
@@ -83,7 +85,9 @@ def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
     slots = Slots(replace(Limits(), start_s=2.0))
     first, other = actors((0, 1), (2,))
     assert slots.grant(first, (0, 1), 10.0) == (0, 1)
-    assert [slots.grant(other, (2,), now) for now in (10.0, 13.9, 14.0)] == [(), (), (2,)]
+    assert slots.grant(other, (2,), 10.0) == ()
+    assert slots.grant(other, (2,), 13.9) == ()
+    assert slots.grant(other, (2,), 14.0) == (2,)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +116,9 @@ def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
     ],
 )
 def test_settings_that_cannot_be_kept_are_refused(wrong: dict[str, Any], words: str) -> None:
+    base = {"env_id": "CartPole-v1", "num_samplers": 4, "envs_per_sampler": 2}
     with pytest.raises(ConfigError, match=words):
-        make_config({"env_id": "CartPole-v1", "num_samplers": 4, "envs_per_sampler": 2, **wrong})
+        make_config(base | wrong)
 
 
 def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_remedy(
@@ -129,16 +134,17 @@ def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_reme
         "a smaller batch."
     )
     assert fault.value.message.partition("ConnectionError: ")[2] == remedies
-    assert (
-        fault.value.message in (tmp_path / "run" / "incidents" / "001" / "report.txt").read_text()
-    )
+    report = tmp_path / "run" / "incidents" / "001" / "report.txt"
+    assert fault.value.message in report.read_text()
 
 
 def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:
     config = settings(tmp_path / "run", start_rate="10/s", total_timesteps=64)
     dppo.train(config)
     first, *later = made_at(config)
-    assert [when - first >= 0.099 * number for number, when in enumerate(later, 1)] == [True] * 3
+    assert len(later) == 3
+    for number, when in enumerate(later, 1):
+        assert when - first >= 0.099 * number
 
 
 @pytest.mark.parametrize("kind", ["in process", pytest.param("on Ray", marks=pytest.mark.slow)])
@@ -146,21 +152,21 @@ def test_evaluations_have_a_licence_of_their_own(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Actors that play and those that collect are killed; a licence that is not there would be an incident."""
-    settings_of_run: dict[str, Any] = {"licences": 5, "eval_every": 64, "eval_episodes": 2}
-    kwargs = {"licences": 5, "child": kind == "on Ray", "sleep_s": 0.01 * (kind == "on Ray")}
+    changes: dict[str, Any] = {"licences": 5, "eval_every": 64, "eval_episodes": 2}
+    kwargs: dict[str, Any] = {"licences": 5}
     if kind == "in process":
-        result = dppo.train(settings(tmp_path / "run", kwargs=kwargs, **settings_of_run))
-        assert result.incidents == {}
+        config = settings(tmp_path / "run", kwargs=kwargs, **changes)
+        assert dppo.train(config).incidents == {}
         return
     request.getfixturevalue("ray_session")
+    kwargs |= {"child": True, "sleep_s": 0.01}
+    config = settings(tmp_path / "run", kwargs=kwargs, num_actors=2, **changes)
     with Disturbance("EvaluationActor.play", send(signal.SIGKILL)):
-        result = dppo.train(
-            settings(tmp_path / "run", kwargs=kwargs, num_actors=2, **settings_of_run)
-        )
+        result = dppo.train(config)
     assert result.incidents == {}
-    assert [
-        row["eval/episodes"] for row in read_metrics(tmp_path / "run") if "eval/episodes" in row
-    ] == [2] * 6
+    rows = read_metrics(tmp_path / "run")
+    episodes = [row["eval/episodes"] for row in rows if "eval/episodes" in row]
+    assert episodes == [2] * 6
 
 
 @pytest.mark.proves("gives its licence back some seconds after its death")
@@ -170,9 +176,10 @@ def test_a_licence_that_a_dead_actor_gives_back_late_is_waited_for(
 ) -> None:
     """Without `licences`, the constructor of the next process raises."""
     here = dppo.train(settings(tmp_path / "here"))
-    late = {"kwargs": {"child": True, "sleep_s": 0.01}, "num_actors": 2}
+    late = {"child": True, "sleep_s": 0.01}
+    config = settings(tmp_path / "there", licences=4, kwargs=late, num_actors=2)
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
-        there = dppo.train(settings(tmp_path / "there", licences=4, **late))
+        there = dppo.train(config)
     assert there.incidents == {"actor_lost": 1}
     assert there.weights_sha256 == here.weights_sha256
 

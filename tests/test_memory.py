@@ -78,8 +78,7 @@ def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(kind: str, run_o
     first, _ = policy.act(steps[0][0], np.zeros(policy.state_size))
     assert again == first
     with pytest.raises(
-        ValueError,
-        match=rf"state has shape \(2,\). Pass .* \({policy.state_size},",
+        ValueError, match=rf"state has shape \(2,\). Pass .* \({policy.state_size},"
     ):
         policy.act(steps[0][0], np.zeros(2))
 
@@ -128,10 +127,7 @@ def test_a_run_says_that_its_network_has_memory(
             {"memory": "gru", "micro_batch_size": 8},
             "micro_batch_size=8 is less than a sequence of 16 steps",
         ),
-        (
-            {"memory_size": 32},
-            "memory_size=32 has no effect: memory=none has no state",
-        ),
+        ({"memory_size": 32}, "memory_size=32 has no effect: memory=none has no state"),
         (
             {"sequence_length": 8},
             "sequence_length=8 has no effect: only a network with memory learns from sequences",
@@ -141,12 +137,7 @@ def test_a_run_says_that_its_network_has_memory(
             "memory=gru has no effect: it applies to the default network",
         ),
         (
-            {
-                "memory": "gru",
-                "num_learners": 2,
-                "num_actors": 1,
-                "minibatch_size": 112,
-            },
+            {"memory": "gru", "num_learners": 2, "num_actors": 1, "minibatch_size": 112},
             "sequences of 16 rows of each",
         ),
     ],
@@ -157,22 +148,13 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], words: st
         make_config({"env_id": "CartPole-v1"} | changes)
 
 
-def test_a_module_with_memory_and_no_length_is_refused_once(
-    tmp_path: Path,
-) -> None:
+def test_a_module_with_memory_and_no_length_is_refused_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it has memory \(state_size=8\)"):
-        dppo.train(
-            small(
-                tmp_path / "run",
-                env_id="CartPole-v1",
-                model=memory_models.Running,
-            )
-        )
+        dppo.train(small(tmp_path / "run", env_id="CartPole-v1", model=memory_models.Running))
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "length"),
-    [(128, 16), (20, 10), (7, 7), (17, 1), (12, 12), (36, 12)],
+    ("num_steps", "length"), [(128, 16), (20, 10), (7, 7), (17, 1), (12, 12), (36, 12)]
 )
 def test_the_usual_length_is_the_largest_divisor_up_to_16(num_steps: int, length: int) -> None:
     config = make_config({"env_id": "CartPole-v1", "memory": "gru", "num_steps": num_steps})

@@ -167,12 +167,7 @@ def test_nested_masks_of_a_wrong_form_are_named_with_their_part(mask: Any, words
     with pytest.raises(BadResult, match=re.escape(words)):
         checked_masks(mask, (), actions)
     # as the texts say
-    everything = {
-        "arm": None,
-        "gear": GEAR,
-        "inner": (None, None),
-        "lamps": None,
-    }
+    everything = {"arm": None, "gear": GEAR, "inner": (None, None), "lamps": None}
     assert checked_masks(everything, (), actions).all()
 
 

@@ -68,33 +68,16 @@ def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
         variables["LD_PRELOAD"] = str(folder / "intel.so")
         (folder / "intel.c").write_text(INTEL)
         subprocess.run(
-            [
-                compiler,
-                "-shared",
-                "-fPIC",
-                "-o",
-                variables["LD_PRELOAD"],
-                folder / "intel.c",
-            ],
+            [compiler, "-shared", "-fPIC", "-o", variables["LD_PRELOAD"], folder / "intel.c"],
             check=True,
         )
     inherited = {
         name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES
     }
     inherited.pop("DPPO_NUMERICS", None)
-    command = [
-        sys.executable,
-        "-c",
-        WEIGHTS_OF_KINDS,
-        str(folder / (cpu or "own")),
-        *names,
-    ]
+    command = [sys.executable, "-c", WEIGHTS_OF_KINDS, str(folder / (cpu or "own")), *names]
     done = subprocess.run(
-        command,
-        env=inherited | variables,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, env=inherited | variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -144,9 +127,7 @@ def test_a_fingerprint_does_not_depend_on_the_threads_of_its_process() -> None:
 
 
 def test_native_numerics_without_effect_are_reported(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in portable.VARIABLES.items():
         monkeypatch.setenv(name, value)
@@ -276,19 +257,13 @@ def test_a_run_on_another_machine_is_noted_once(
 
     def elsewhere(probe: Probe, *, torch: bool) -> Fingerprint:
         results = now(probe, torch=torch)
-        return replace(
-            results,
-            cpu="another",
-            results=results.results | {"NumPy's sums": "other"},
-        )
+        return replace(results, cpu="another", results=results.results | {"NumPy's sums": "other"})
 
     longer = replace(config, total_timesteps=2 * config.total_timesteps, anneal_lr=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dppo.run.building.fingerprint", elsewhere)
         dppo.train(
-            replace(longer, run_dir=tmp_path / "branch"),
-            resume=tmp_path / "run",
-            branch=True,
+            replace(longer, run_dir=tmp_path / "branch"), resume=tmp_path / "run", branch=True
         )
     notes = [
         record.getMessage()
@@ -312,16 +287,7 @@ def test_native_numerics_leave_the_variables_alone(tmp_path: Path) -> None:
         "plain",
     ]
     code, out, err = run(
-        [
-            "train",
-            "CartPole-v1",
-            *sizes,
-            "--run-dir",
-            "run",
-            "--numerics",
-            "native",
-        ],
-        tmp_path,
+        ["train", "CartPole-v1", *sizes, "--run-dir", "run", "--numerics", "native"], tmp_path
     )
     assert code == 0, err
     assert "this type of CPU only" not in out

@@ -85,13 +85,11 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     trainer = build_trainer(plan_of(config, built.spaces.actions), built.spaces)
     assert isinstance(trainer, PPOTrainer)
     report, _ = built.sampler.collect(
-        SegmentRequest(0, 0),
-        snapshot(trainer.weights(), None, built.spaces.obs),
+        SegmentRequest(0, 0), snapshot(trainer.weights(), None, built.spaces.obs)
     )
     scale = ObsScale(*report.statistics.obs.mean_and_std())  # type: ignore[union-attr]
     _, segment = built.sampler.collect(
-        SegmentRequest(0, 1),
-        snapshot(trainer.weights(), scale, built.spaces.obs),
+        SegmentRequest(0, 1), snapshot(trainer.weights(), scale, built.spaces.obs)
     )
     batch = make_batch([segment], scale, None, PPO())
     obs: Any = batch.obs
@@ -117,13 +115,11 @@ def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) ->
 
 def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError,
-        match=r"obs_dtype=float64 has no effect: the network reads float32\. Use `norm",
+        ConfigError, match=r"obs_dtype=float64 has no effect: the network reads float32\. Use `norm"
     ):
         config_of(norm_obs=False)
     with pytest.raises(
-        ConfigError,
-        match=r"neither float64 numbers nor a Box of integers beyond 2\*\*24",
+        ConfigError, match=r"neither float64 numbers nor a Box of integers beyond 2\*\*24"
     ):
         dppo.train(config_of(env_kwargs={"dtype": "float32"}, run_dir=tmp_path / "run"))
 

@@ -27,45 +27,37 @@ from dppo.ppo.networks.choice import choose_network
 from dppo.run.factory import max_parameters
 
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+FLOAT64 = spaces.Box(-9, 9, (2,), np.float64)
+EITHER = spaces.OneOf([spaces.Discrete(3, start=7), spaces.Box(-9, 9, (2,))])
 NEST = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-9, 9, ()))
 
 
 def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
     """Return a run of 2 iterations of 20 steps, by two samplers of one environment."""
-    return small(
-        run_dir,
-        **{"envs_per_sampler": 1, "num_steps": 10, "total_timesteps": 40} | changes,
-    )
+    base = {"envs_per_sampler": 1, "num_steps": 10, "total_timesteps": 40}
+    return small(run_dir, **base | changes)
+
+
+def plain(kind: str) -> dict[str, Any]:
+    return {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": kind}}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        *(
-            {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": kind}}
-            for kind in (
-                "discrete",
-                "many",
-                "multidiscrete",
-                "multibinary",
-                "number",
-                "grid",
-                "one of",
-                "tuple",
-            )
-        ),
+        plain("discrete"),
+        plain("many"),
+        plain("multidiscrete"),
+        plain("multibinary"),
+        plain("number"),
+        plain("grid"),
+        plain("one of"),
+        plain("tuple"),
         {"env_id": "worlds.observed:Film"},
-        {
-            "env_id": "worlds.observed:Film",
-            "trunk": "separate",
-            "image_features": 16,
-        },
+        {"env_id": "worlds.observed:Film", "trunk": "separate", "image_features": 16},
         {"env_id": "worlds.observed:Film", "image_encoder": "impala"},
         {"env_id": "worlds.observed:Codes", "memory": "gru"},
-        {
-            "env_id": "worlds.observed:Picture",
-            "env_kwargs": {"size": 36, "channels": 4},
-        },
+        {"env_id": "worlds.observed:Picture", "env_kwargs": {"size": 36, "channels": 4}},
         {
             "env_id": "worlds.observed:Picture",
             "image_encoder": "flatten",
@@ -86,19 +78,25 @@ def tiny(run_dir: Path, **changes: Any) -> dppo.Config:
 def test_every_kind_of_space_and_network_trains_and_plays(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    policy = dppo.load_policy(dppo.train(tiny(tmp_path / "run", **changes)).run_dir)
+    result = dppo.train(tiny(tmp_path / "run", **changes))
+    policy = dppo.load_policy(result.run_dir)
     env = make_env(changes["env_id"], changes.get("env_kwargs", {}))
-    acted = policy.act(env.reset(seed=0)[0])
-    assert env.action_space.contains(acted[0] if policy.state_size else acted)
+    obs, _ = env.reset(seed=0)
+    action = policy.act(obs)
+    if policy.state_size:
+        action, _ = action
+    assert env.action_space.contains(action)
     assert np.isfinite(policy.weights).all()
 
 
 @pytest.mark.parametrize("kind", ["image", "dict observation"])
 def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: RunOf) -> None:
     policy = dppo.load_policy(run_of(kind).run_dir)
-    obs, _ = make_env(KINDS[kind]["env_id"], {}).reset(seed=3)
+    env = make_env(KINDS[kind]["env_id"], {})
+    obs, _ = env.reset(seed=3)
     assert policy.act(obs) in (0, 1, 2)
-    assert policy.act(obs, generator=np.random.default_rng(1)) in (0, 1, 2)
+    generator = np.random.default_rng(1)
+    assert policy.act(obs, generator=generator) in (0, 1, 2)
     if kind == "image":
         assert policy.act(np.stack([obs, obs, obs])).shape == (3,)
         with pytest.raises(ValueError, match=r"obs has shape \(8, 9, 3\)"):
@@ -109,12 +107,11 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: 
         del obs["gear"]
         with pytest.raises(ValueError, match="obs is an observation without part 'gear'"):
             policy.act(obs)
-    assert len(dppo.evaluate(run_of(kind), episodes=2).returns) == 2
+    evaluated = dppo.evaluate(run_of(kind), episodes=2)
+    assert len(evaluated.returns) == 2
 
 
-def test_a_policy_acts_on_many_nested_observations_as_on_each(
-    tmp_path: Path,
-) -> None:
+def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) -> None:
     result = dppo.train(tiny(tmp_path / "run", env_id="worlds.observed:Numbers", norm_obs=True))
     policy = dppo.load_policy(result.run_dir)
     space = observed.Numbers.observation_space
@@ -122,7 +119,8 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(
     several = [space.sample() for _ in range(5)]
     empty: Any = create_empty_array(space, 5)
     together = concatenate(space, several, empty)
-    assert policy.act(together).tolist() == [policy.act(value) for value in several]
+    alone = [policy.act(value) for value in several]
+    assert policy.act(together).tolist() == alone
 
 
 BATCH = np.zeros((2, 2, 2), np.int64)
@@ -137,11 +135,7 @@ REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
     "nan": (spaces.Box(-9, 9, (2,)), [[0, 0], [0, np.nan]], "that is nan at index 3"),
     "text": (spaces.Box(-9, 9, (2,)), ["a", "b"], "dtype <U1 instead of float32"),
     "nothing": (spaces.Discrete(4), None, "dtype object instead of int64"),
-    "low": (
-        spaces.Discrete(4, start=2),
-        [2, 5, 1],
-        "that is 1, outside its space from 2 to 5",
-    ),
+    "low": (spaces.Discrete(4, start=2), [2, 5, 1], "that is 1, outside its space from 2 to 5"),
     "half": (spaces.Discrete(4), 0.5, "dtype float64 instead of int64"),
     "dial": (
         spaces.MultiDiscrete([4, 3]),
@@ -171,13 +165,10 @@ def policy_of(space: gym.Space[Any]) -> dppo.Policy:
     """Return a policy with random weights."""
     env = Faulty(space=space)
     described = describe_spaces(env)
-    spec = choose_network(make_config({"env_id": Faulty}).network, described).spec
-    return dppo.Policy(
-        described,
-        PPOAgent(spec),
-        PolicySnapshot(0, random_weights(spec), None),
-        {"iteration": 0},
-    )
+    config = make_config({"env_id": Faulty})
+    spec = choose_network(config.network, described).spec
+    snapshot = PolicySnapshot(0, random_weights(spec), None)
+    return dppo.Policy(described, PPOAgent(spec), snapshot, {"iteration": 0})
 
 
 @pytest.mark.parametrize("what", list(REFUSED))
@@ -192,22 +183,17 @@ def test_a_policy_refuses_what_training_refuses(what: str) -> None:
     [
         (IMAGE, np.full((2, 8, 8, 3), 255, np.uint8)),
         (spaces.Box(-9, 9, (2,)), [1, 2]),
-        (
-            spaces.Box(-9, 9, (2,), np.float64),
-            np.array([0.5, 11.0], np.float32),
-        ),
+        (FLOAT64, np.array([0.5, 11.0], np.float32)),
         (spaces.Box(-9, 9, (2, 2), np.int32), BATCH),
         (spaces.Discrete(4, start=2), np.int8(5)),
         (spaces.MultiBinary(2), np.array([True, False])),
-        (
-            spaces.OneOf([spaces.Discrete(3, start=7), spaces.Box(-9, 9, (2,))]),
-            (1, np.zeros(2)),
-        ),
+        (EITHER, (1, np.zeros(2))),
     ],
     ids=str,
 )
 def test_a_policy_accepts_what_training_accepts(space: gym.Space[Any], obs: Any) -> None:
-    assert np.isin(policy_of(space).act(obs), (0, 1)).all()
+    actions = policy_of(space).act(obs)
+    assert np.isin(actions, (0, 1)).all()
 
 
 @pytest.mark.parametrize(
@@ -227,21 +213,17 @@ def test_a_run_says_which_network_it_trains_and_why(
     with Notes() as notes:
         result = dppo.train(settings(kind, tmp_path / "run", total_timesteps=80))
     size = dppo.load_policy(result.run_dir).weights.size
-    [line] = [note for note in notes.texts if note.startswith("Network: ")]
-    assert re.match(
-        rf"Network: {network}.*, {size:,} parameters, because the observation (is|has) {reason}",
-        line,
-    )
+    because = f"because the observation (is|has) {reason}"
+    pattern = f"Network: {network}.*, {size:,} parameters, {because}"
+    lines = [note for note in notes.texts if note.startswith("Network: ")]
+    assert len(lines) == 1
+    assert re.match(pattern, lines[0])
 
 
 @pytest.mark.parametrize(
     ("env_id", "changes", "words"),
     [
-        (
-            "worlds.observed:Everything",
-            {},
-            r"leaf 'mission': is Text\(.*drop_obs=mission",
-        ),
+        ("worlds.observed:Everything", {}, r"leaf 'mission': is Text\(.*drop_obs=mission"),
         (
             "worlds.observed:Everything",
             {"drop_obs": ("mission",)},
@@ -252,11 +234,7 @@ def test_a_run_says_which_network_it_trains_and_why(
             {"drop_obs": ("mision",)},
             "drop_obs=mision: is not.* camera, dials, gear",
         ),
-        (
-            "CartPole-v1",
-            {"drop_obs": ("velocity",)},
-            "single array, which has no names",
-        ),
+        ("CartPole-v1", {"drop_obs": ("velocity",)}, "single array, which has no names"),
         (
             "worlds.observed:Numbers",
             {"drop_obs": ("goal", "step", "lamps")},
@@ -286,31 +264,22 @@ def test_settings_must_fit_the_observations(
     with pytest.raises(ConfigError, match=words) as caught:
         dppo.train(
             make_config(
-                {
-                    "env_id": env_id,
-                    "progress": "off",
-                    "run_dir": tmp_path / "run",
-                }
-                | changes
+                {"env_id": env_id, "progress": "off", "run_dir": tmp_path / "run"} | changes
             )
         )
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("*.*"))
 
 
-def test_a_leaf_inside_another_may_be_named_with_a_slash(
-    tmp_path: Path,
-) -> None:
+def test_a_leaf_inside_another_may_be_named_with_a_slash(tmp_path: Path) -> None:
     changes = {"drop_obs": ("mission", "robot/note", "camera", "tool")}
-    result = dppo.train(
-        settings("dict observation", tmp_path / "run", image_features=None, **changes)
-    )
-    assert "camera" not in dppo.load_policy(result.run_dir).spaces.leaves()
+    config = settings("dict observation", tmp_path / "run", image_features=None, **changes)
+    result = dppo.train(config)
+    policy = dppo.load_policy(result.run_dir)
+    assert "camera" not in policy.spaces.leaves()
+    config = settings("dict observation", tmp_path / "run", image_features=None)
     with pytest.raises(ConfigError, match="drop_obs="):
-        dppo.train(
-            settings("dict observation", tmp_path / "run", image_features=None),
-            resume=tmp_path / "run",
-        )
+        dppo.train(config, resume=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -321,10 +290,7 @@ def test_a_leaf_inside_another_may_be_named_with_a_slash(
             spaces.Box(0, 255, (96, 96, 3), np.uint8),
             {"image_encoder": "impala", "trunk": "separate"},
         ),
-        (
-            spaces.Box(0, 255, (35, 35, 3), np.uint8),
-            {"image_encoder": "grid", "trunk": "separate"},
-        ),
+        (spaces.Box(0, 255, (35, 35, 3), np.uint8), {"image_encoder": "grid", "trunk": "separate"}),
         (spaces.Box(-1, 1, (376,), np.float64), {"hidden_sizes": (2048, 2048)}),
     ],
     ids=["nature", "impala", "grid", "wide"],
@@ -334,5 +300,6 @@ def test_the_object_store_has_room_for_networks_of_all_kinds(
 ) -> None:
     """Ray starts before the spaces are known, and so before the network is."""
     config = make_config({"env_id": "CartPole-v1", **changes})
-    spec = choose_network(config.network, describe_spaces(Faulty(space=space))).spec
-    assert max_parameters(config) >= spec.num_parameters
+    described = describe_spaces(Faulty(space=space))
+    network = choose_network(config.network, described)
+    assert max_parameters(config) >= network.spec.num_parameters

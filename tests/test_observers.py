@@ -66,12 +66,15 @@ def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(
     config = settings(tmp_path / "run", checkpoint_interval_s=0)
     result = dppo.train(config, observers=[dppo.Observer(), recorder])
     assert result.weights_sha256 == undisturbed
-    each = [call for number in range(ITERATIONS) for call in (f"iter_{number:06d}", "iteration")]
+    each = []
+    for number in range(ITERATIONS):
+        each += [f"iter_{number:06d}", "iteration"]
     assert recorder.calls == ["start", *each, "iter_000004", "end"]
     assert recorder.run is not None
     assert recorder.run.config == config
     assert recorder.run.run_dir == tmp_path / "run"
-    assert (recorder.run.total_steps, recorder.run.resumed_at) == (64 * ITERATIONS, None)
+    assert recorder.run.total_steps == 64 * ITERATIONS
+    assert recorder.run.resumed_at is None
     assert recorder.rows == result.metrics
     assert len(recorder.episodes) == result.episodes > 0
     assert recorder.checkpoints[-1] == result.checkpoint
@@ -124,10 +127,7 @@ class Watcher(dppo.Observer):
         self.seen.append(progress)
 
 
-SLEEPY: dict[str, Any] = {
-    "env_id": "dppo/SlowCartPole-v0",
-    "env_kwargs": {"step_s": 0.25},
-}
+SLEEPY: dict[str, Any] = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,8 @@ def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undistu
     result = dppo.train(config, observers=[Recorder(), StopAt(2), StopAt(2), last])
     assert (result.stopped_by, result.iterations) == ("StopAt", 2)
     assert result.checkpoint.stem == "iter_000002"
-    assert [row["iteration"] for row in last.rows] == [1, 2], "all observers see the last iteration"
+    seen_by_last = [row["iteration"] for row in last.rows]
+    assert seen_by_last == [1, 2], "all observers see the last iteration"
     assert "Stopped by StopAt after 128 steps" in last.ending[0]
     assert last.ending[-1] == f"Resume with: dppo train --resume {tmp_path / 'run'}"
     whole = dppo.train(config, resume=tmp_path / "run", observers=[after, StopAt(ITERATIONS)])
@@ -309,10 +310,7 @@ def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -
     assert resumed(tmp_path / "run").iterations == ITERATIONS
     observers = [raising("iteration", KeyError("first")), raising("end", at_end)]
     # the first error is raised, and the other logged
-    with (
-        Notes() as notes,
-        pytest.raises(KeyError),
-    ):
+    with Notes() as notes, pytest.raises(KeyError):
         dppo.train(settings(tmp_path / "other"), observers=observers)
     assert any("Pruned('at the end')" in text for text in notes.texts)
 

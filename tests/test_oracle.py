@@ -75,13 +75,7 @@ class Odd(gym.Env[Any, Any]):
         luck = self.np_random.random()
         truncated = self._steps >= 6
         reward = 1000.0 if luck < 0.005 else self._state.sum() / 2
-        return (
-            self._observation(),
-            float(reward),
-            bool(luck < 0.2),
-            truncated,
-            {},
-        )
+        return (self._observation(), float(reward), bool(luck < 0.2), truncated, {})
 
     def _observation(self) -> np.ndarray:
         return np.clip(np.rint(self._state), -60, 60).astype(np.int32)
@@ -89,31 +83,15 @@ class Odd(gym.Env[Any, Any]):
 
 @pytest.fixture(autouse=True, scope="module")
 def _environments() -> Iterator[None]:
-    names = (
-        "OddChoices",
-        "OddForces",
-        "ShortPendulum",
-        "ShortCartPole",
-        "NoRewards",
-    )
+    names = ("OddChoices", "OddForces", "ShortPendulum", "ShortCartPole", "NoRewards")
     ids = [f"oracle/{name}-v0" for name in names]
     gym.register(ids[0], lambda **_: Odd(discrete=True))
     gym.register(ids[1], lambda **_: Odd(discrete=False))
-    gym.register(
-        ids[2],
-        "gymnasium.envs.classic_control:PendulumEnv",
-        max_episode_steps=17,
-    )
+    gym.register(ids[2], "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=17)
     # before a pole can fall
+    gym.register(ids[3], "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
     gym.register(
-        ids[3],
-        "gymnasium.envs.classic_control:CartPoleEnv",
-        max_episode_steps=5,
-    )
-    gym.register(
-        ids[4],
-        lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0),
-        max_episode_steps=5,
+        ids[4], lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0), max_episode_steps=5
     )
     yield
     for env_id in ids:
@@ -128,12 +106,7 @@ SIZES: dict[str, Any] = {
     "total_timesteps": 3 * 144,
 }
 SIZES |= {"learning_rate": 1e-3, "dtype": "float64"}
-FAST = {
-    "update_epochs": 2,
-    "minibatch_size": 36,
-    "anneal_lr": True,
-    "ent_coef": 0.01,
-}
+FAST = {"update_epochs": 2, "minibatch_size": 36, "anneal_lr": True, "ent_coef": 0.01}
 SIZES |= FAST | {"norm_obs": False, "norm_reward": False}
 EVERYTHING_NORMALIZED = {"norm_obs": True, "norm_reward": True}
 ENVS = {
@@ -145,20 +118,9 @@ ENVS = {
 BOTH = ("discrete", "continuous")
 # The kinds of actions that an option is tested with; the first one is in the fast set. Some do not depend on the kind.
 OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "advantages": (
-        BOTH,
-        {
-            "gamma": 0.8,
-            "gae_lambda": 0.3,
-            "norm_adv": False,
-            "update_epochs": 4,
-        },
-    ),
+    "advantages": (BOTH, {"gamma": 0.8, "gae_lambda": 0.3, "norm_adv": False, "update_epochs": 4}),
     "clipping": (BOTH[::-1], {"clip_coef": 0.01, "clip_vloss": True}),
-    "coefficients": (
-        BOTH,
-        {"ent_coef": 0.3, "vf_coef": 0.01, "update_epochs": 4},
-    ),
+    "coefficients": (BOTH, {"ent_coef": 0.3, "vf_coef": 0.01, "update_epochs": 4}),
     "early stop": (BOTH[::-1], {"target_kl": 1e-5}),
     "normalized observations": (BOTH[::-1], {"norm_obs": True}),
     "normalized rewards": (BOTH, {"norm_reward": True, "gamma": 0.9}),
@@ -170,12 +132,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "all at once": (
         BOTH,
         EVERYTHING_NORMALIZED
-        | {
-            "clip_vloss": True,
-            "target_kl": 0.001,
-            "minibatch_size": 50,
-            "activation": "relu",
-        }
+        | {"clip_vloss": True, "target_kl": 0.001, "minibatch_size": 50, "activation": "relu"}
         | {"hidden_sizes": (32,), "anneal_lr": False, "update_epochs": 4},
     ),
     "sizes": (
@@ -190,12 +147,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "one env": (
         ("discrete",),
-        {
-            "num_samplers": 1,
-            "envs_per_sampler": 1,
-            "num_steps": 144,
-            "gae_lambda": 1.0,
-        },
+        {"num_samplers": 1, "envs_per_sampler": 1, "num_steps": 144, "gae_lambda": 1.0},
     ),
     "optimizer": (
         ("continuous",),
@@ -242,11 +194,7 @@ def test_weights_equal_those_of_one_file(env: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "env"),
     [
-        pytest.param(
-            option,
-            env,
-            marks=[] if env == envs[0] else pytest.mark.slow,
-        )
+        pytest.param(option, env, marks=[] if env == envs[0] else pytest.mark.slow)
         for option, (envs, _) in OPTIONS.items()
         for env in envs
     ],
@@ -269,18 +217,10 @@ def test_odd_spaces_and_episodes_give_the_same_weights(
     assert_same(oracle.Args(env_id=env_id, **SIZES | normalized), tmp_path / "run")
 
 
-def test_pendulums_own_time_limit_falls_within_a_segment(
-    tmp_path: Path,
-) -> None:
-    sizes = {
-        **SIZES,
-        "num_steps": 72,
-        "total_timesteps": 3 * 3 * 2 * 72,
-        "minibatch_size": 64,
-    }
+def test_pendulums_own_time_limit_falls_within_a_segment(tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_steps": 72, "total_timesteps": 3 * 3 * 2 * 72, "minibatch_size": 64}
     assert_same(
-        oracle.Args(env_id="Pendulum-v1", **sizes | EVERYTHING_NORMALIZED),
-        tmp_path / "run",
+        oracle.Args(env_id="Pendulum-v1", **sizes | EVERYTHING_NORMALIZED), tmp_path / "run"
     )
 
 
@@ -297,10 +237,7 @@ def test_a_policy_lag_of_three_gives_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_every_option_is_varied_and_defaults_are_those_of_dppo() -> None:
-    varied = {name for _, changes in OPTIONS.values() for name in changes} | {
-        "env_id",
-        "dtype",
-    }
+    varied = {name for _, changes in OPTIONS.values() for name in changes} | {"env_id", "dtype"}
     args = oracle.Args()
     assert varied == set(vars(args))
     config = dppo.Config(env_id=args.env_id)

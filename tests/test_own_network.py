@@ -93,9 +93,7 @@ class Tower(gym.Env[Any, Any]):
         return 5 + self.steps % 4, float(action), False, self.steps % 7 == 0, {}
 
 
-def test_a_step_that_failed_is_an_observation_to_a_network_of_your_own(
-    tmp_path: Path,
-) -> None:
+def test_a_step_that_failed_is_an_observation_to_a_network_of_your_own(tmp_path: Path) -> None:
     """It has no weight in the loss, and must not break the network."""
     options: dict[str, Any] = {
         "env_id": Tower,
@@ -112,8 +110,7 @@ def test_made_up_batches_hold_categories_that_exist() -> None:
     floors = gym.spaces.Discrete(4, start=5)
     spaces = Spaces(np.dtype(np.int64), DISCRETE, categories={"": choices_of(floors)})
     build_trainer(
-        plan_of(settings(Path("run"), model=Floors, model_kwargs={}), DISCRETE),
-        spaces,
+        plan_of(settings(Path("run"), model=Floors, model_kwargs={}), DISCRETE), spaces
     ).rehearse(8)
 
 
@@ -128,17 +125,10 @@ def test_ray_gives_the_same_weights(
         pass
 
     config = settings(
-        tmp_path / "run",
-        num_actors=2,
-        num_learners=num_learners,
-        cpus_per_actor=0.5,
-        model=Plain,
+        tmp_path / "run", num_actors=2, num_learners=num_learners, cpus_per_actor=0.5, model=Plain
     )
     result = dppo.train(config)
-    assert (result.weights_sha256, lasting(result)) == (
-        trained.weights_sha256,
-        {},
-    )
+    assert (result.weights_sha256, lasting(result)) == (trained.weights_sha256, {})
 
 
 def test_a_class_and_its_name_give_the_same_weights_also_resumed(
@@ -146,10 +136,7 @@ def test_a_class_and_its_name_give_the_same_weights_also_resumed(
 ) -> None:
     run = tmp_path / "run"
     stopped = dppo.train(settings(run, model=models.Plain), observers=[Recorder(interrupt_at=2)])
-    assert (stopped.iterations, stopped.model_name) == (
-        2,
-        "worlds.models:Plain",
-    )
+    assert (stopped.iterations, stopped.model_name) == (2, "worlds.models:Plain")
     assert (
         yaml.safe_load((run / "config.yaml").read_text())["network"]["model"]
         == "worlds.models:Plain"
@@ -190,9 +177,7 @@ def test_another_network_cannot_continue_the_run(
         dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
 
-def test_a_loaded_policy_acts_as_the_network_that_was_trained(
-    trained: dppo.Result,
-) -> None:
+def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
     policy = dppo.load_policy(trained.run_dir)
     module = models.Plain(policy.spaces, head_size=2, **KWARGS)
     arrays = checkpoints.load(trained.checkpoint).arrays
@@ -211,9 +196,7 @@ def test_a_loaded_policy_acts_as_the_network_that_was_trained(
     np.testing.assert_array_equal(*drawn)
 
 
-def test_the_class_may_be_given_in_place_of_the_recorded_one(
-    trained: dppo.Result,
-) -> None:
+def test_the_class_may_be_given_in_place_of_the_recorded_one(trained: dppo.Result) -> None:
     class Moved(models.Plain):
         pass
 
@@ -227,8 +210,7 @@ def test_the_class_may_be_given_in_place_of_the_recorded_one(
         dppo.load_policy(trained.run_dir).act(obs),
     )
     with pytest.raises(
-        CheckpointError,
-        match=r"worlds.models:Plain is not the network that was trained",
+        CheckpointError, match=r"worlds.models:Plain is not the network that was trained"
     ):
         dppo.load_policy(trained.run_dir, model=Changed)
 
@@ -238,8 +220,7 @@ def test_a_network_that_cannot_be_imported_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "worlds.models", None)
     with pytest.raises(
-        CheckpointError,
-        match=r"cannot be built here: model=worlds.models:Plain: importing",
+        CheckpointError, match=r"cannot be built here: model=worlds.models:Plain: importing"
     ):
         dppo.load_policy(trained.run_dir, trust=True)
 
@@ -283,8 +264,7 @@ BROKEN = {  # class in worlds.models: part of the message
 
 def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
     return settings(
-        run_dir,
-        **{"env_id": "CartPole-v1", "norm_obs": False, "model_kwargs": {}} | changes,
+        run_dir, **{"env_id": "CartPole-v1", "norm_obs": False, "model_kwargs": {}} | changes
     )
 
 
@@ -292,10 +272,7 @@ def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:
     ("model", "words"),
     [
         *((f"worlds.models:{name}", words) for name, words in BROKEN.items()),
-        (
-            "worlds.models:Missing",
-            "the module worlds.models has no Missing. Check the spelling",
-        ),
+        ("worlds.models:Missing", "the module worlds.models has no Missing. Check the spelling"),
         (
             "Plain",
             "is not of the form module:Class. Add the name of the module that defines the class",
@@ -334,9 +311,7 @@ def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
     assert (len(built), len(tried)) == (8, 3)
 
 
-def test_a_network_may_take_a_gradient_and_parametrize_a_bias(
-    tmp_path: Path,
-) -> None:
+def test_a_network_may_take_a_gradient_and_parametrize_a_bias(tmp_path: Path) -> None:
     class Energy(models.Plain):
         def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
             super().__init__(spaces, head_size)
@@ -375,11 +350,7 @@ def test_a_network_no_actor_imports_is_named(
     """The module exists in this process only."""
     here = type(sys)("only_here")
     exec(
-        compile(
-            "from worlds.models import Plain\nclass Net(Plain): pass",
-            "only_here.py",
-            "exec",
-        ),
+        compile("from worlds.models import Plain\nclass Net(Plain): pass", "only_here.py", "exec"),
         vars(here),
     )
     monkeypatch.setitem(sys.modules, "only_here", here)
@@ -393,11 +364,7 @@ def test_a_network_no_actor_imports_is_named(
 
 def test_a_users_network_may_read_images(tmp_path: Path) -> None:
     result = dppo.train(
-        cartpole(
-            tmp_path / "run",
-            env_id="worlds.observed:Picture",
-            model=models.Plain,
-        )
+        cartpole(tmp_path / "run", env_id="worlds.observed:Picture", model=models.Plain)
     )
     assert dppo.load_policy(result.run_dir).act(np.zeros((8, 8, 3), np.uint8)) in (0, 1, 2)
 
@@ -422,10 +389,7 @@ def disturbed(amounts: Iterator[int]) -> type[nn.Module]:
 
 def initial_weights(amounts: Iterator[int]) -> np.ndarray:
     spec = ModuleSpec(
-        dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE),
-        disturbed(amounts),
-        {},
-        "float32",
+        dppo.Spaces(np.dtype((np.float32, 4)), DISCRETE), disturbed(amounts), {}, "float32"
     )
     weights: np.ndarray = learning_network(spec, 0).parameters.weights.detach().numpy()
     return weights
@@ -442,7 +406,6 @@ def test_a_thread_that_draws_from_torchs_generator_does_not_change_the_initial_w
 
 def test_initial_weights_that_are_never_the_same_are_refused() -> None:
     with pytest.raises(
-        ConfigError,
-        match="its initial weights differ each time, in 20 builds from one seed",
+        ConfigError, match="its initial weights differ each time, in 20 builds from one seed"
     ):
         initial_weights(count())

@@ -16,12 +16,7 @@ from dppo.errors import ConfigError, ControllerFault
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.cloning import (
-    LEARNING_RATE,
-    Cloning,
-    Demonstrations,
-    start_from_deviations,
-)
+from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
 from dppo.ppo.learning.losses import ClippedLoss
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.objective import Outputs

@@ -34,11 +34,7 @@ from dppo.process_state.states import STATES
 ENV = "worlds.disturbing:Disturbing"
 WHEN = ("import", "make", "reset", "step")
 # that no test can have beside others, or that other libraries depend on
-ALONE = {
-    "streams",
-    "environ",
-    "tempfile",
-}
+ALONE = {"streams", "environ", "tempfile"}
 
 
 @pytest.fixture(autouse=True)

@@ -27,11 +27,7 @@ from dppo.transports.in_process import InProcessCollector
 
 Patch = pytest.MonkeyPatch
 LEARNING = ("iteration", "global_step", "losses/", "charts/", "faults/")
-TWO_LEARNERS = {
-    "num_actors": 1,
-    "num_learners": 2,
-    "cpus_per_actor": 0.5,
-}
+TWO_LEARNERS = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5}
 TIMED = ("charts/SPS", "charts/SPS_iteration", "eval/s")
 
 
@@ -40,15 +36,14 @@ def outcome(result: dppo.Result) -> dict[str, Any]:
     rows = read_metrics(result.run_dir)
     arrays = checkpoints.load(result.checkpoint).arrays
     episodes = result.run_dir / "episodes.jsonl"
+    evaluations = [chosen(row, ("eval/",)) for row in rows if "eval/iteration" in row]
+    evaluations.sort(key=lambda row: row["eval/iteration"])
     return {
         "weights": result.weights_sha256,
         "steps": (result.iterations, result.global_step, result.episodes),
         # An evaluation on actors adds rows, which repeat those of training.
         "learning": {row["iteration"]: chosen(row, LEARNING) for row in rows if "iteration" in row},
-        "evaluations": sorted(
-            (chosen(row, ("eval/",)) for row in rows if "eval/iteration" in row),
-            key=lambda row: row["eval/iteration"],
-        ),
+        "evaluations": evaluations,
         "statistics": {name: array.tobytes() for name, array in arrays["normalizer"].items()},
         "optimizer": {name: array.tobytes() for name, array in arrays["optimizer"].items()},
         "faults": result.env_faults,
@@ -130,10 +125,7 @@ def interrupted(trial: Trial, segment: int) -> dppo.Result:
 
 def older_checkpoint(trial: Trial, at: int, checkpoint: int) -> dppo.Result:
     """Files are ahead of the checkpoint and end in the middle of a line, as after a kill."""
-    files = {
-        "checkpoint_interval_s": 0,
-        "keep_checkpoints": 20,
-    }
+    files = {"checkpoint_interval_s": 0, "keep_checkpoints": 20}
     trial.stop(at, **files)
     for name in ("episodes.jsonl", "metrics.jsonl"):
         with (trial.folder / name).open("ab") as file:
@@ -158,7 +150,8 @@ def segments_lost(trial: Trial, num_actors: int) -> dppo.Result:
     with Patch.context() as patch, Notes() as notes:
         patch.setattr(LocalTrainer, "update", update_or_lose)
         result = trial.train(recorder, num_actors=num_actors)
-    assert [incident.kind for incident in recorder.incidents].count(IncidentKind.SEGMENTS_LOST) == 3
+    kinds = [incident.kind for incident in recorder.incidents]
+    assert kinds.count(IncidentKind.SEGMENTS_LOST) == 3
     assert "lost on their way; they are collected again" in notes.texts
     return result
 
@@ -169,7 +162,8 @@ def killed(trial: Trial, moments: list[str], num_actors: int = 2, **changes: Any
     with Notes() as notes:
         result = kill(trial, moments, recorder, num_actors=num_actors, **changes)
     assert any("replaced" in note for note in notes.texts)
-    assert "actor_lost" in [incident.kind for incident in recorder.incidents]
+    kinds = [incident.kind for incident in recorder.incidents]
+    assert "actor_lost" in kinds
     assert any("actor_lost" in line for line in recorder.ending)
     return result
 
@@ -181,7 +175,8 @@ def kill(trial: Trial, moments: list[str], recorder: Recorder, **changes: Any) -
         with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
             return trial.train(recorder, **slow, **changes)
     result = trial.train(recorder, **deadly(trial, moments), **changes)
-    assert all((trial.folder.parent / moment).exists() for moment in moments)
+    markers = [trial.folder.parent / moment for moment in moments]
+    assert all(marker.exists() for marker in markers)
     replayed = sum(row.get("replay/steps", 0) for row in read_metrics(trial.folder))
     assert replayed > 0 or "episodes" in trial.kind  # which are so short that none may be open
     trial.losses = {"actor_lost": len(moments)}
@@ -248,7 +243,8 @@ WHOLE: dict[str, Callable[[Trial], Settings]] = {
 
 def needs_ray(cell: Cell) -> bool:
     arguments = matrix.DISTURBANCES[cell.disturbance][cell.moment]
-    counts = [arguments.get(name, 0) for name in ("num_actors", "before", "after")]
+    names = ("num_actors", "before", "after")
+    counts = [arguments.get(name, 0) for name in names]
     return any(counts) or cell.disturbance.startswith(("killed", "two learners", "lost learner"))
 
 
@@ -310,7 +306,8 @@ def test_a_disturbed_run_on_ray_equals_the_whole_one(
 def test_the_seed_and_overlap_decide_the_weights(whole: Whole, tmp_path: Path) -> None:
     weights = whole("continuous", "").weights_sha256
     assert Trial("continuous", tmp_path / "again").train().weights_sha256 == weights
-    assert Trial("continuous", tmp_path / "other").train(seed=2).weights_sha256 != weights
+    other = Trial("continuous", tmp_path / "other").train(seed=2)
+    assert other.weights_sha256 != weights
     assert whole("continuous, overlap", "").weights_sha256 != weights
 
 
@@ -333,7 +330,8 @@ def test_the_policy_lag_is_constant_after_the_first_iterations(
 
     def received(collector: InProcessCollector, stop: Any) -> Collected:
         collected = receive(collector, stop)
-        assert {report.policy_version for report in collected.reports} == {collected.policy.version}
+        versions = {report.policy_version for report in collected.reports}
+        assert versions == {collected.policy.version}
         return collected
 
     def updated(trainer: LocalTrainer, experience: Experience) -> Update:

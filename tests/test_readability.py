@@ -35,10 +35,9 @@ UNREAD = {
 
 @cache
 def sources(tree: str) -> dict[str, str]:
-    return {
-        str(path.relative_to(TREES[tree])): path.read_text("utf8")
-        for path in TREES[tree].rglob("*.py")
-    }
+    root = TREES[tree]
+    files = root.rglob("*.py")
+    return {str(path.relative_to(root)): path.read_text("utf8") for path in files}
 
 
 @cache
@@ -59,12 +58,13 @@ def places(tree: str, is_meant: Callable[[ast.AST], bool]) -> list[str]:
 
 def is_packed(node: ast.AST) -> bool:
     """Return whether one line assigns unrelated values. Swaps, and unpacking one value, are not packed."""
-    if not (isinstance(node, ast.Assign) and len(node.targets) == 1):
+    if not isinstance(node, ast.Assign) or len(node.targets) > 1:
         return False
     target = node.targets[0]
-    if not (isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)):
+    if not isinstance(target, ast.Tuple) or not isinstance(node.value, ast.Tuple):
         return False
-    if any(isinstance(element, ast.Starred) for element in (*target.elts, *node.value.elts)):
+    elements = (*target.elts, *node.value.elts)
+    if any(isinstance(element, ast.Starred) for element in elements):
         return False
     targets = {ast.unparse(element) for element in target.elts}
     values = {ast.unparse(element) for element in node.value.elts}
@@ -80,19 +80,18 @@ def is_named_without_a_noun(node: ast.AST) -> bool:
 def has_many_parameters(node: ast.AST) -> bool:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
-    parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    arguments = node.args
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     names = [parameter.arg for parameter in parameters]
     own_object = names[:1] in (["self"], ["cls"])
     return len(names) - own_object > MAX_PARAMETERS
 
 
 def tokens_a_line(text: str) -> float:
-    tokens = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in UNREAD
-    ]
-    return len(tokens) / max(1, text.count("\n"))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    read = [token for token in tokens if token.type not in UNREAD]
+    lines = max(1, text.count("\n"))
+    return len(read) / lines
 
 
 @pytest.mark.parametrize(("tree", "limit"), [("src", 0), ("tests", 0)])
@@ -115,7 +114,8 @@ def test_more_than_six_parameters_are_a_record(tree: str, limit: int) -> None:
 
 @pytest.mark.parametrize(("tree", "limit"), [("src", 17), ("tests", 75)])
 def test_a_file_is_not_dense(tree: str, limit: int) -> None:
-    dense = [
-        name for name, text in sources(tree).items() if tokens_a_line(text) > MAX_TOKENS_A_LINE
-    ]
+    dense = []
+    for name, text in sources(tree).items():
+        if tokens_a_line(text) > MAX_TOKENS_A_LINE:
+            dense.append(name)
     assert len(dense) <= limit, "\n".join(dense)

@@ -304,13 +304,7 @@ def test_every_example_is_listed() -> None:
 
 
 # how commands begin that have flags of their own
-OF_OTHERS = (
-    "ray ",
-    "python ",
-    "uv ",
-    "tensorboard ",
-    "scancel ",
-)
+OF_OTHERS = ("ray ", "python ", "uv ", "tensorboard ", "scancel ")
 FLAGS_OF_OTHERS = {"--shm-size", "--exclusive", "--requeue", "--nodes", "--cpus-per-task"}
 
 

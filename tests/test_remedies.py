@@ -209,13 +209,7 @@ def test_flags_and_settings_that_texts_name_exist() -> None:
         "policy",
     }
     # of docker, ray and pip
-    foreign = {
-        "shm-size",
-        "address",
-        "ref-model",
-        "user",
-        "force-reinstall",
-    }
+    foreign = {"shm-size", "address", "ref-model", "user", "force-reinstall"}
     for remedy in remedies():
         flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", remedy.text)) - foreign
         names = {flag.removeprefix("no-").replace("-", "_") for flag in flags}

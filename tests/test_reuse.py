@@ -77,9 +77,7 @@ def segment(number: int) -> Segment:
     )  # fmt: skip
     rows = int(np.count_nonzero(drawn.followed))
     return replace(
-        drawn,
-        successors=observations(rng, rows),
-        successor_states=rng.normal(size=(rows, 5)),
+        drawn, successors=observations(rng, rows), successor_states=rng.normal(size=(rows, 5))
     )
 
 

@@ -192,9 +192,7 @@ def test_no_rank_outlives_a_killed_process_even_one_that_is_stopped(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("mpirun")
-@executes(
-    "slots/launchers.py: neither mpirun nor srun is in PATH. Install Open MPI or MPICH",
-)
+@executes("slots/launchers.py: neither mpirun nor srun is in PATH. Install Open MPI or MPICH")
 def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Slots(Layout(3, 0))
     program = slots.launch(["/no/such/solver"], tmp_path)

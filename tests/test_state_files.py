@@ -85,10 +85,7 @@ def stopped_and_resumed(
     ids=str,
 )
 def test_a_state_by_reference_survives_a_stop(
-    kwargs: dict[str, Any],
-    changes: dict[str, Any],
-    whole: Callable[[bool], str],
-    tmp_path: Path,
+    kwargs: dict[str, Any], changes: dict[str, Any], whole: Callable[[bool], str], tmp_path: Path
 ) -> None:
     resumed, _ = stopped_and_resumed(tmp_path / "run", kwargs, **changes)
     assert resumed.incidents == {}
@@ -199,10 +196,7 @@ def has_rows(run_dir: Path, number: int) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kwargs", "flags"),
-    [
-        ({"files": 3}, ["--env-state", "own"]),
-        ({"hidden": True}, ["--num-actors", "2"]),
-    ],
+    [({"files": 3}, ["--env-state", "own"]), ({"hidden": True}, ["--num-actors", "2"])],
     ids=str,
 )
 def test_a_run_whose_process_is_killed_loses_no_state_by_reference_and_leaves_none_over(

@@ -53,7 +53,8 @@ def test_threads_and_standby_do_not_change_the_result(
 ) -> None:
     result = dppo.train(settings(kind, tmp_path / "run", **changes))
     expected = run_of(kind)
-    assert (result.weights_sha256, result.episodes) == (expected.weights_sha256, expected.episodes)
+    assert result.weights_sha256 == expected.weights_sha256
+    assert result.episodes == expected.episodes
     assert (result.incidents, result.episodes >= 10) == ({}, True)
 
 
@@ -62,7 +63,8 @@ def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_p
     kind = "mask and lstm"
     dppo.train(settings(kind, run, **BOTH), observers=[Recorder(interrupt_at=1)])
     resumed = dppo.train(settings(kind, run), resume=run)
-    assert (resumed.iterations, resumed.weights_sha256) == (ITERATIONS, run_of(kind).weights_sha256)
+    assert resumed.iterations == ITERATIONS
+    assert resumed.weights_sha256 == run_of(kind).weights_sha256
 
 
 @pytest.mark.proves("hangs in a thread")

@@ -143,10 +143,7 @@ def add_row(run: Path) -> None:
             "config.yaml has gamma: 0.98, and the newest checkpoint 0.99",
         ),
         (replace_in_settings("gamma: ", "gamma; "), "config="),
-        (
-            replace_in_settings("gymnasium: ", "gymnasium: 1"),
-            "config.yaml has gymnasium: 1",
-        ),
+        (replace_in_settings("gymnasium: ", "gymnasium: 1"), "config.yaml has gymnasium: 1"),
         (add_row, "metrics.jsonl was changed: lines were added"),
     ],
 )
@@ -229,9 +226,7 @@ def test_rows_of_a_killed_run_may_be_ahead_of_its_checkpoint(tmp_path: Path, run
     assert verify(killed) == 0
 
 
-@executes(
-    "tools/verify/command.py: is computed again from the checkpoint before it. Train with",
-)
+@executes("tools/verify/command.py: is computed again from the checkpoint before it. Train with")
 def test_a_run_with_a_single_checkpoint_says_how_to_keep_more(tmp_path: Path, run: Path) -> None:
     single = train(tmp_path / "single", keep_checkpoints=1)
     with pytest.raises(CheckpointError, match="has a single checkpoint") as refused:

@@ -115,10 +115,7 @@ class SmallOffice(gym.Env[np.ndarray, np.ndarray]):
             if exchange.zone_time_step_number(state) != 1:
                 return
             # Sunday is 1
-            hour, day = (
-                exchange.current_time(state) % 24,
-                exchange.day_of_week(state),
-            )
+            hour, day = (exchange.current_time(state) % 24, exchange.day_of_week(state))
             turn, work = 2 * np.pi * hour / 24, 2 <= day <= 6 and 8 <= hour < 18
             seen = [
                 exchange.get_variable_value(state, exchange.get_variable_handle(state, *name))

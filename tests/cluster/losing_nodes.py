@@ -44,9 +44,14 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
         "env_kwargs": {"size": 2**12},
         "num_steps": 16,
         "hidden_sizes": (8,),
+        "num_samplers": 4,
+        "total_timesteps": 16 * 4 * 4,
+        "progress": "off",
+        "num_learners": 2,
+        "num_actors": 2,
+        "actor_resources": {"simulators": 1},
+        "address": cluster.address,
     }
-    base |= {"num_samplers": 4, "total_timesteps": 16 * 4 * 4, "progress": "off", "num_learners": 2}
-    base |= {"num_actors": 2, "actor_resources": {"simulators": 1}, "address": cluster.address}
     update = RayTrainers.update
     to_come = [0, 2]
 

@@ -251,11 +251,7 @@ def cluster_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> Sim
             "CPU . 0.4 GPU each do not fit .* hold 4. Use at",
         ),
         # 0.2 + 3 * 1.6 > 5
-        (
-            {"num_actors": 1, "cpus_per_actor": 0.2, "learner_cpus": 1.6},
-            {"CPU": 5},
-            "",
-        ),
+        ({"num_actors": 1, "cpus_per_actor": 0.2, "learner_cpus": 1.6}, {"CPU": 5}, ""),
         ({"num_actors": 1, "evaluators": 1}, {"CPU": 2}, ""),
         (
             {"num_actors": 2, "evaluators": 1},

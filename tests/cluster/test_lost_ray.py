@@ -25,10 +25,7 @@ from dppo.transports.ray.watch import CALL_LOST_S, LOST_S, ClusterWatch, Endpoin
 
 CALL_LOST_S_WHOLE = int(CALL_LOST_S)
 # try for a minute to report to the GCS
-HELPERS_OF_RAY = (
-    "ray::DashboardAgent",
-    "ray::RuntimeEnvAgent",
-)
+HELPERS_OF_RAY = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 # Each iteration takes about a second, so that the kill happens during a collection.
 RUN = (
     *(

@@ -124,10 +124,7 @@ def test_reports_of_ray_that_are_lost_change_nothing(
     monkeypatch.setattr(ray_transport, "TICK_S", 0.02)
     monkeypatch.setattr(ray_transport, "LOOK_S", 0.02)
     # an answer that is never seen ends the run
-    once = {
-        "segment_timeout_s": PATIENCE_S,
-        "max_actor_restarts": 0,
-    }
+    once = {"segment_timeout_s": PATIENCE_S, "max_actor_restarts": 0}
     result = dppo.train(settings(tmp_path / "run", num_actors=2, **once))
     assert len(reports) > 3
     assert result.weights_sha256 == undisturbed

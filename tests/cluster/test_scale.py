@@ -148,8 +148,4 @@ def test_actors_are_started_at_once_and_each_is_asked_when_it_runs() -> None:
     assert [
         [command.process.actor_id for command in commands if isinstance(command, Ask)]
         for commands in asked
-    ] == [
-        [0],
-        [2],
-        [1],
-    ]
+    ] == [[0], [2], [1]]

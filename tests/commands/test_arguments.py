@@ -55,11 +55,7 @@ def refusal(line: str) -> str:
 def test_only_given_arguments_become_settings_and_the_environment_may_stand_anywhere() -> None:
     assert settings("Acrobot-v1") == {"env_id": "Acrobot-v1"}
     # although 1 is the default
-    for line in (
-        "Acrobot-v1 --seed 1",
-        "--seed 1 Acrobot-v1",
-        "--seed=1 Acrobot-v1",
-    ):
+    for line in ("Acrobot-v1 --seed 1", "--seed 1 Acrobot-v1", "--seed=1 Acrobot-v1"):
         assert settings(line) == {"env_id": "Acrobot-v1", "seed": "1"}
 
 

@@ -241,10 +241,7 @@ FILES = {
     ],
 )
 def test_objects_and_keys_that_are_not_text_do_not_become_text(
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The processes of seeds read JSON, which would make the key 1 a text."""
     monkeypatch.chdir(tmp_path)

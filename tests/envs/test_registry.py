@@ -11,10 +11,7 @@ import pytest
 import dppo
 
 # wrap another environment, which they have to be given
-SHIMS = (
-    "GymV21Environment",
-    "GymV26Environment",
-)
+SHIMS = ("GymV21Environment", "GymV26Environment")
 
 
 def newest() -> list[str]:

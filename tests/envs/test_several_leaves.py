@@ -29,10 +29,7 @@ def test_an_observation_of_a_box_is_copied_in_its_own_dtype() -> None:
     packed = pack(raw)
     raw[:] = 0
     # checksums use all its bits
-    assert (packed.dtype.type, packed.tolist()) == (
-        np.float64,
-        [0.1, 0.2],
-    )
+    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,10 +8,7 @@ from worlds.observed import TEXTS
 
 from dppo.config import Config
 
-EVERYTHING: dict[str, Any] = {
-    "env_id": "worlds.observed:Everything",
-    "drop_obs": TEXTS,
-}
+EVERYTHING: dict[str, Any] = {"env_id": "worlds.observed:Everything", "drop_obs": TEXTS}
 KINDS: dict[str, dict[str, Any]] = {
     "impala": {
         "env_id": "worlds.observed:Picture",
@@ -30,11 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "image_encoder": "flatten",
         "layer_norm": True,
     },
-    "film": {
-        "env_id": "worlds.observed:Film",
-        "trunk": "separate",
-        "image_features": 8,
-    },
+    "film": {"env_id": "worlds.observed:Film", "trunk": "separate", "image_features": 8},
     "everything": EVERYTHING | {"image_features": 16},
     "numbers": {"env_id": "worlds.observed:Numbers"},
     "normalized numbers": {
@@ -44,23 +37,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "normalized everything": EVERYTHING | {"norm_obs": True, "image_features": 8},
     "a normalized part": EVERYTHING
-    | {
-        "drop_obs": (*TEXTS, "camera"),
-        "norm_obs": True,
-        "norm_obs_keys": ("robot.arm.1",),
-    },
-    "embedded": {
-        "env_id": "worlds.observed:Plain",
-        "env_kwargs": {"kind": "many"},
-    },
-    "one hot": {
-        "env_id": "worlds.observed:Plain",
-        "env_kwargs": {"kind": "multidiscrete"},
-    },
-    "one of": {
-        "env_id": "worlds.observed:Plain",
-        "env_kwargs": {"kind": "one of"},
-    },
+    | {"drop_obs": (*TEXTS, "camera"), "norm_obs": True, "norm_obs_keys": ("robot.arm.1",)},
+    "embedded": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "many"}},
+    "one hot": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "multidiscrete"}},
+    "one of": {"env_id": "worlds.observed:Plain", "env_kwargs": {"kind": "one of"}},
     "vector": {"env_id": "CartPole-v1", "trunk": "shared", "layer_norm": True},
     "own module": {"env_id": "CartPole-v1", "model": "worlds.models:Plain"},
 }

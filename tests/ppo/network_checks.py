@@ -13,11 +13,7 @@ from builders import assert_same_bytes, random_weights
 
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.networks.choice import learning_network
-from dppo.ppo.networks.network import (
-    LearningNetwork,
-    NetworkSpec,
-    RecurrentInputs,
-)
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec, RecurrentInputs
 
 
 def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:
@@ -27,23 +23,19 @@ def load_random(network: LearningNetwork, spec: NetworkSpec) -> None:
 
 
 def gradient_of(
-    network: LearningNetwork,
-    *pieces: Any,
-    recurrent: RecurrentInputs | None = None,
+    network: LearningNetwork, *pieces: Any, recurrent: RecurrentInputs | None = None
 ) -> np.ndarray:
     """Return the gradient of `loss_of` the pieces of a batch together.
 
     The network's gradient starts as a loud number, so that one that is added to and not replaced shows.
     """
-    total = np.zeros(
-        len(network.parameters.gradient),
-        network.parameters.gradient.numpy().dtype,
-    )
+    gradient = network.parameters.gradient
+    total = np.zeros_like(gradient.numpy())
     for obs in pieces:
-        network.parameters.gradient.fill_(1e6)
+        gradient.fill_(1e6)
         head, values, residuals = network.forward(obs, recurrent)
         network.backward(residuals, (2 * head).clone(), values.exp())
-        total += network.parameters.gradient.numpy()
+        total += gradient.numpy()
     return total
 
 
@@ -72,7 +64,8 @@ def gradient_by_differences(
             weights[index] = kept + step
             losses.append(loss_of(network, obs, recurrent))
         weights[index] = kept
-        assert gradient[index] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=rel, abs=atol)
+        difference = (losses[0] - losses[1]) / 2e-6
+        assert gradient[index] == pytest.approx(difference, rel=rel, abs=atol)
 
 
 def acting_together(agent: PPOAgent, obs: np.ndarray, state: np.ndarray | None = None) -> None:
@@ -122,12 +115,11 @@ def parameters_of(make: Callable[[str], NetworkSpec], dtype: str) -> None:
     state = torch.get_rng_state()
     weights = learning_network(spec, 3).parameters.weights.detach().numpy()
     assert torch.equal(torch.get_rng_state(), state)
-    assert (weights.shape, str(weights.dtype)) == (
-        (spec.num_parameters,),
-        dtype,
-    )
+    assert weights.shape == (spec.num_parameters,)
+    assert str(weights.dtype) == dtype
     named = spec.unflatten(weights)
-    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes)
+    shapes = {name: array.shape for name, array in named.items()}
+    assert shapes == dict(spec.shapes)
     np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
     torch.rand(10)
     with float64_by_default():
@@ -136,5 +128,7 @@ def parameters_of(make: Callable[[str], NetworkSpec], dtype: str) -> None:
         )
     np.testing.assert_array_equal(again, weights)
     assert not np.array_equal(other, weights)
-    assert make(dtype) == spec != make("float64" if dtype == "float32" else "float32")
+    other_dtype = "float64" if dtype == "float32" else "float32"
+    assert make(dtype) == spec
+    assert make(other_dtype) != spec
     assert make(dtype).as_json() == spec.as_json()

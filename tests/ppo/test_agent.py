@@ -46,11 +46,7 @@ def test_observations_of_any_shape_and_dtype_are_flattened() -> None:
     expected = flat.values(obs.reshape(5, 4).astype(np.float64))
     np.testing.assert_array_equal(agent.values(obs), expected)
     agent.load(
-        PolicySnapshot(
-            0,
-            random_weights(spec),
-            ObsScale(MEAN.reshape(2, 2), STD.reshape(2, 2)),
-        )
+        PolicySnapshot(0, random_weights(spec), ObsScale(MEAN.reshape(2, 2), STD.reshape(2, 2)))
     )
     flat.load(PolicySnapshot(0, random_weights(spec), SCALE))
     np.testing.assert_array_equal(

@@ -27,17 +27,8 @@ class Channel(gym.Env[Any, Any]):
         self.observation_space = spaces.Dict(
             sensors=spaces.Box(-9.0, 9.0, (2,)),
             field=spaces.Dict(
-                pressure=spaces.Box(
-                    -9.0,
-                    9.0,
-                    (3, 4),
-                ),
-                image=spaces.Box(
-                    0,
-                    255,
-                    (8, 8, 1),
-                    np.uint8,
-                ),
+                pressure=spaces.Box(-9.0, 9.0, (3, 4)),
+                image=spaces.Box(0, 255, (8, 8, 1), np.uint8),
             ),
         )
         self.action_space = spaces.Box(-1.0, 1.0, (2,))
@@ -84,22 +75,19 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 def test_the_head_does_not_depend_on_what_only_the_value_reads(memory: str) -> None:
     described = with_critic_obs(describe_spaces(Channel()), ["field/pressure"])
     assert described.critic_obs == ("field.pressure",)
-    layers = Layers(
-        image_encoder="grid",
-        image_features=8,
-        memory=memory,
-        shared=False,
-    )
+    layers = Layers(image_encoder="grid", image_features=8, memory=memory, shared=False)
     network = BuiltInSpec(described, layers, "float32").module(0)
-    leaf_shapes = {name: leaf.shape for name, leaf in described.leaves().items()}
-    obs = {name: torch.rand((1, 5, *shape)) for name, shape in leaf_shapes.items()}
+    obs = {}
+    for name, leaf in described.leaves().items():
+        obs[name] = torch.rand((1, 5, *leaf.shape))
     other = obs | {"field.pressure": obs["field.pressure"] + 1}
     state = torch.zeros((5, max(1, layers.state_size)))
     starts = torch.zeros((1, 5), dtype=torch.bool)
 
     def outputs(leaves: dict[str, Any]) -> Any:
         if memory == "none":
-            return network({name: leaf[0] for name, leaf in leaves.items()})
+            rows = {name: leaf[0] for name, leaf in leaves.items()}
+            return network(rows)
         return network(leaves, state, starts)
 
     head, values = outputs(obs)[:2]
@@ -139,7 +127,8 @@ def test_a_trained_policy_acts_with_and_without_the_field(
     assert np.array_equal(acted[0], acted[1])
     assert acted[2].shape == (4, 2)
     assert np.allclose(acted[2], acted[1])
-    assert len(dppo.evaluate(run, episodes=1).returns) == 1
+    evaluated = dppo.evaluate(run, episodes=1)
+    assert len(evaluated.returns) == 1
     longer = replace(config, total_timesteps=96)
     assert dppo.train(longer, resume=run.run_dir).global_step == 96
 
@@ -155,8 +144,10 @@ def test_the_exported_policy_has_no_input_for_the_field(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(file))
     assert [value.name for value in session.get_inputs()] == ["obs.sensors"]
     observation = Channel().reset(seed=3)[0]
-    action = session.run(["action"], {"obs.sensors": observation["sensors"][None]})[0][0]
-    assert np.allclose(action, dppo.load_policy(run).act(observation), atol=1e-5)
+    sensors = observation["sensors"][None]
+    (actions,) = session.run(["action"], {"obs.sensors": sensors})
+    expected = dppo.load_policy(run).act(observation)
+    assert np.allclose(actions[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +157,7 @@ def test_the_exported_policy_has_no_input_for_the_field(tmp_path: Path) -> None:
             {"critic_obs": ("presure",)},
             "critic_obs=presure: is not.* sensors, field.pressure, field.image",
         ),
-        (
-            {"env_id": "CartPole-v1"},
-            "single array, which has no names",
-        ),
+        ({"env_id": "CartPole-v1"}, "single array, which has no names"),
         (
             {"model": "own_network:Network"},
             "critic_obs=.* has no effect: it applies to the default",

@@ -94,24 +94,17 @@ def test_gaussian_samples_have_the_mean_and_deviation_asked_for() -> None:
 
 def parts_of_mixed(head: np.ndarray) -> list[np.ndarray]:
     """Split [logits, mean, logits, log_std] into the heads of the parts."""
-    return [
-        head[..., :3],
-        np.concatenate([head[..., 3:5], head[..., 9:]], axis=-1),
-        head[..., 5:9],
-    ]
+    return [head[..., :3], np.concatenate([head[..., 3:5], head[..., 9:]], axis=-1), head[..., 5:9]]
 
 
 def test_joint_concatenates_its_parts_with_the_free_parameters_at_the_end() -> None:
-    assert (
-        MIXED.head_size,
-        MIXED.free_size,
-        MIXED.noise_size,
-        MIXED.action_shape,
-    ) == (11, 2, 9, (4,))
-    assert (MIXED.action_dtype("float32"), CHOICES.action_dtype("float32")) == (
-        "float32",
-        "int64",
+    assert (MIXED.head_size, MIXED.free_size, MIXED.noise_size, MIXED.action_shape) == (
+        11,
+        2,
+        9,
+        (4,),
     )
+    assert (MIXED.action_dtype("float32"), CHOICES.action_dtype("float32")) == ("float32", "int64")
     head = heads(6, 11)
     rng = np.random.default_rng(3)  # parts draw in turn
     noises = [part.noise(rng, 1, 6, "float64")[0] for part in MIXED.parts]
@@ -133,10 +126,7 @@ def test_samples_keep_to_their_dtype_and_generator(kind: str, dtype: str) -> Non
     exact = distribution.noise(np.random.default_rng(3), 2, 6, "float64")
     np.testing.assert_array_equal(noise, repeated)
     np.testing.assert_array_equal(noise, exact.astype(dtype))
-    assert (str(noise.dtype), noise.shape) == (
-        dtype,
-        (2, 6, distribution.noise_size),
-    )
+    assert (str(noise.dtype), noise.shape) == (dtype, (2, 6, distribution.noise_size))
     sampled = distribution.sample(head, noise[0])
     for actions in (sampled, distribution.mode(head)):
         assert actions.dtype == distribution.action_dtype(dtype)
@@ -159,18 +149,13 @@ def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
 
 @pytest.mark.proves("_Choices.sample")
 @pytest.mark.parametrize("choices", [UNEVEN, EVEN], ids=["uneven", "even"])
-def test_several_choices_are_drawn_and_chosen_one_by_one(
-    choices: MultiCategorical,
-) -> None:
+def test_several_choices_are_drawn_and_chosen_one_by_one(choices: MultiCategorical) -> None:
     head = heads(24, choices.head_size)
     noise = choices.noise(np.random.default_rng(5), 1, 24, "float64")[0]
     ends = np.cumsum(choices.counts)[:-1]
     parts = list(
         zip(
-            choices.counts,
-            np.split(head, ends, axis=1),
-            np.split(noise, ends, axis=1),
-            strict=True,
+            choices.counts, np.split(head, ends, axis=1), np.split(noise, ends, axis=1), strict=True
         )
     )
     samples = [Categorical(n).sample(part_head, part_noise) for n, part_head, part_noise in parts]
@@ -198,10 +183,7 @@ def torch_scores(distribution: Distribution, head: Tensor, actions: Tensor) -> t
     else:
         counts = (3, 2) if distribution is CHOICES else distribution.counts  # type: ignore[attr-defined]
         parts = zip(
-            map(Categorical, counts),
-            head.split(counts, dim=1),
-            actions.unbind(1),
-            strict=True,
+            map(Categorical, counts), head.split(counts, dim=1), actions.unbind(1), strict=True
         )
     logprobs, entropies = zip(*(torch_scores(*part) for part in parts), strict=True)
     return sum(logprobs), sum(entropies)
@@ -220,10 +202,7 @@ def test_scores_and_gradients_are_those_of_torchs_own(
     ((by_logprobs * logprobs).sum() + 0.7 * entropies.sum()).backward()
     scored = distribution.scores_with_gradient(head.detach(), actions)
     assert_close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
-    assert_close(
-        distribution.log_prob(head.detach().numpy(), actions.numpy()),
-        logprobs.detach(),
-    )
+    assert_close(distribution.log_prob(head.detach().numpy(), actions.numpy()), logprobs.detach())
     assert_close(scored.logprobs, logprobs.detach())
     assert_close(scored.entropies, entropies.detach())
     assert head.grad is not None
@@ -242,9 +221,7 @@ def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     expected = (normal.log_prob(u) - slopes).sum(dim=1)
     np.testing.assert_allclose(squashed.log_prob(head, u.numpy()), expected, rtol=1e-8)
     np.testing.assert_allclose(
-        squashed.scores_with_gradient(torch.from_numpy(head), u).logprobs,
-        expected,
-        rtol=1e-8,
+        squashed.scores_with_gradient(torch.from_numpy(head), u).logprobs, expected, rtol=1e-8
     )
 
 
@@ -293,9 +270,7 @@ def test_a_squashed_variable_far_outside_scores_finitely() -> None:
 
 
 @pytest.mark.parametrize("counts", [(6,), (2, 4)], ids=["one", "several"])
-def test_a_mask_renormalizes_over_the_allowed_choices(
-    counts: tuple[int, ...],
-) -> None:
+def test_a_mask_renormalizes_over_the_allowed_choices(counts: tuple[int, ...]) -> None:
     """Log-probabilities and entropies are those of torch with logits of minus infinity; these have no gradient."""
     distribution = Categorical(6) if counts == (6,) else MultiCategorical(counts)
     head = torch.from_numpy(heads(40, 6, "float32"))

@@ -25,11 +25,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.statistics import Statistics, no_statistics
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.built_in import BuiltInSpec
-from dppo.ppo.networks.choice import (
-    acting_network,
-    choose_network,
-    learning_network,
-)
+from dppo.ppo.networks.choice import acting_network, choose_network, learning_network
 from dppo.ppo.networks.encoders import Embedding, Flatten, OneHot
 from dppo.ppo.networks.images import Image, grid_cnn, impala_cnn, nature_cnn
 from dppo.ppo.networks.network import NetworkSpec
@@ -120,11 +116,7 @@ def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: s
 def test_one_hot_codes_have_a_column_for_each_category() -> None:
     encoder = OneHot(Categories((3, 2), (-1, 5)))
     leaf = torch.tensor([[-1.0, 5.0], [1.0, 6.0], [0.0, 9.0]])
-    assert encoder(leaf).tolist() == [
-        [1, 0, 0, 1, 0],
-        [0, 0, 1, 0, 1],
-        [0, 1, 0, 0, 0],
-    ]
+    assert encoder(leaf).tolist() == [[1, 0, 0, 1, 0], [0, 0, 1, 0, 1], [0, 1, 0, 0, 0]]
     assert OneHot(Categories((2,), (0,)))(torch.tensor([1.0, 0.0])).tolist() == [[0, 1], [1, 0]]
 
 
@@ -157,9 +149,7 @@ def test_axes_of_images_are_recognized(shape: tuple[int, ...], expected: tuple[i
 
 @pytest.mark.proves("nature_cnn")
 @pytest.mark.parametrize(
-    "shape",
-    [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)],
-    ids=str,
+    "shape", [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)], ids=str
 )
 def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     """Compared with the same layers over pixels divided by 255; sizes that leave a rest at each stride."""
@@ -174,9 +164,7 @@ def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("make", "convolutions"), [(impala_cnn, 15), (grid_cnn, 3)])
 @pytest.mark.parametrize(
-    "shape",
-    [(7, 7, 3), (19, 25, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)],
-    ids=str,
+    "shape", [(7, 7, 3), (19, 25, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str
 )
 def test_other_cnns_take_images_of_any_size(
     make: Any, convolutions: int, shape: tuple[int, ...]
@@ -200,8 +188,7 @@ def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
     bits = recorded[0].view(5, 3, 8, 7, 8)
     assert set(bits.unique().tolist()) == {0, 1}
     assert torch.equal(
-        (bits * 2.0 ** torch.arange(8)[:, None, None]).sum(2).long(),
-        image.permute(0, 3, 1, 2),
+        (bits * 2.0 ** torch.arange(8)[:, None, None]).sum(2).long(), image.permute(0, 3, 1, 2)
     )
 
 
@@ -221,17 +208,13 @@ def test_images_stay_bytes_in_segment_and_batch() -> None:
 def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
     for count in (3, 0):  # of a segment in which every step has failed, too
-        assert normalized_part(np.zeros(count, spaces.obs)).shape == (
-            count,
-            2 + 1 + 2,
-        )
+        assert normalized_part(np.zeros(count, spaces.obs)).shape == (count, 2 + 1 + 2)
     rows = np.zeros(3, spaces.obs)
     rows["robot"]["arm"]["0"] = [[1, 2], [3, 4], [5, 6]]
     rows["robot"]["arm"]["1"] = [7, 8, 9]
     rows["gear"] = 100
     np.testing.assert_array_equal(
-        normalized_part(rows),
-        [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]],
+        normalized_part(rows), [[1, 2, 7, 0, 0], [3, 4, 8, 0, 0], [5, 6, 9, 0, 0]]
     )
 
 
@@ -255,10 +238,7 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [
-        ("arm", "not a leaf .* Its leaves are "),
-        ("camera", r"no floating-point numbers \(uint8\)"),
-    ],
+    [("arm", "not a leaf .* Its leaves are "), ("camera", r"no floating-point numbers \(uint8\)")],
 )
 def test_names_that_cannot_be_normalized_are_refused(key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"norm_obs_keys={key}: .*{words}"):
@@ -330,8 +310,7 @@ def test_bytes_that_are_no_image_are_learned_from_as_numbers(leaf: Any) -> None:
 def test_every_choice_can_be_overridden() -> None:
     spaces = described(
         gym_spaces.Dict(
-            camera=gym_spaces.Box(0, 255, (40, 40, 3), np.uint8),
-            arm=gym_spaces.Box(-1, 1, (3,)),
+            camera=gym_spaces.Box(0, 255, (40, 40, 3), np.uint8), arm=gym_spaces.Box(-1, 1, (3,))
         )
     )
 

@@ -38,11 +38,7 @@ from dppo.tools.export.modules import ExportedPolicy
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PENDULUM = {"env_id": "Pendulum-v1", "norm_obs": True}
-SQUASHED = PENDULUM | {
-    "action_bounds": "squash",
-    "state_dependent_std": True,
-    "hidden_sizes": (),
-}
+SQUASHED = PENDULUM | {"action_bounds": "squash", "state_dependent_std": True, "hidden_sizes": ()}
 SINGLE = {"env_id": "worlds.observed:Level", "norm_obs": True}
 ACTING = {
     kind: {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}} for kind in SPACES
@@ -150,11 +146,7 @@ def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
         str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"]
     )
     names = [output.name for output in session.get_outputs()]
-    check(
-        policy,
-        env,
-        lambda rows: dict(zip(names, session.run(None, rows), strict=True)),
-    )
+    check(policy, env, lambda rows: dict(zip(names, session.run(None, rows), strict=True)))
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["env_id"] == policy.state["config"]["env_id"]
     assert list(json.loads(metadata["inputs"])) == [value.name for value in session.get_inputs()]
@@ -174,15 +166,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (
-            ["{run}", "policy.onnx"],
-            "it imports worlds.models and calls Plain(). Add --trust",
-        ),
+        (["{run}", "policy.onnx"], "it imports worlds.models and calls Plain(). Add --trust"),
         (["{run}"], "1 words instead of RUN and a target"),
-        (
-            ["{run}", "policy.onxx"],
-            "policy.onxx: is neither NAME.onnx nor a folder",
-        ),
+        (["{run}", "policy.onxx"], "policy.onxx: is neither NAME.onnx nor a folder"),
         (["missing", "policy.onnx"], "missing: does not exist"),
         (["{run}", "card/"], "it imports worlds.models"),
     ],
@@ -209,8 +195,7 @@ def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(
     copy = shutil.copytree(trained, tmp_path / "other")
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(
-        ConfigError,
-        match=r"other: contains a run, or an earlier export\. Use another folder",
+        ConfigError, match=r"other: contains a run, or an earlier export\. Use another folder"
     ):
         export.export_folder(trained, copy, episodes=0, trust=True)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
@@ -219,8 +204,7 @@ def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(
 def test_a_missing_package_is_named(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: None)
     with pytest.raises(
-        ConfigError,
-        match=r"needs the package onnx\. Install it: .* -m pip install onnx onnxscript",
+        ConfigError, match=r"needs the package onnx\. Install it: .* -m pip install onnx onnxscript"
     ):
         dppo.export_onnx(trained, tmp_path / "policy.onnx")
 
@@ -240,10 +224,7 @@ class Branching(Plain):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "refusal"),
-    [
-        (Fixed, "Write obs.shape[0] in place of len"),
-        (Branching, "cannot export it: "),
-    ],
+    [(Fixed, "Write obs.shape[0] in place of len"), (Branching, "cannot export it: ")],
 )
 def test_a_network_that_torch_cannot_export_is_refused(
     model: Any, refusal: str, trained: Path, tmp_path: Path
@@ -288,10 +269,7 @@ def test_the_example_plays_without_dppo_and_the_folder_with_it(
     runpy.run_path(str(EXAMPLES / "onnx_policy.py"), run_name="__main__")
     assert re.search(r"episode 2: return \d+\.0", capsys.readouterr().out)
     assert main(["export", str(trained), "card/", "--episodes", "3", "--trust"]) == 0
-    assert re.search(
-        r"(?m)^hf upload YOUR_NAME/ppo-CartPole-v1 card$",
-        capsys.readouterr().out,
-    )
+    assert re.search(r"(?m)^hf upload YOUR_NAME/ppo-CartPole-v1 card$", capsys.readouterr().out)
     front, body = (tmp_path / "card" / "README.md").read_text().split("---\n")[1:]
     [result] = yaml.safe_load(front)["model-index"][0]["results"]
     assert result["dataset"]["name"] == "CartPole-v1"

@@ -47,9 +47,7 @@ def tensors(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
 
 
 def with_gradients(
-    function: Callable[..., Any],
-    inputs: list[Tensor],
-    parameters: list[nn.Parameter],
+    function: Callable[..., Any], inputs: list[Tensor], parameters: list[nn.Parameter]
 ) -> Results:
     """Return the outputs of `function`, and the gradients of all inputs and parameters for a random loss."""
     outputs = function(*inputs)
@@ -94,9 +92,7 @@ def linear_layer(bias: bool) -> tuple[Results, Results]:
 
     def run(function: Callable[..., Tensor]) -> Results:
         return with_gradients(
-            lambda inputs, weight, bias=None: function(inputs, weight, bias),
-            weights,
-            [],
+            lambda inputs, weight, bias=None: function(inputs, weight, bias), weights, []
         )
 
     return run(linear), run(nn.functional.linear)
@@ -115,10 +111,7 @@ def handwritten_mlp(
     actions: Actions, hidden_sizes: tuple[int, ...], activation: str
 ) -> tuple[Results, Results]:
     spec = mlp_of(
-        Spaces(np.dtype((np.float32, (2, 2))), actions),
-        hidden_sizes,
-        activation,
-        "float64",
+        Spaces(np.dtype((np.float32, (2, 2))), actions), hidden_sizes, activation, "float64"
     )
     plain = spec.mlp(1)
     kernel = HandwrittenMLP(spec.mlp(1))
@@ -141,9 +134,7 @@ def recurrent_cell(kind: str, length: int, share_of_starts: float) -> tuple[Resu
 
     def run(function: Callable[..., Any]) -> Results:
         return with_gradients(
-            lambda *arguments: function(cell, *arguments, starts),
-            inputs,
-            list(cell.parameters()),
+            lambda *arguments: function(cell, *arguments, starts), inputs, list(cell.parameters())
         )
 
     return run(over_time), run(over_time_in_torch)
@@ -154,11 +145,7 @@ def pixel_convolution(size: int, stride: int, padding: int) -> tuple[Results, Re
     twin = nn.Conv2d(3, 5, size, stride=stride, padding=padding)
     twin.load_state_dict(kernel.state_dict())
     pixels = torch.randint(
-        0,
-        256,
-        (2, 3, 20, 24),
-        generator=torch.Generator().manual_seed(0),
-        dtype=torch.uint8,
+        0, 256, (2, 3, 20, 24), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
     kernel_results = with_gradients(lambda: kernel(pixels), [], list(kernel.parameters()))
     return kernel_results, with_gradients(lambda: twin(pixels / 255), [], list(twin.parameters()))
@@ -356,12 +343,7 @@ def test_only_linear_layers_with_torchs_forward_are_replaced() -> None:
 
     model = nn.Sequential(nn.Linear(2, 2), Identity(2, 2), nn.Linear(2, 2))
     use_in(model)
-    assert ["forward" in layer.__dict__ for layer in (model, *model)] == [
-        False,
-        True,
-        False,
-        True,
-    ]
+    assert ["forward" in layer.__dict__ for layer in (model, *model)] == [False, True, False, True]
     assert list(model.state_dict()) == [
         "0.weight",
         "0.bias",
@@ -402,13 +384,7 @@ def test_stacked_products_have_the_bits_of_single_ones(
     """A row of a larger product would differ in the last bits."""
     for actions in (DISCRETE, BOX):
         agent = agent_of(
-            spec_of(
-                actions,
-                obs_size=obs_size,
-                hidden_sizes=hidden_sizes,
-                dtype=dtype,
-            ),
-            spread=0.1,
+            spec_of(actions, obs_size=obs_size, hidden_sizes=hidden_sizes, dtype=dtype), spread=0.1
         )
         for num_rows in (1, 3, 8, 33):
             obs = np.random.default_rng(1).normal(size=(8, num_rows, obs_size)).astype(dtype)

@@ -105,13 +105,7 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
         (1.1, 1.0, 3.0, 0.5 * 1.9**2, -1.9),  # within the clipping range: the plain loss
         (2.0, 1.0, 3.0, 0.5 * 1.8**2, 0.0),  # moved too far towards the target: no gradient
         # moved too far away: the larger loss, and a gradient back
-        (
-            0.0,
-            1.0,
-            3.0,
-            0.5 * 3.0**2,
-            -3.0,
-        ),
+        (0.0, 1.0, 3.0, 0.5 * 3.0**2, -3.0),
         (4.0, 1.0, 1.1, 0.5 * 2.9**2, 2.9),  # past the target: the larger loss, and a gradient back
     ],
 )

@@ -41,13 +41,7 @@ def chosen(obs: np.dtype[Any], **settings: Any) -> Callable[[Actions, str], Netw
 
 NETWORKS = {
     "gru": chosen(VECTOR, memory="gru", hidden_sizes=(7, 5), memory_size=6),
-    "lstm": chosen(
-        VECTOR,
-        memory="lstm",
-        hidden_sizes=(16,),
-        activation="relu",
-        memory_size=8,
-    ),
+    "lstm": chosen(VECTOR, memory="lstm", hidden_sizes=(16,), activation="relu", memory_size=8),
     "shared lstm": chosen(VECTOR, memory="lstm", trunk="shared", memory_size=6),
     "gru alone": chosen(VECTOR, memory="gru", hidden_sizes=(), memory_size=5),
     "gru with layer norm": chosen(VECTOR, memory="gru", layer_norm=True, memory_size=5),
@@ -149,9 +143,7 @@ def test_gradients_are_finite_differences(network: str) -> None:
     checks.load_random(learning, spec)
     obs = as_rows(observations(obs_of(network), 5, 2), "float64")
     states = torch.randn(
-        (2, spec.state_size),
-        generator=torch.Generator().manual_seed(0),
-        dtype=torch.float64,
+        (2, spec.state_size), generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     starts = torch.zeros((2, 5), dtype=torch.bool)
     starts[1, 3] = True
@@ -200,10 +192,7 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (
-            own.Backward,
-            "its head of a sequence differ from those of its steps one after the other",
-        ),
+        (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
         (
             own.NoState,
             "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state",
@@ -213,10 +202,7 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
             "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
         ),
         (own.MeanState, "depend on the other rows of the batch"),
-        (
-            own.OddSize,
-            "its state_size is (8,). It must be the number of elements",
-        ),
+        (own.OddSize, "its state_size is (8,). It must be the number of elements"),
         (
             own.OneStep,
             "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",

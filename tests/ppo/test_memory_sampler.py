@@ -37,31 +37,17 @@ kinds = pytest.mark.parametrize("memory", ["gru", "lstm"])
 
 
 def spec_of(memory: str) -> NetworkSpec:
-    small = {
-        "memory": memory,
-        "memory_size": 5,
-        "hidden_sizes": (6,),
-        "dtype": "float64",
-    }
+    small = {"memory": memory, "memory_size": 5, "hidden_sizes": (6,), "dtype": "float64"}
     return choose_network(
-        make_config({"env_id": "Test-v0", **small}).network,
-        describe_spaces(Recalls()),
+        make_config({"env_id": "Test-v0", **small}).network, describe_spaces(Recalls())
     ).spec
 
 
 def sampler_of(memory: str, *, sampler_id: int = 0, **options: Any) -> PPOSampler:
     agent = PPOAgent(spec_of(memory))
-    sizes: dict[str, Any] = {
-        "num_steps": STEPS,
-        "sequence_length": LENGTH,
-        "track": False,
-    }
+    sizes: dict[str, Any] = {"num_steps": STEPS, "sequence_length": LENGTH, "track": False}
     return builders.sampler_of(
-        [Recalls(), Recalls()],
-        sampler_id=sampler_id,
-        agent=agent,
-        **sizes,
-        **options,
+        [Recalls(), Recalls()], sampler_id=sampler_id, agent=agent, **sizes, **options
     )[0]
 
 
@@ -76,9 +62,7 @@ def collected(memory: str, segments: int, **options: Any) -> list[tuple[SegmentR
 
 
 @kinds
-def test_values_and_states_are_those_of_each_environment_step_by_step(
-    memory: str,
-) -> None:
+def test_values_and_states_are_those_of_each_environment_step_by_step(memory: str) -> None:
     """Compare two segments with a loop over steps and environments that knows nothing of segments."""
     spec = spec_of(memory)
     agent = PPOAgent(spec)
@@ -92,10 +76,7 @@ def test_values_and_states_are_those_of_each_environment_step_by_step(
             for t in range(STEPS):
                 if t % LENGTH == 0:
                     np.testing.assert_allclose(
-                        segment.states[t // LENGTH, env],
-                        state,
-                        rtol=1e-9,
-                        atol=1e-14,
+                        segment.states[t // LENGTH, env], state, rtol=1e-9, atol=1e-14
                     )
                     assert bool(segment.states[t // LENGTH, env].any()) == bool(state.any())
                     ends["at the start of a sequence"] += not state.any()
@@ -127,9 +108,7 @@ def final_obs(before: np.ndarray) -> np.ndarray:
 
 
 @kinds
-def test_the_last_rows_are_valued_with_the_state_of_their_moment(
-    memory: str,
-) -> None:
+def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) -> None:
     """The value after a segment is that of the first row of the next one, under the same weights."""
     sampler = sampler_of(memory)
     policy = snapshot_of(spec_of(memory))
@@ -185,9 +164,7 @@ def test_an_abandoned_episode_starts_from_zero() -> None:
 
 
 @kinds
-def test_advantages_are_the_same_when_recomputed_with_the_same_weights(
-    memory: str,
-) -> None:
+def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: str) -> None:
     """Successors are valued from the states that the segment holds for them."""
     spec = spec_of(memory)
     ((_, segment),) = collected(memory, 1, recompute_advantages=True)
@@ -198,10 +175,7 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(
     batch = make_batch([segment], None, None, ppo, LENGTH)
     for rows in (LENGTH, 10, 1000):
         again = estimate_again(
-            batch,
-            CurrentNetwork(model, rows, None),
-            experience_of([segment]),
-            ppo,
+            batch, CurrentNetwork(model, rows, None), experience_of([segment]), ppo
         )
         np.testing.assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)
@@ -235,11 +209,7 @@ def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
     assert first.recurrent is not None
     assert second.recurrent is not None
     assert torch.equal(
-        torch.cat([first.recurrent.states, second.recurrent.states]),
-        subset.recurrent.states,
+        torch.cat([first.recurrent.states, second.recurrent.states]), subset.recurrent.states
     )
-    assert [len(piece) for piece in subset.pieces(2 * LENGTH + 1)] == [
-        2 * LENGTH,
-        LENGTH,
-    ]
+    assert [len(piece) for piece in subset.pieces(2 * LENGTH + 1)] == [2 * LENGTH, LENGTH]
     assert [len(piece) for piece in subset.pieces(1)] == [LENGTH] * 3

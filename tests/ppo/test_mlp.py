@@ -26,10 +26,7 @@ def test_weights_of_another_network_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got 1,00\d weights, this network has"):
         spec.unflatten(np.zeros(1003))
     named = spec.unflatten(random_weights(spec))
-    with pytest.raises(
-        ValueError,
-        match=r"value\.4\.bias has shape None, this network has \(1,\)",
-    ):
+    with pytest.raises(ValueError, match=r"value\.4\.bias has shape None, this network has \(1,\)"):
         spec.flatten({name: array for name, array in named.items() if name != "value.4.bias"})
     with pytest.raises(ValueError, match=r"log_std has shape \(2,\), this network has None"):
         spec.flatten(named | {"log_std": np.zeros(2)})
@@ -52,18 +49,13 @@ def test_initial_weights_are_orthogonal_with_the_gains_of_the_paper_code(
         wide = array if array.shape[0] <= array.shape[1] else array.T
         gain = gains.get(name, math.sqrt(2))
         np.testing.assert_allclose(
-            wide @ wide.T,
-            gain**2 * np.eye(len(wide)),
-            atol=1e-5 * gain**2,
-            err_msg=name,
+            wide @ wide.T, gain**2 * np.eye(len(wide)), atol=1e-5 * gain**2, err_msg=name
         )
     assert ("log_std" in parameters) == isinstance(actions, BoxActions)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_initial_weights_are_drawn_from_the_seed_in_a_fixed_order(
-    dtype: str,
-) -> None:
+def test_initial_weights_are_drawn_from_the_seed_in_a_fixed_order(dtype: str) -> None:
     """One generator; the policy trunk from the first layer to the head, then the value trunk; in float32."""
     parameters = arrays(spec_of(hidden_sizes=(16, 8), dtype=dtype).mlp(42))
     generator = torch.Generator().manual_seed(42)
@@ -73,6 +65,5 @@ def test_initial_weights_are_drawn_from_the_seed_in_a_fixed_order(
             gain = head_gain if layer == 2 else math.sqrt(2)
             drawn = nn.init.orthogonal_(torch.empty(units, inputs), gain, generator=generator)
             np.testing.assert_array_equal(
-                parameters[f"{trunk}.{2 * layer}.weight"],
-                drawn.numpy().astype(dtype),
+                parameters[f"{trunk}.{2 * layer}.weight"], drawn.numpy().astype(dtype)
             )

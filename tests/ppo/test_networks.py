@@ -99,10 +99,7 @@ def test_acting_equals_learning(
         str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))
     } == {dtype}
     np.testing.assert_array_equal(agent.decide(obs)[0], agent.distribution.mode(head))
-    assert (head.shape, values.shape) == (
-        (9, spec.distribution.head_size),
-        (9,),
-    )
+    assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
 
 
 @networks
@@ -165,8 +162,7 @@ def _transposed(inputs: int, outputs: int) -> nn.Linear:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own, _transposed],
+    "make", [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own, _transposed]
 )
 @pytest.mark.parametrize("behind", [nn.Tanh, nn.SiLU])
 @pytest.mark.parametrize("rows", [1, 8])
@@ -190,9 +186,7 @@ def test_actors_and_learners_compute_the_same_bits(
     obs = torch.randn(rows, 33)
     expected = acting(obs)
     outputs = TorchActing(
-        acting,
-        acting.parameters(),
-        Spaces(np.dtype((np.float32, (33,))), DiscreteActions(3)),
+        acting, acting.parameters(), Spaces(np.dtype((np.float32, (33,))), DiscreteActions(3))
     ).step(obs.numpy())
     head, values, _ = Autograd(learning, learning.parameters()).forward(obs)
     np.testing.assert_array_equal(outputs.head, head.numpy())

@@ -19,10 +19,7 @@ def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[n
 
 
 @pytest.mark.proves("Moments.merge")
-@given(
-    st.integers(0, 2**32 - 1),
-    st.lists(st.integers(1, 30), min_size=1, max_size=6),
-)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_merging_equals_one_stream(seed: int, sizes: list[int]) -> None:
     parts = chunks(seed, sizes)
     merged = Moments.empty((3,))
@@ -58,8 +55,7 @@ def test_one_sample_does_not_divide_by_zero() -> None:
     np.testing.assert_array_equal(mean, [2, 3])
     np.testing.assert_allclose(std, 1e-4)
     np.testing.assert_array_equal(
-        ObsScale(mean, std).normalize(np.array([[2.0, 4.0]]), "float64"),
-        [[0, 10]],
+        ObsScale(mean, std).normalize(np.array([[2.0, 4.0]]), "float64"), [[0, 10]]
     )
 
 
@@ -69,10 +65,7 @@ def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
     assert moments.mean.dtype == np.float64
     np.testing.assert_allclose(moments.mean, np.float64(np.float32(0.1)), rtol=1e-14)
     np.testing.assert_array_equal(samples, np.float32(0.1))
-    assert Moments.of(np.full((4, 2), 200, np.uint8)).mean.tolist() == [
-        200,
-        200,
-    ]
+    assert Moments.of(np.full((4, 2), 200, np.uint8)).mean.tolist() == [200, 200]
 
 
 def test_statistics_are_merged_in_the_order_given() -> None:
@@ -132,9 +125,7 @@ def test_statistics_are_restored_from_their_arrays(num_samples: int) -> None:
 
 
 @pytest.mark.parametrize("power", [-30, -100, 30, 100])
-def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(
-    power: int,
-) -> None:
+def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(power: int) -> None:
     samples = chunks(3, [200])[0]
     unit = 2.0**power
     ordinary = Moments.of(samples)

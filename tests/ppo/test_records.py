@@ -13,12 +13,7 @@ import torch
 from jaxtyping import Float, TypeCheckError, jaxtyped
 from shapes import checked
 
-from dppo.ppo.exchange.records import (
-    PolicySnapshot,
-    Rebuild,
-    SamplerCarry,
-    Segment,
-)
+from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, Segment
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.losses import policy_loss
@@ -30,10 +25,7 @@ E = 2
 def segment(**changes: Any) -> Segment:
     rows = np.zeros((T, E))
     flags = np.zeros((T, E), bool)
-    columns: dict[str, Any] = {
-        "obs": np.zeros((T, E, 4)),
-        "actions": np.zeros((T, E), np.int64),
-    }
+    columns: dict[str, Any] = {"obs": np.zeros((T, E, 4)), "actions": np.zeros((T, E), np.int64)}
     columns |= {name: rows.copy() for name in ("logprobs", "values", "next_values", "rewards")}
     columns |= {name: flags.copy() for name in ("terminated", "truncated", "valid")}
     return Segment(**columns | changes)
@@ -87,13 +79,7 @@ def test_a_wrong_shape_fails_where_anything_may_be_returned() -> None:
 
 def made() -> list[Any]:
     rebuild = Rebuild(carry(), (np.zeros((2, 3)),))
-    return [
-        segment(),
-        carry(),
-        scale(),
-        rebuild,
-        PolicySnapshot(0, np.zeros(5), scale()),
-    ]
+    return [segment(), carry(), scale(), rebuild, PolicySnapshot(0, np.zeros(5), scale())]
 
 
 @pytest.mark.parametrize("pickled", [False, True])

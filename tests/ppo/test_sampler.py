@@ -10,12 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import (
-    assert_same_bytes,
-    random_weights,
-    sampler_of,
-    telling_snapshot,
-)
+from builders import assert_same_bytes, random_weights, sampler_of, telling_snapshot
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from worlds.faulty import DriftingSimulator
@@ -58,25 +53,14 @@ def test_rows_are_aligned_within_an_episode() -> None:
     assert column(segment.obs[..., 0]) == [0, 1, 2, 3, 4]
     assert column(segment.values) == [100, 110, 120, 130, 140]
     # the last one is of the state after the segment
-    assert column(segment.next_values) == [
-        110,
-        120,
-        130,
-        140,
-        150,
-    ]
+    assert column(segment.next_values) == [110, 120, 130, 140, 150]
     assert column(segment.rewards) == column(segment.actions)
     assert not segment.terminated.any()
     assert not segment.truncated.any()
     assert segment.valid.all()
     assert segment.successors is None  # only segments whose advantages are recomputed hold them
     np.testing.assert_allclose(segment.logprobs, np.log(1 / 4))
-    assert (
-        report.sampler_id,
-        report.index,
-        report.policy_version,
-        report.steps,
-    ) == (0, 0, 0, 5)
+    assert (report.sampler_id, report.index, report.policy_version, report.steps) == (0, 0, 0, 5)
 
 
 def test_actions_are_drawn_from_the_stream_of_their_segment() -> None:
@@ -114,29 +98,13 @@ def test_an_episode_that_ends_on_the_last_row(end: str) -> None:
 
 
 def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
-    ends = [
-        {},
-        {"truncate_after": 2},
-        {"terminate_after": 3},
-        {"truncate_after": 5},
-    ]
+    ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
     report, segment = collect_counting(num_steps=5, ends=ends)[0]
-    counts = [
-        [0, 1, 2, 3, 4],
-        [0, 1, 0, 1, 0],
-        [0, 1, 2, 0, 1],
-        [0, 1, 2, 3, 4],
-    ]
+    counts = [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
     assert [column(segment.obs[..., 0], env) for env in range(4)] == counts
     assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
     # 150, not 100 as in the new episode
-    assert column(segment.next_values, 3) == [
-        110,
-        120,
-        130,
-        140,
-        150,
-    ]
+    assert column(segment.next_values, 3) == [110, 120, 130, 140, 150]
     assert np.argwhere(segment.truncated.T).tolist() == [[1, 1], [1, 3], [3, 4]]
     assert np.argwhere(segment.terminated.T).tolist() == [[2, 2]]
     assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
@@ -198,9 +166,7 @@ def test_discounted_returns_of_all_environments_are_samples() -> None:
 def test_observations_are_reported_as_moments_of_the_raw_rows() -> None:
     sampler, spec = sampler_of([Counting(truncate_after=4), Counting()], num_steps=6)
     snapshot = PolicySnapshot(
-        0,
-        telling_snapshot(spec).weights,
-        ObsScale(*Moments.empty((1,)).mean_and_std()),
+        0, telling_snapshot(spec).weights, ObsScale(*Moments.empty((1,)).mean_and_std())
     )
     report, segment = sampler.collect(SegmentRequest(0, 0), snapshot)
     assert_same_bytes(report.statistics.obs, Moments.of(segment.obs.reshape(-1, 1)))
@@ -237,10 +203,7 @@ ENVS: dict[str, MakeEnvs] = {
     "discrete": limited(CartPoleEnv, 500),
     "box": limited(PointMass, 13),
     "ends on the last row": limited(PointMass, 20),
-    "counting": lambda: [
-        Counting(truncate_after=9),
-        Counting(terminate_after=4),
-    ],
+    "counting": lambda: [Counting(truncate_after=9), Counting(terminate_after=4)],
 }
 
 
@@ -263,11 +226,7 @@ def test_a_rebuilt_sampler_answers_the_same_request_with_the_same_bytes(
         rebuilt, _ = sampler_of(ENVS[envs](), num_steps=20)
     result = rebuilt.collect(SegmentRequest(0, 2, ledger.rebuild(0, 2)), policies[2])
     assert_same_bytes(result, expected, but=["env_s"])
-    assert_same_bytes(
-        rebuilt.collect(SegmentRequest(0, 3), policies[3]),
-        going_on,
-        but=["env_s"],
-    )
+    assert_same_bytes(rebuilt.collect(SegmentRequest(0, 3), policies[3]), going_on, but=["env_s"])
     assert result[0].incidents == ()
 
 
@@ -284,9 +243,7 @@ def test_samplers_are_reproducible_and_differ_by_id() -> None:
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(
-    replay: bool,
-) -> None:
+def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bool) -> None:
     def envs() -> list[gym.Env[Any, Any]]:
         return [DriftingSimulator(CartPoleEnv()), CartPoleEnv()]
 
@@ -361,10 +318,7 @@ def test_some_samplers_may_be_rebuilt_while_others_continue() -> None:
         second.collect(SegmentRequest(1, 1), policies[1]),
     ]
     (again, _), _ = a_lot("box", 2)
-    requests = [
-        SegmentRequest(0, 1, ledger.rebuild(0, 1)),
-        SegmentRequest(1, 1),
-    ]
+    requests = [SegmentRequest(0, 1, ledger.rebuild(0, 1)), SegmentRequest(1, 1)]
     result = collect_together([again, going_on], requests, policies[1])
     assert_same_bytes(result[0], expected[0], but=["env_s"])
     assert_same_bytes(result[1], expected[1], but=["env_s"])

@@ -41,10 +41,7 @@ from dppo.spaces.actions import Actions
             {"minibatches": 1},
             {"micro_batch_size": 5},
         ),
-        *(
-            {"micro_batch_size": 1000},
-            {"target_kl": 1e-4},
-        ),
+        *({"micro_batch_size": 1000}, {"target_kl": 1e-4}),
         *(
             {"clip_coef": 0.05, "update_epochs": 1},
             {"adv_floor": 3.0},

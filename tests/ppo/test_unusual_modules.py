@@ -148,10 +148,7 @@ def test_actors_and_learners_compute_what_torch_does(kind: type[Base]) -> None:
             (ours, head),
             (our_values, values),
             (torch.from_numpy(ours_by_actor.head), head),
-            (
-                learner.parameters.gradient,
-                torch.cat([tensor.flatten() for tensor in wanted]),
-            ),
+            (learner.parameters.gradient, torch.cat([tensor.flatten() for tensor in wanted])),
         ):
             torch.testing.assert_close(computed, of_torch.detach(), rtol=1e-9, atol=1e-12)
 
@@ -167,8 +164,7 @@ class MakesBuffer(Base):
 
 def test_a_buffer_that_is_made_in_a_forward_pass_is_refused() -> None:
     with pytest.raises(
-        ConfigError,
-        match=r"its buffer scale is made in a forward pass. Make it in the constructor",
+        ConfigError, match=r"its buffer scale is made in a forward pass. Make it in the constructor"
     ):
         assert ModuleSpec(SPACES, MakesBuffer, {}, "float32").num_parameters
 
@@ -215,11 +211,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
         "minibatch_size": 16,
     }
     run_dir: Path = tmp_path_factory.mktemp("unusual") / "run"
-    options: dict[str, Any] = {
-        "num_actors": 0,
-        "progress": "off",
-        "run_dir": run_dir,
-    }
+    options: dict[str, Any] = {"num_actors": 0, "progress": "off", "run_dir": run_dir}
     return dppo.train(dppo.Config(env_id="Pendulum-v1", model=Base, **sizes, **options))
 
 

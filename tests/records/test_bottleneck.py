@@ -14,34 +14,54 @@ from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
 def split_of(times: Sequence[float], rows: int = 5) -> TimeSplit:
     """Times of an iteration, of collecting, of the slowest actor and of updating."""
     split = TimeSplit()
-    row = dict(zip((f"perf/{name}" for name in split._fields[1:]), times, strict=True))
+    names = [f"perf/{name}" for name in split._fields[1:]]
+    row = dict(zip(names, times, strict=True))
     for _ in range(1, rows):  # the first iteration, which makes the environments, does not count
         split = split.plus(row)
     return split
 
 
 def said(*times: float, rows: int = 5, **changes: Any) -> str:
-    return bottleneck_line(
-        split_of(times, rows), make_config({"env_id": "E-v0", "num_actors": 2} | changes)
-    )
+    config = make_config({"env_id": "E-v0", "num_actors": 2} | changes)
+    return bottleneck_line(split_of(times, rows), config)
 
 
-@pytest.mark.parametrize(
-    ("times", "changes", "line"),
-    [
-        ((0.75, 0.5, 0.5, 0.22), {}, "An iteration took 750 ms: collecting 500 ms, updating 220 ms."),
-        ((2.5, 1.0, 0.9, 1.05), {"update_epochs": 1}, "An iteration took 2.5 s: collecting 1 s, updating 1.05 s."),
-        ((0.75, 0.2, 0.2, 0.53), {"update_epochs": 10}, "updating 530 ms. update_epochs=5 (--update-epochs 5) would "
-         "make about 1.5 x as many env steps per second, and need more of them to learn the same."),
-        ((1.0, 0.4, 0.4, 0.6), {"update_epochs": 10}, "update_epochs=6 (--update-epochs 6) would make about 1.3 x "),
-        ((0.61, 0.6, 0.25, 0.6), {"update_epochs": 4, "overlap": True}, "collecting 250 ms, updating 600 ms. "
-         "update_epochs=2 (--update-epochs 2) would make about 2.0 x "),
-        ((1.0, 0.39, 0.39, 0.61), {"update_epochs": 4, "overlap": True, "num_actors": 0}, "=2 (--update-epochs 2) "
-         "would make about 1.4 x "),
-        ((1.0, 0.48, 0.48, 0.5), {"update_epochs": 10}, "updating 500 ms."),  # a small gain
-        ((1.0, 0.5, 0.5, 0.0), {}, "updating 0 ms."),
-    ],
-)  # fmt: skip
+UPDATING: list[tuple[tuple[float, ...], dict[str, Any], str]] = [
+    # times, settings, words of the line
+    ((0.75, 0.5, 0.5, 0.22), {}, "An iteration took 750 ms: collecting 500 ms, updating 220 ms."),
+    (
+        (2.5, 1.0, 0.9, 1.05),
+        {"update_epochs": 1},
+        "An iteration took 2.5 s: collecting 1 s, updating 1.05 s.",
+    ),
+    (
+        (0.75, 0.2, 0.2, 0.53),
+        {"update_epochs": 10},
+        "updating 530 ms. update_epochs=5 (--update-epochs 5) would make about 1.5 x as many env steps per second, "
+        "and need more of them to learn the same.",
+    ),
+    (
+        (1.0, 0.4, 0.4, 0.6),
+        {"update_epochs": 10},
+        "update_epochs=6 (--update-epochs 6) would make about 1.3 x ",
+    ),
+    (
+        (0.61, 0.6, 0.25, 0.6),
+        {"update_epochs": 4, "overlap": True},
+        "collecting 250 ms, updating 600 ms. update_epochs=2 (--update-epochs 2) would make about 2.0 x ",
+    ),
+    (
+        (1.0, 0.39, 0.39, 0.61),
+        {"update_epochs": 4, "overlap": True, "num_actors": 0},
+        "=2 (--update-epochs 2) would make about 1.4 x ",
+    ),
+    # a small gain
+    ((1.0, 0.48, 0.48, 0.5), {"update_epochs": 10}, "updating 500 ms."),
+    ((1.0, 0.5, 0.5, 0.0), {}, "updating 0 ms."),
+]
+
+
+@pytest.mark.parametrize(("times", "changes", "line"), UPDATING)
 def test_both_times_are_printed_and_fewer_epochs_where_updating_takes_the_longest(
     times: Any, changes: dict[str, Any], line: str
 ) -> None:
@@ -58,14 +78,14 @@ def test_without_overlap_the_gain_by_overlap_is_named() -> None:
         "Bottleneck: the actors were idle for 38% of the time, during updates. overlap=True (--overlap) would be "
         "about 1.6 x as fast; its results differ."
     )
-    assert "idle for 80% of the time, during updates" in said(0.100, 0.020, 0.020, 0.075)
-    assert "about 1.2 x" in said(0.100, 0.020, 0.020, 0.075)
+    line = said(0.100, 0.020, 0.020, 0.075)
+    assert "idle for 80% of the time, during updates" in line
+    assert "about 1.2 x" in line
 
 
 def test_with_overlap_the_slower_side_is_named() -> None:
-    assert said(0.033, 0.033, 0.020, 0.031, overlap=True) == (
-        "Bottleneck: the learner. More actors gain nothing."
-    )
+    line = said(0.033, 0.033, 0.020, 0.031, overlap=True)
+    assert line == "Bottleneck: the learner. More actors gain nothing."
     assert said(0.100, 0.100, 0.098, 0.030, overlap=True) == (
         "Bottleneck: the actors. num_actors=8 (--num-actors 8) would be up to 3.3 x as fast if there are CPUs for "
         "them, with the same result."
@@ -75,21 +95,14 @@ def test_with_overlap_the_slower_side_is_named() -> None:
 @pytest.mark.parametrize(
     ("times", "changes"),
     [
-        *(
-            ((0.100, 0.050, 0.050, 0.050), none)
-            for none in ({"num_actors": 0}, {"rows": 1}, {"rows": 0})
-        ),
+        ((0.100, 0.050, 0.050, 0.050), {"num_actors": 0}),
+        ((0.100, 0.050, 0.050, 0.050), {"rows": 1}),
+        ((0.100, 0.050, 0.050, 0.050), {"rows": 0}),
         ((0.100, 0.050, 0.050, 0.050), {"num_actors": 0, "overlap": True}),
         # not more actors than samplers
-        (
-            (0.100, 0.100, 0.098, 0.030),
-            {"num_actors": 8, "overlap": True},
-        ),
+        ((0.100, 0.100, 0.098, 0.030), {"num_actors": 8, "overlap": True}),
         # whose samplers do not take turns
-        (
-            (0.100, 0.100, 0.098, 0.030),
-            {"overlap": True, "env_threads": True},
-        ),
+        ((0.100, 0.100, 0.098, 0.030), {"overlap": True, "env_threads": True}),
         ((0.100, 0.092, 0.090, 0.008), {}),  # a small gain
         ((0.100, 0.008, 0.007, 0.092), {}),
     ],

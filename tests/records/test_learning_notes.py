@@ -68,11 +68,7 @@ NOT_LEARNING: list[tuple[list[str], Changes, dict[str, Any]]] = [
     (["certain"], FLAT | {"entropy": falling(1.1)}, {}),
     (["certain"], FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": BOX}),
     # it has got worse
-    (
-        ["certain"],
-        {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i},
-        {},
-    ),
+    (["certain"], {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i}, {}),
     (["unexplained"], FLAT | POOR, {}),
     (
         ["fallen"],
@@ -153,7 +149,7 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
     assert texts == [
         "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, updates may follow "
         "noise: begin again, or with init_from at an earlier checkpoint, with more num_steps (64 now) or a lower "
-        "learning_rate (0.0003 now)",
+        "learning_rate (0.0003 now)"
     ]
 
 

@@ -156,12 +156,7 @@ def test_times_of_a_resumed_run_are_joined() -> None:
 def test_a_resume_is_found_also_where_its_first_iteration_took_longer_than_all_before() -> None:
     """It makes the environments again, and replays their episodes."""
     # seconds, env steps, steps/s of the call
-    calls = [
-        (1, 64, 64 / 1),
-        (3, 128, 64 / 3),
-        (5, 192, 128 / 5),
-        (7, 256, 64 / 7),
-    ]
+    calls = [(1, 64, 64 / 1), (3, 128, 64 / 3), (5, 192, 128 / 5), (7, 256, 64 / 7)]
     rows = [{"time/training_s": s, "global_step": n, "charts/SPS": sps} for s, n, sps in calls]
     assert resumed(rows).tolist() == [False, True, False, True]
     np.testing.assert_allclose(training_times(rows), [1, 4, 6, 13])

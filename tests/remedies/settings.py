@@ -110,10 +110,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         "with state_dependent_std the network starts",
         {"log_std_init": -1.0, "state_dependent_std": True},
     ),
-    (
-        "there is no controller to start from. Set `prior`, or leave it out",
-        {"prior_steps": 5000},
-    ),
+    ("there is no controller to start from. Set `prior`, or leave it out", {"prior_steps": 5000}),
     ("the clone of a prior starts with the deviation", {"log_std_init": -1.0} | PRIOR),
     ("the clone of a prior replaces the weights", {"init_from": "runs/other"} | PRIOR),
     ("cannot be cloned from a controller yet. Use `memory=none`", {"memory": "gru"} | PRIOR),
@@ -177,18 +174,12 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Use `{}={}`", {"memory": "gru", "sequence_length": 24, "num_steps": 128}),
     ("Ray counts in units of {}. Use `{}={}` or more", {"cpus_per_actor": 1e-6} | ACTORS),
     ("On a node of the cluster use `address=auto`", {"address": "ray://head:10001"} | ACTORS),
-    (
-        "without the memory of those before. Leave it out",
-        SAC | {"memory": "gru"},
-    ),
+    ("without the memory of those before. Leave it out", SAC | {"memory": "gru"}),
     ("which only squash keeps. Leave it out", SAC | {"action_bounds": "clip"}),
     ("learns a deviation for each observation", SAC | {"state_dependent_std": False}),
     ("have discrete actions and images. Use `algo=ppo`", SAC | {"atari": "game"}),
     ("or more; the default keeps all", SAC | {"replay_rows": 100}),
-    (
-        "falls from it to target_entropy={}. Use a larger number",
-        SAC | {"entropy_start": -2.0},
-    ),
+    ("falls from it to target_entropy={}. Use a larger number", SAC | {"entropy_start": -2.0}),
     (
         "cannot be shared evenly by {} learners. Use `minibatch_size={}`",
         SAC | ACTORS | {"num_learners": 2, "minibatch_size": 129},

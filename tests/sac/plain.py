@@ -30,25 +30,13 @@ def plain_critics(
         fan_in = inputs
         start = 0
         for fan_out in (*sizes, 1):
-            layer = nn.Linear(
-                fan_in,
-                fan_out,
-                dtype=weights.dtype,
-            )
+            layer = nn.Linear(fan_in, fan_out, dtype=weights.dtype)
             end = start + count * fan_in * fan_out
-            stacked = weights[start:end].view(
-                count,
-                fan_in,
-                fan_out,
-            )
+            stacked = weights[start:end].view(count, fan_in, fan_out)
             layer.weight.data = stacked[critic].t().clone()
             start = end + count * fan_out
             layer.bias.data = weights[end:start].view(count, fan_out)[critic].clone()
-            layers += [
-                layer,
-                nn.LayerNorm(fan_out, elementwise_affine=False),
-                nn.SiLU(),
-            ]
+            layers += [layer, nn.LayerNorm(fan_out, elementwise_affine=False), nn.SiLU()]
             fan_in = fan_out
         modules.append(nn.Sequential(*layers[:-2]))
     return modules
@@ -98,22 +86,13 @@ class World:
         obs = np.zeros(count, self.dtype)
         leaves = [obs] if self.dtype.names is None else [obs[name] for name in self.dtype.names]
         for leaf in leaves:
-            leaf[...] = self.random.normal(
-                3,
-                2,
-                leaf.shape,
-            )
+            leaf[...] = self.random.normal(3, 2, leaf.shape)
         return obs
 
     def segments(self, num_steps: int) -> list[Segment]:
         steps: list[list[Row | None]] = [[] for _ in range(num_steps)]
         segments = [
-            self._segment(
-                sampler,
-                num_steps,
-                steps,
-            )
-            for sampler in range(self.num_samplers)
+            self._segment(sampler, num_steps, steps) for sampler in range(self.num_samplers)
         ]
         self.rows += [row for step in steps for row in step if row is not None]
         return segments
@@ -176,10 +155,7 @@ def look_ahead(
         reward += settings.gamma**num_steps * last.reward
         num_steps += 1
     return rows[number]._replace(
-        reward=reward,
-        terminated=last.terminated,
-        successor=last.successor,
-        num_steps=num_steps,
+        reward=reward, terminated=last.terminated, successor=last.successor, num_steps=num_steps
     )
 
 
@@ -190,14 +166,7 @@ def experience_of(
     reward_scale: float | None = None,
 ) -> Experience:
     return Experience(
-        segments,
-        PolicySnapshot(
-            iteration,
-            np.zeros(0),
-            scale,
-        ),
-        reward_scale,
-        iteration,
+        segments, PolicySnapshot(iteration, np.zeros(0), scale), reward_scale, iteration
     )
 
 
@@ -266,10 +235,7 @@ class PlainSAC:
         """Return the density of a row's action under the policy, relative to that under the policy that chose it."""
         obs = normalize(row.obs[None])
         head, _ = self.policy(obs)
-        distribution = SquashedGaussian(
-            self.spec.distribution.noise_size,
-            state_dependent=True,
-        )
+        distribution = SquashedGaussian(self.spec.distribution.noise_size, state_dependent=True)
         action = torch.from_numpy(row.action[None])
         logprobs, _ = distribution.scores(head, action)
         difference = float(logprobs) - row.logprob
@@ -287,54 +253,20 @@ class PlainSAC:
         with torch.no_grad():
             following, logprobs = self._draw(successors, noise[0])
             values = torch.stack(
-                [
-                    self._value(
-                        critic,
-                        successors,
-                        following,
-                    )
-                    for critic in self.targets
-                ]
+                [self._value(critic, successors, following) for critic in self.targets]
             )
             targets = rewards + discounts * (1 - ends) * (values.amin(0) - temperature * logprobs)
         loss = sum(
-            0.5
-            * (
-                self._value(
-                    critic,
-                    obs,
-                    actions,
-                )
-                - targets
-            )
-            .square()
-            .mean()
+            0.5 * (self._value(critic, obs, actions) - targets).square().mean()
             for critic in self.critics
         )
         self._move(0, loss)
         with torch.no_grad():
-            for target, critic in zip(
-                self.targets,
-                self.critics,
-                strict=True,
-            ):
-                for slow, fast in zip(
-                    target.parameters(),
-                    critic.parameters(),
-                    strict=True,
-                ):
+            for target, critic in zip(self.targets, self.critics, strict=True):
+                for slow, fast in zip(target.parameters(), critic.parameters(), strict=True):
                     slow.copy_(self.settings.tau * fast + (1 - self.settings.tau) * slow)
         drawn, logprobs = self._draw(obs, noise[1])
-        least = torch.stack(
-            [
-                self._value(
-                    critic,
-                    obs,
-                    drawn,
-                )
-                for critic in self.critics
-            ]
-        ).amin(0)
+        least = torch.stack([self._value(critic, obs, drawn) for critic in self.critics]).amin(0)
         self._move(1, (temperature * logprobs - least).mean())
         target_entropy = self.settings.target_entropy * noise.shape[2]
         self._move(2, (-self.log_temperature * (logprobs.detach() + target_entropy)).mean())

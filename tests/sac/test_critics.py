@@ -17,56 +17,26 @@ INPUTS = 5
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(
-        shape,
-        generator=generator,
-        dtype=torch.float64,
-    )
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "count"),
-    [
-        ((8,), 1),
-        ((8, 6), 2),
-        ((8, 6, 4), 3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("sizes", "count"), [((8,), 1), ((8, 6), 2), ((8, 6, 4), 3)], ids=str)
 def test_values_and_gradients_are_those_of_autograd(sizes: tuple[int, ...], count: int) -> None:
-    critics = Critics(
-        INPUTS,
-        sizes,
-        count,
-        torch.Generator().manual_seed(1),
-    )
+    critics = Critics(INPUTS, sizes, count, torch.Generator().manual_seed(1))
     critics.to(torch.device("cpu"), torch.float64)
     weights = critics.parameters.weights.detach()
     weights.copy_(numbers(len(weights), seed=2))
     inputs = numbers(ROWS, INPUTS).requires_grad_()
     by_values = numbers(count, ROWS, seed=3)
-    modules = plain_critics(
-        count,
-        INPUTS,
-        sizes,
-        weights,
-    )
+    modules = plain_critics(count, INPUTS, sizes, weights)
     expected = torch.stack([module(inputs).squeeze(1) for module in modules])
     parameters = [parameter for module in modules for parameter in module.parameters()]
     gradients = torch.autograd.grad((expected * by_values).sum(), [inputs, *parameters])
-    for parameter, gradient in zip(
-        parameters,
-        gradients[1:],
-        strict=True,
-    ):
+    for parameter, gradient in zip(parameters, gradients[1:], strict=True):
         parameter.data = gradient
 
     values, residuals = critics.forward(inputs.detach())
-    by_actions = critics.by_actions(
-        residuals,
-        by_values,
-        2,
-    )
+    by_actions = critics.by_actions(residuals, by_values, 2)
     assert not critics.parameters.gradient.any()
     critics.backward(residuals, by_values)
 
@@ -76,12 +46,7 @@ def test_values_and_gradients_are_those_of_autograd(sizes: tuple[int, ...], coun
 
 
 def test_targets_follow_slowly() -> None:
-    critics = Critics(
-        INPUTS,
-        (4,),
-        2,
-        torch.Generator().manual_seed(1),
-    )
+    critics = Critics(INPUTS, (4,), 2, torch.Generator().manual_seed(1))
     inputs = torch.randn(ROWS, INPUTS)
     torch.testing.assert_close(critics.target_values(inputs), critics.forward(inputs)[0])
     before = critics.targets.clone()
@@ -112,46 +77,19 @@ def test_gradient_of_the_head_is_that_of_autograd() -> None:
     loss = (temperature * drawn.logprobs).sum() + (by_actions * drawn.actions).sum()
     (expected,) = torch.autograd.grad(loss, head)
     with torch.no_grad():
-        gradient = by_head(
-            head,
-            sample(head, noise),
-            by_actions,
-            temperature,
-        )
+        gradient = by_head(head, sample(head, noise), by_actions, temperature)
     torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.proves("by_head")
 def test_deviations_are_not_pushed_out_of_their_range() -> None:
     head = torch.tensor(
-        [
-            [0.0, MAX_LOG_STD],
-            [0.0, MAX_LOG_STD],
-            [0.0, MIN_LOG_STD],
-            [0.0, MIN_LOG_STD],
-        ]
+        [[0.0, MAX_LOG_STD], [0.0, MAX_LOG_STD], [0.0, MIN_LOG_STD], [0.0, MIN_LOG_STD]]
     )
-    noise = torch.tensor(
-        [
-            [1.0],
-            [-1.0],
-            [1.0],
-            [-1.0],
-        ]
-    )
+    noise = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
     drawn = sample(head, noise)
     by_actions = torch.full((4, 1), 1e3)
-    by_log_std = by_head(
-        head,
-        drawn,
-        by_actions,
-        torch.tensor([0.0]),
-    )[:, 1]
-    assert (by_log_std != 0).tolist() == [
-        True,
-        False,
-        False,
-        True,
-    ]
+    by_log_std = by_head(head, drawn, by_actions, torch.tensor([0.0]))[:, 1]
+    assert (by_log_std != 0).tolist() == [True, False, False, True]
     assert by_log_std[0] > 0
     assert by_log_std[3] < 0

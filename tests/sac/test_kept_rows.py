@@ -15,17 +15,8 @@ from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, leaves
 
 VECTOR = np.dtype((np.float32, (3,)))
-DICT = np.dtype(
-    [
-        ("speed", np.float32, ()),
-        ("place", np.float64, (2,)),
-    ]
-)
-OBS = pytest.mark.parametrize(
-    "dtype",
-    [VECTOR, DICT],
-    ids=["vector", "dict"],
-)
+DICT = np.dtype([("speed", np.float32, ()), ("place", np.float64, (2,))])
+OBS = pytest.mark.parametrize("dtype", [VECTOR, DICT], ids=["vector", "dict"])
 ALL = 10**6
 
 
@@ -48,16 +39,10 @@ def check(rows: KeptRows, expected: list[Row]) -> None:
     assert (drawn.num_steps == 1).all()
     for number, row in enumerate(expected):
         assert same(drawn.obs[number], row.obs)
-        np.testing.assert_array_equal(
-            drawn.actions[number],
-            row.action,
-        )
+        np.testing.assert_array_equal(drawn.actions[number], row.action)
         assert drawn.rewards[0, number] == row.reward
         assert drawn.terminated[number] == row.terminated
-        assert row.terminated or same(
-            drawn.successors[number],
-            row.successor,
-        )
+        assert row.terminated or same(drawn.successors[number], row.successor)
 
 
 @OBS
@@ -105,14 +90,7 @@ def test_the_oldest_steps_leave_first(dtype: np.dtype[Any]) -> None:
 
 def test_an_iteration_is_kept_even_if_it_is_larger_than_the_limit() -> None:
     world = World(VECTOR)
-    check(
-        kept(
-            world,
-            [6] * 3,
-            limit=5,
-        ),
-        world.rows[-4 * 6 :],
-    )
+    check(kept(world, [6] * 3, limit=5), world.rows[-4 * 6 :])
 
 
 @OBS
@@ -121,57 +99,23 @@ def test_neither_chunks_nor_a_checkpoint_change_what_is_drawn(
     dtype: np.dtype[Any], limit: int
 ) -> None:
     lengths = [6, 6, 6, 6]
-    whole = kept(
-        World(
-            dtype,
-            ends=0.2,
-            invalid=0.1,
-        ),
-        lengths,
-        limit,
-    )
+    whole = kept(World(dtype, ends=0.2, invalid=0.1), lengths, limit)
     resumed = World(dtype, ends=0.2, invalid=0.1)
-    state = kept(
-        resumed,
-        lengths[:2],
-        limit,
-    ).state()
+    state = kept(resumed, lengths[:2], limit).state()
     for array in state.values():
         array.flags.writeable = False
     rows = KeptRows(limit, dtype)
     rows.load(state)
     for length in lengths[2:]:
         rows.append(resumed.segments(length))
-    assert same(
-        len(rows.transitions()),
-        len(whole.transitions()),
-    )
+    assert same(len(rows.transitions()), len(whole.transitions()))
     for n_step in (1, 3):
-        drawn = rows.draw(
-            rows.transitions(),
-            n_step,
-        )
-        expected = whole.draw(
-            whole.transitions(),
-            n_step,
-        )
-        assert all(
-            same(*columns)
-            for columns in zip(
-                drawn,
-                expected,
-                strict=True,
-            )
-        )
+        drawn = rows.draw(rows.transitions(), n_step)
+        expected = whole.draw(whole.transitions(), n_step)
+        assert all(same(*columns) for columns in zip(drawn, expected, strict=True))
     expected_state = whole.state()
     assert list(rows.state()) == list(expected_state)
-    assert all(
-        same(
-            array,
-            expected_state[name],
-        )
-        for name, array in rows.state().items()
-    )
+    assert all(same(array, expected_state[name]) for name, array in rows.state().items())
 
 
 def test_a_smaller_limit_after_a_resume_drops_the_oldest() -> None:
@@ -196,56 +140,28 @@ def test_restored_rows_are_those_of_the_snapshot(before: int, limit: int) -> Non
     rows.restore(snapshot)
     restored = rows.state()
     assert list(restored) == list(expected)
-    assert all(
-        same(
-            array,
-            expected[name],
-        )
-        for name, array in restored.items()
-    )
+    assert all(same(array, expected[name]) for name, array in restored.items())
     rows.append(segments)
-    assert all(
-        same(
-            array,
-            repeated[name],
-        )
-        for name, array in rows.state().items()
-    )
+    assert all(same(array, repeated[name]) for name, array in rows.state().items())
 
 
 def test_several_steps_stop_where_the_episode_does() -> None:
-    world = World(
-        VECTOR,
-        num_samplers=1,
-        num_envs=1,
-        ends=0.25,
-        invalid=0.15,
-        seed=3,
-    )
+    world = World(VECTOR, num_samplers=1, num_envs=1, ends=0.25, invalid=0.15, seed=3)
     n_step = 3
     rows = kept(world, [5] * 6)
     drawn = rows.draw(rows.transitions(), n_step)
     for number in range(len(world.rows)):
         chain = [world.rows[number]]
         for following in world.rows[number + 1 : number + n_step]:
-            continues = not chain[-1].terminated and same(
-                chain[-1].successor,
-                following.obs,
-            )
+            continues = not chain[-1].terminated and same(chain[-1].successor, following.obs)
             if not continues:
                 break
             chain.append(following)
         assert drawn.num_steps[number] == len(chain)
         rewards = [row.reward for row in chain] + [0.0] * (n_step - len(chain))
-        np.testing.assert_array_equal(
-            drawn.rewards[:, number],
-            rewards,
-        )
+        np.testing.assert_array_equal(drawn.rewards[:, number], rewards)
         assert drawn.terminated[number] == chain[-1].terminated
-        assert chain[-1].terminated or same(
-            drawn.successors[number],
-            chain[-1].successor,
-        )
+        assert chain[-1].terminated or same(drawn.successors[number], chain[-1].successor)
     assert set(drawn.num_steps) == {1, 2, 3}
 
 

@@ -54,14 +54,7 @@ def test_critics_read_all_leaves_and_categories_as_one_hot_codes() -> None:
     speeds = obs["speed"].flatten(1)
     gears = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     expected = torch.cat(
-        [
-            speeds,
-            gears,
-            torch.eye(2),
-            torch.tensor([[4000.0], [3.0]]),
-            actions,
-        ],
-        dim=1,
+        [speeds, gears, torch.eye(2), torch.tensor([[4000.0], [3.0]]), actions], dim=1
     )
     assert torch.equal(inputs(obs, actions), expected)
     assert inputs.size == expected.shape[1]

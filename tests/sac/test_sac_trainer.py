@@ -28,27 +28,8 @@ from dppo.spaces.spaces import Spaces
 
 VECTOR = np.dtype((np.float64, (3,)))
 DICT = np.dtype([("speed", np.float64, ()), ("place", np.float64, (2,))])
-ACTIONS = BoxActions(
-    np.full(2, -1.0),
-    np.full(2, 2.0),
-    bounds="squash",
-)
-SCALE = ObsScale(
-    np.array(
-        [
-            3.0,
-            2.0,
-            1.0,
-        ]
-    ),
-    np.array(
-        [
-            2.0,
-            0.5,
-            4.0,
-        ]
-    ),
-)
+ACTIONS = BoxActions(np.full(2, -1.0), np.full(2, 2.0), bounds="squash")
+SCALE = ObsScale(np.array([3.0, 2.0, 1.0]), np.array([2.0, 0.5, 4.0]))
 SMALL = SACSettings(
     minibatch_size=16,
     first_rows=0,
@@ -66,11 +47,7 @@ class Plain(nn.Module):
 
     def __init__(self, spaces: Spaces, head_size: int) -> None:
         super().__init__()
-        self.policy = nn.Sequential(
-            nn.Linear(3, 8),
-            nn.Tanh(),
-            nn.Linear(8, head_size),
-        )
+        self.policy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, head_size))
         self.value = nn.Linear(3, 1)
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
@@ -89,36 +66,18 @@ def spec_of(dtype: np.dtype[Any], model: Any = None) -> NetworkSpec:
 def trainer_of(
     dtype: np.dtype[Any] = VECTOR, settings: SACSettings = SMALL, model: Any = None
 ) -> SACTrainer:
-    return SACTrainer(
-        spec_of(dtype, model),
-        settings,
-        seed=5,
-    )
+    return SACTrainer(spec_of(dtype, model), settings, seed=5)
 
 
 def experiences(dtype: np.dtype[Any] = VECTOR, count: int = 3, **options: Any) -> list[Experience]:
     world = World(dtype, **options)
-    return [
-        experience_of(
-            world.segments(6),
-            number,
-            SCALE,
-            2.0,
-        )
-        for number in range(count)
-    ]
+    return [experience_of(world.segments(6), number, SCALE, 2.0) for number in range(count)]
 
 
 def normalized(obs: np.ndarray) -> Any:
     if obs.dtype.names is None:
         standardized = (obs - SCALE.mean) / SCALE.std
-        return torch.from_numpy(
-            np.clip(
-                standardized,
-                -10,
-                10,
-            )
-        )
+        return torch.from_numpy(np.clip(standardized, -10, 10))
     columns = np.concatenate([obs["speed"][:, None], obs["place"]], axis=1)
     rows = normalized(columns)
     return {"speed": rows[:, 0], "place": rows[:, 1:]}
@@ -127,12 +86,7 @@ def normalized(obs: np.ndarray) -> Any:
 @pytest.mark.proves("SACTrainer")
 @pytest.mark.parametrize(
     ("dtype", "model"),
-    [
-        (VECTOR, None),
-        (DICT, None),
-        (VECTOR, Plain),
-        (DICT, Plain),
-    ],
+    [(VECTOR, None), (DICT, None), (VECTOR, Plain), (DICT, Plain)],
     ids=["mlp", "dict", "user's", "user's dict"],
 )
 def test_an_update_is_that_of_the_paper(dtype: np.dtype[Any], model: Any) -> None:
@@ -223,12 +177,7 @@ def assert_learned(trainer: SACTrainer, twin: PlainSAC, start: np.ndarray) -> No
         "critics.targets": flat(twin.targets),
         "temperature.log": twin.log_temperature.detach(),
     }.items():
-        torch.testing.assert_close(
-            torch.tensor(state[name]),
-            expected,
-            atol=1e-7,
-            rtol=1e-6,
-        )
+        torch.testing.assert_close(torch.tensor(state[name]), expected, atol=1e-7, rtol=1e-6)
 
 
 def test_values_of_the_network_stay_as_they_began() -> None:
@@ -259,30 +208,11 @@ def test_nothing_is_learned_from_too_few_rows() -> None:
 
 
 def test_the_entropy_target_falls_with_env_steps() -> None:
-    settings = SACSettings(
-        target_entropy=-1,
-        entropy_start=0.5,
-        entropy_fall_steps=1000,
-    )
-    assert [settings.entropy_at(step) for step in (0, 500, 1000, 5000)] == [
-        0.5,
-        -0.25,
-        -1,
-        -1,
-    ]
-    trainer = trainer_of(
-        settings=replace(
-            SMALL,
-            entropy_start=1.0,
-            entropy_fall_steps=48,
-        )
-    )
+    settings = SACSettings(target_entropy=-1, entropy_start=0.5, entropy_fall_steps=1000)
+    assert [settings.entropy_at(step) for step in (0, 500, 1000, 5000)] == [0.5, -0.25, -1, -1]
+    trainer = trainer_of(settings=replace(SMALL, entropy_start=1.0, entropy_fall_steps=48))
     targets = [trainer.update(experience).figures["target_entropy"] for experience in experiences()]
-    assert targets == [
-        2.0,
-        0.0,
-        -2.0,
-    ]  # of two components
+    assert targets == [2.0, 0.0, -2.0]  # of two components
 
 
 def bits(trainer: SACTrainer) -> dict[str, bytes]:
@@ -292,11 +222,7 @@ def bits(trainer: SACTrainer) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("limit", [10**6, 4 * 8])
 def test_a_resumed_trainer_computes_the_same_bits(limit: int) -> None:
-    settings = replace(
-        SMALL,
-        replay_rows=limit,
-        gradient_steps=0.3,
-    )
+    settings = replace(SMALL, replay_rows=limit, gradient_steps=0.3)
     whole = trainer_of(settings=settings)
     steps = experiences(count=5, invalid=0.1)
     for experience in steps[:2]:
@@ -339,20 +265,10 @@ def test_an_update_that_diverges_is_undone(limit: int) -> None:
         rewards = [np.full_like(segment.rewards, np.nan) for segment in bad.segments]
         segments = [
             replace(segment, rewards=column)
-            for segment, column in zip(
-                bad.segments,
-                rewards,
-                strict=True,
-            )
+            for segment, column in zip(bad.segments, rewards, strict=True)
         ]
         with pytest.raises(TrainingDiverged, match=r"gradient of the critics has norm nan"):
-            trainer.update(
-                replace(
-                    bad,
-                    segments=segments,
-                    iteration=3,
-                )
-            )
+            trainer.update(replace(bad, segments=segments, iteration=3))
 
     repeated(trainer, fail)
 
@@ -369,11 +285,7 @@ def test_an_update_that_is_stopped_is_undone(monkeypatch: pytest.MonkeyPatch) ->
             return follow(SMALL.tau)
 
         follow = trainer._critics.follow
-        monkeypatch.setattr(
-            trainer._critics,
-            "follow",
-            stop,
-        )
+        monkeypatch.setattr(trainer._critics, "follow", stop)
         with pytest.raises(KeyboardInterrupt):
             trainer.update(experiences(count=1, seed=9)[0])
         monkeypatch.undo()

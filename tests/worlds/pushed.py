@@ -12,13 +12,9 @@ class Pushed(gym.Env[Any, Any]):
     """Keep a point near the middle; it terminates 2 away from it, and is truncated after 25 steps."""
 
     observation_space = gym.spaces.Dict(
-        place=gym.spaces.Box(-9, 9, (2,)),
-        lamp=gym.spaces.Discrete(3),
+        place=gym.spaces.Box(-9, 9, (2,)), lamp=gym.spaces.Discrete(3)
     )
-    action_space = gym.spaces.Box(
-        np.array([0, -3], np.float32),
-        np.array([1, 3], np.float32),
-    )
+    action_space = gym.spaces.Box(np.array([0, -3], np.float32), np.array([1, 3], np.float32))
 
     def __init__(self) -> None:
         self._place = np.zeros(2)
@@ -43,7 +39,4 @@ class Pushed(gym.Env[Any, Any]):
         return self._observation(), reward, terminated, truncated, {}
 
     def _observation(self) -> Any:
-        return {
-            "place": self._place.astype(np.float32),
-            "lamp": self._steps % 3,
-        }
+        return {"place": self._place.astype(np.float32), "lamp": self._steps % 3}

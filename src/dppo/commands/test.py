@@ -19,18 +19,9 @@ Other arguments are passed on to pytest, and paths are relative to the root of t
 process, where a debugger works:
 dppo test -n 0 tests/test_launcher.py -k symlink -x"""
 # by file, because tests of a file share what they set up
-TWO_PROCESSES = [
-    "-n",
-    "2",
-    "--dist",
-    "loadfile",
-]
+TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]
 # runs of every kind in process, resumed, and with actors
-QUICK = [
-    "-n",
-    "0",
-    "tests/test_promise.py",
-]
+QUICK = ["-n", "0", "tests/test_promise.py"]
 ABOUT = {
     "quick": "The promise, and one run of each kind: about a minute.",
     "fast": "The fast tests, for developers: 5 minutes on an idle machine with two cores, much longer on a busy one. "

@@ -70,11 +70,7 @@ NEEDS = (
         _is_ppo,
         "algo=sac adapts the weight of the entropy to target_entropy. Leave it out",
     ),
-    Need(
-        "anneal_lr max_grad_norm",
-        _is_ppo,
-        "algo=sac has none. Leave it out, or use `algo=ppo`",
-    ),
+    Need("anneal_lr max_grad_norm", _is_ppo, "algo=sac has none. Leave it out, or use `algo=ppo`"),
     Need(
         "trunk",
         _is_ppo,
@@ -238,11 +234,7 @@ NEEDS = (
         lambda c: c.replay,
         "replay=False abandons the open episodes of a sampler that is rebuilt. Leave one of them out",
     ),
-    Need(
-        "replay_limit",
-        lambda c: c.replay,
-        "replay=False replays nothing. Leave one of them out",
-    ),
+    Need("replay_limit", lambda c: c.replay, "replay=False replays nothing. Leave one of them out"),
     Need(
         "env_threads",
         lambda c: c.num_samplers > max(1, c.actor_bounds[0]),

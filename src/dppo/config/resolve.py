@@ -132,10 +132,7 @@ DEFAULTS = {
     ),
     "sac": (
         Default(
-            "replay_rows",
-            replay_rows_of,
-            "algo=sac: all of the run, up to 1,000,000",
-            _always,
+            "replay_rows", replay_rows_of, "algo=sac: all of the run, up to 1,000,000", _always
         ),
     ),
 }

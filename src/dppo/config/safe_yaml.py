@@ -44,10 +44,7 @@ class _Collection:
         if not is_key:
             return False
         # "": a collection; "<<": a merge, one of several
-        repeated = value in self.keys and value not in (
-            "",
-            "<<",
-        )
+        repeated = value in self.keys and value not in ("", "<<")
         self.keys.add(value)
         return repeated
 

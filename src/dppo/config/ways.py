@@ -76,10 +76,7 @@ class Way:
 
 
 DEFAULTS = Way(
-    {},
-    1.0,
-    continuous=KnownTasks(10, 12_000, 569_000),
-    discrete=KnownTasks(7, 13_000, 177_000),
+    {}, 1.0, continuous=KnownTasks(10, 12_000, 569_000), discrete=KnownTasks(7, 13_000, 177_000)
 )
 REUSE = Way(
     {"reuse": 4, "num_steps": 32},

@@ -15,18 +15,9 @@ from dppo.errors import ConfigError
 # The name of the class in Gymnasium, in Stable-Baselines3, and in copies of either.
 STATISTICS = "RunningMeanStd"
 # attributes in which wrappers of several packages keep what is inside
-INNER = (
-    "env",
-    "venv",
-    "par_env",
-    "_env",
-)
+INNER = ("env", "venv", "par_env", "_env")
 # attributes that are False if nothing is updated
-FROZEN = (
-    "update_running_mean",
-    "_update_running_mean",
-    "training",
-)
+FROZEN = ("update_running_mean", "_update_running_mean", "training")
 IN_PROCESSES = {"obs_rms": "NormalizeObservation", "return_rms": "NormalizeReward"}
 REMEDY = (
     "Leave it out: norm_obs=True and norm_reward=True do this, and are saved with the policy. Or freeze it "

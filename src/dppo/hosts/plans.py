@@ -27,10 +27,7 @@ class SamplerPlan:
     seed: int
     layout: Layout = PLAIN
     # bytes and segments after which an actor is replaced
-    recycling: tuple[float, float] = (
-        math.inf,
-        math.inf,
-    )
+    recycling: tuple[float, float] = (math.inf, math.inf)
     state_place: StatePlace | None = None
     """Where files of environments' states are kept; None: nowhere."""
 

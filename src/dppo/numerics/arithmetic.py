@@ -18,12 +18,7 @@ from typing import Any
 
 import numpy as np
 
-USUAL_ERRORS: Any = {
-    "divide": "warn",
-    "over": "warn",
-    "under": "ignore",
-    "invalid": "warn",
-}
+USUAL_ERRORS: Any = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 ONE = 1.0
 TINY = 1e-20  # one plus or minus this is one, unless the CPU rounds up, down or to zero
 HALF = 0.5

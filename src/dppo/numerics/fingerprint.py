@@ -151,11 +151,7 @@ def _functions(probe: Probe) -> list[Any]:
 
 
 def _sums(probe: Probe) -> list[Any]:
-    return [
-        _numbers(1027).sum(),
-        _numbers(1027).astype("f4").var(),
-        _numbers(64, 9).mean(0),
-    ]
+    return [_numbers(1027).sum(), _numbers(1027).astype("f4").var(), _numbers(64, 9).mean(0)]
 
 
 def _random_numbers(probe: Probe) -> list[Any]:

@@ -26,8 +26,7 @@ CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
 # `numerics: native` or `numerics = "native"`, at the start of a line or inside of braces
 NATIVE = re.compile(
-    rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b",
-    re.MULTILINE,
+    rb"(?:^|[{,.])[ \t]*['\"]?numerics['\"]?[ \t]*[:=][ \t]*['\"]?native\b", re.MULTILINE
 )
 
 

@@ -10,13 +10,7 @@ from dppo.spaces.actions import actions_from_json
 from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json
 
 # attributes of Spaces, stored if they are not empty
-OPTIONAL = (
-    "one_of",
-    "dropped",
-    "normalized",
-    "critic_obs",
-    "mask",
-)
+OPTIONAL = ("one_of", "dropped", "normalized", "critic_obs", "mask")
 
 
 def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:

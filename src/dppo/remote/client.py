@@ -85,10 +85,7 @@ class Solver:
             raise ConnectionError(f"refused: {self._receive(length).decode()}")
 
     def step(
-        self,
-        observation: Iterable[float] | None,
-        reward: float = 0.0,
-        end: int = RUNNING,
+        self, observation: Iterable[float] | None, reward: float = 0.0, end: int = RUNNING
     ) -> tuple[int, Any]:
         """Hand over observation (numbers in a row, None at first), reward and end; return reply and action.
 

@@ -36,10 +36,7 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
 # several actors report the same incident
-SHARED_KINDS = {
-    IncidentKind.OTHER_CPU,
-    IncidentKind.GLOBAL_STATE,
-}
+SHARED_KINDS = {IncidentKind.OTHER_CPU, IncidentKind.GLOBAL_STATE}
 
 
 @dataclass(frozen=True, slots=True)

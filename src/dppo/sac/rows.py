@@ -13,14 +13,7 @@ from dppo.ppo.learning.batch import merged
 from dppo.spaces.spaces import leaves, walk
 
 PREFIX = "rows."  # of the names in the state
-COLUMNS = (
-    "obs",
-    "actions",
-    "logprobs",
-    "rewards",
-    "terminated",
-    "valid",
-)
+COLUMNS = ("obs", "actions", "logprobs", "rewards", "terminated", "valid")
 LOGPROBS = PREFIX + "logprobs"
 EXIT_PLACES = PREFIX + "exits"
 EXIT_OBS = PREFIX + "exit_obs"
@@ -189,23 +182,12 @@ class KeptRows:
             rewards[step, numbers] = self._at("rewards", last[numbers])
         is_exit, exit_obs = self._exits.find(last)
         terminated = self._at("terminated", last)
-        following = np.where(
-            is_exit | terminated,
-            last,
-            last + self.num_envs,
-        )
+        following = np.where(is_exit | terminated, last, last + self.num_envs)
         successors = self._at("obs", following)
         successors[is_exit] = exit_obs
         obs = self._at("obs", places)
         actions = self._at("actions", places)
-        return Drawn(
-            obs,
-            actions,
-            rewards,
-            num_steps,
-            terminated,
-            successors,
-        )
+        return Drawn(obs, actions, rewards, num_steps, terminated, successors)
 
     def _has_next(self, places: np.ndarray) -> np.ndarray:
         """Return which of `places` have a next row in the same episode."""
@@ -229,11 +211,7 @@ class KeptRows:
 
     def snapshot(self) -> RowsSnapshot:
         """Return the rows for `restore`, which is possible until a second `append`."""
-        return RowsSnapshot(
-            self._first,
-            self._end,
-            self._exits,
-        )
+        return RowsSnapshot(self._first, self._end, self._exits)
 
     def restore(self, snapshot: RowsSnapshot) -> None:
         self._first, self._end, self._exits = snapshot
@@ -266,22 +244,9 @@ class KeptRows:
         columns = without | dict(state)
         for name in COLUMNS[1:]:
             self._columns[name] = columns[PREFIX + name]
-        self._columns["obs"] = _structured(
-            PREFIX + "obs",
-            state,
-            shape,
-            self._obs,
-        )
+        self._columns["obs"] = _structured(PREFIX + "obs", state, shape, self._obs)
         places = state[EXIT_PLACES]
-        exits = Exits(
-            places,
-            _structured(
-                EXIT_OBS,
-                state,
-                places.shape,
-                self._obs,
-            ),
-        )
+        exits = Exits(places, _structured(EXIT_OBS, state, places.shape, self._obs))
         self._end = shape[0]
         self._first = max(0, self._end - max(1, self._limit // shape[1]))
         self._exits = exits.where(places >= self._first * shape[1])
@@ -316,14 +281,7 @@ def _exits_of(segments: Sequence[Segment], step: int) -> Exits:
     terminated = merged(segments, "terminated")[steps, columns]
     order = np.argsort(places)
     chosen = order[~terminated[order]]
-    return Exits(
-        places[chosen],
-        merged(
-            segments,
-            "successors",
-            axis=0,
-        )[chosen],
-    )
+    return Exits(places[chosen], merged(segments, "successors", axis=0)[chosen])
 
 
 def _leaves(name: str, column: np.ndarray) -> dict[str, np.ndarray]:
@@ -337,10 +295,6 @@ def _structured(
     """Return the observations whose leaves `_leaves` returned."""
     column = np.empty(shape, obs)
     names = [leaf for leaf, _, is_leaf in walk(obs, name=name) if is_leaf]
-    for leaf_name, leaf in zip(
-        names,
-        leaves(column).values(),
-        strict=True,
-    ):
+    for leaf_name, leaf in zip(names, leaves(column).values(), strict=True):
         leaf[...] = state[leaf_name]
     return column

@@ -173,24 +173,12 @@ class SACTrainer:
         limit = settings.max_grad_norm
         temperature = self._log_temperature.weights.exp()
         critic_loss = self._critics_gradient(minibatch, temperature)
-        critic_norm = self._move(
-            self._critics_part,
-            settings.critic_learning_rate,
-            limit,
-        )
+        critic_norm = self._move(self._critics_part, settings.critic_learning_rate, limit)
         self._critics.follow(settings.tau)
         policy_loss, q_mean, entropy, action_std = self._policy_gradient(minibatch, temperature)
-        norm = self._move(
-            self._policy_part,
-            settings.learning_rate,
-            limit,
-        )
+        norm = self._move(self._policy_part, settings.learning_rate, limit)
         self._log_temperature.gradient.fill_(entropy - target_entropy)
-        self._move(
-            self._temperature_part,
-            settings.temperature_learning_rate,
-            math.inf,
-        )
+        self._move(self._temperature_part, settings.temperature_learning_rate, math.inf)
         figures = (critic_loss, critic_norm, policy_loss, norm, q_mean, entropy)
         target_steps = minibatch.num_steps.mean()
         return torch.stack([*figures, temperature.squeeze(0), action_std, target_steps])
@@ -308,11 +296,7 @@ class SACTrainer:
 
     def snapshot(self) -> Snapshot:
         """Return the trainer as it is, for `restore`, which is possible until the end of the next update."""
-        return Snapshot(
-            self.weights(),
-            self.learned_state(),
-            self._rows.snapshot(),
-        )
+        return Snapshot(self.weights(), self.learned_state(), self._rows.snapshot())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Undo all since `snapshot`."""

@@ -181,8 +181,7 @@ def masks_of(obs: np.ndarray) -> np.ndarray:
     masks = obs[MASK]
     if masks.dtype.names is not None:  # one for each part of a Dict or Tuple of actions
         masks = np.concatenate(
-            [leaf.astype(bool, copy=False) for leaf in leaves(masks).values()],
-            axis=-1,
+            [leaf.astype(bool, copy=False) for leaf in leaves(masks).values()], axis=-1
         )
     return masks.astype(bool, copy=False)
 

@@ -19,11 +19,7 @@ from dppo.records.metrics.reading import sampled_metrics
 
 RETURN = "charts/episodic_return"
 # Settings that may differ between repetitions of one experiment.
-NOT_COMPARED = (
-    "seed",
-    "run_dir",
-    "progress",
-)
+NOT_COMPARED = ("seed", "run_dir", "progress")
 MAX_POINTS = 4000  # points of a drawn line; longer lines are thinned out
 RESAMPLES = 2000  # bootstrap samples of an interval
 ROUNDING_STEPS = 0.5  # smaller differences between computed step counts are rounding errors

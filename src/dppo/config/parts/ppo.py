@@ -7,10 +7,7 @@ from typing import Any, Literal, TypeVar
 from dppo.config.field import constant, setting
 from dppo.user_code import import_path
 
-LOSSES = {
-    "ppo": "dppo.ppo.learning.losses:ClippedLoss",
-    "spo": "dppo.ppo.learning.spo:SPOLoss",
-}
+LOSSES = {"ppo": "dppo.ppo.learning.losses:ClippedLoss", "spo": "dppo.ppo.learning.spo:SPOLoss"}
 """The class of each value of `loss`; torch is imported with it."""
 
 

@@ -55,7 +55,8 @@ def _array_checker(space: gym.Space[Any], dtype: np.dtype[Any], label: str) -> C
         action = pack(returned).astype(dtype, copy=False)
         is_outside = (action < low) | (action > high)
         if is_outside.any():
-            index = tuple(int(place) for place in np.argwhere(is_outside)[0])
+            first_outside = np.argwhere(is_outside)[0]
+            index = tuple(int(place) for place in first_outside)
             raise BadResult(
                 f"{label} that is {action[index]}{at_index(index)}, outside its bounds from {low[index]} to "
                 f"{high[index]}. {CLIP}"
@@ -85,7 +86,8 @@ def _tuple_checker(items: Sequence[CheckAction], label: str) -> CheckAction:
             raise BadResult(f"{label} of type {type(returned).__name__} instead of a tuple")
         if len(returned) != len(items):
             raise BadResult(f"{label} of {len(returned)} items instead of {len(items)}")
-        return tuple(check_item(item) for check_item, item in zip(items, returned, strict=True))
+        checked = zip(items, returned, strict=True)
+        return tuple(check_item(item) for check_item, item in checked)
 
     return check
 

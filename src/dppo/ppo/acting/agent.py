@@ -52,10 +52,7 @@ class PPOAgent:
         return np.zeros((*rows, self.state_size), self._dtype)
 
     def act(
-        self,
-        obs: np.ndarray,
-        noise: np.ndarray,
-        state: np.ndarray | None = None,
+        self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
     ) -> tuple[np.ndarray, Outputs]:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`.
 

@@ -32,11 +32,7 @@ class Environments(Protocol):
         """
 
     def restore(
-        self,
-        carry: SamplerCarry,
-        actions: tuple[np.ndarray, ...],
-        obs: np.ndarray,
-        log: EnvLog,
+        self, carry: SamplerCarry, actions: tuple[np.ndarray, ...], obs: np.ndarray, log: EnvLog
     ) -> list[Incident]:
         """Restore the open episodes that `carry` describes, from its `states` or by replaying `actions`.
 

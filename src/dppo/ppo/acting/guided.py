@@ -14,10 +14,7 @@ from dppo.ppo.networks.network import Outputs
 
 
 def guided_agent(
-    phase: ControllerPhase,
-    agent: PPOAgent,
-    envs: Sequence[Environments],
-    snapshot: PolicySnapshot,
+    phase: ControllerPhase, agent: PPOAgent, envs: Sequence[Environments], snapshot: PolicySnapshot
 ) -> GuidedAgent | None:
     """Return what acts in the environments of several samplers under `snapshot`; None if it is the policy."""
     is_on = snapshot.version < phase.versions

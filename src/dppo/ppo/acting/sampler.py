@@ -381,9 +381,7 @@ def _with_successors(rollout: _Rollout, number: int, segment: Segment) -> Segmen
 
 
 def collect_together(
-    samplers: Sequence[PPOSampler],
-    requests: Sequence[SegmentRequest],
-    snapshot: PolicySnapshot,
+    samplers: Sequence[PPOSampler], requests: Sequence[SegmentRequest], snapshot: PolicySnapshot
 ) -> list[tuple[SegmentReport, Segment]]:
     """Collect one segment from each of several samplers of a run, which act together at a third of the cost.
 

@@ -54,8 +54,7 @@ class Joint(Distribution):
         self, generator: np.random.Generator, steps: int, rows: int, dtype: str
     ) -> DrawnNoise:
         return np.concatenate(
-            [part.noise(generator, steps, rows, dtype) for part in self.parts],
-            axis=-1,
+            [part.noise(generator, steps, rows, dtype) for part in self.parts], axis=-1
         )
 
     @override
@@ -147,8 +146,7 @@ class Joint(Distribution):
         """Split heads [..., H] into those of the parts; `concatenate` joins arrays or tensors along an axis."""
         bound = _columns(head, self._bound_sizes)
         free = _columns(
-            head[..., self.head_size - self.free_size :],
-            [part.free_size for part in self.parts],
+            head[..., self.head_size - self.free_size :], [part.free_size for part in self.parts]
         )
         heads = []
         for part, bound_columns, free_columns in zip(self.parts, bound, free, strict=True):

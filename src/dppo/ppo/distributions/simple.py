@@ -124,12 +124,7 @@ class MultiCategorical(_Choices):
 
     def __init__(self, counts: tuple[int, ...]) -> None:
         size = sum(counts)
-        super().__init__(
-            head_size=size,
-            noise_size=size,
-            action_shape=(len(counts),),
-            integer=True,
-        )
+        super().__init__(head_size=size, noise_size=size, action_shape=(len(counts),), integer=True)
         self.counts = counts
         self._widest = max(counts)
         self._is_choice = np.arange(self._widest) < np.array(counts)[:, None]  # [k, widest]
@@ -162,11 +157,7 @@ class MultiCategorical(_Choices):
     def _table(self, head: Head) -> Float[np.ndarray, "*rows K widest"]:
         if len(set(self.counts)) == 1:
             return head.reshape(*head.shape[:-1], -1, self._widest)
-        table = np.full(
-            (*head.shape[:-1], len(self.counts), self._widest),
-            IMPOSSIBLE,
-            head.dtype,
-        )
+        table = np.full((*head.shape[:-1], len(self.counts), self._widest), IMPOSSIBLE, head.dtype)
         table[..., self._is_choice] = head
         return table
 

@@ -94,8 +94,7 @@ def leaf_scales(scale: ObsScale, obs_dtype: np.dtype[Any]) -> dict[str, ObsScale
     for name, columns in _columns(obs_dtype, scale.names):
         shape = leaf_dtypes[name].shape
         scales[name] = ObsScale(
-            scale.mean[columns].reshape(shape),
-            scale.std[columns].reshape(shape),
+            scale.mean[columns].reshape(shape), scale.std[columns].reshape(shape)
         )
     return scales
 

@@ -4,12 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import (
-    Rebuild,
-    SegmentReport,
-    SegmentRequest,
-    Timings,
-)
+from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
 

@@ -10,9 +10,7 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Int64, Shaped
 
 
-def frames_of(
-    stacks: Shaped[np.ndarray, "T E K *frame"],
-) -> Shaped[np.ndarray, "frames E *frame"]:
+def frames_of(stacks: Shaped[np.ndarray, "T E K *frame"]) -> Shaped[np.ndarray, "frames E *frame"]:
     """Return the T + K - 1 frames of each environment: those of the first stack, then the newest of each other."""
     return np.concatenate([stacks[0].swapaxes(0, 1), stacks[1:, :, -1]])
 
@@ -28,8 +26,6 @@ def stack_numbers(done: Bool[np.ndarray, "T E"], stack: int) -> Int64[np.ndarray
     num_envs = done.shape[1]
     first = np.zeros(done.shape, np.int64)
     first[1:] = np.where(done[:-1], steps[1:] + stack - 1, 0)
-    rows = np.maximum(
-        (steps + np.arange(stack))[:, None],
-        np.maximum.accumulate(first)[..., None],
-    )
+    frames = (steps + np.arange(stack))[:, None]
+    rows = np.maximum(frames, np.maximum.accumulate(first)[..., None])
     return rows * num_envs + np.arange(num_envs)[:, None]

@@ -26,9 +26,7 @@ def without_call_overhead(module: nn.Module) -> nn.Module:
         if is_plain_layer and "forward" not in part.__dict__ and not has_hooks(part):
             call = kind.forward if forward is None else _call_forward
             part.__class__ = type(
-                kind.__name__,
-                (kind,),
-                {"__call__": call, "__module__": kind.__module__},
+                kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__}
             )
         # of this module alone: a slice or a copy of it has the class, and another `forward`
         if forward is not None:

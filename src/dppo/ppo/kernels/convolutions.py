@@ -35,9 +35,7 @@ class PixelConv(nn.Conv2d):
         if is_whole_blocks and self.stride == (BLOCK, BLOCK) and self.padding == (0, 0):
             return convolve_blocks(pixels, weight, self.bias, dtype)
         return self._conv_forward(
-            pixels.to(dtype, memory_format=torch.channels_last),
-            weight,
-            self.bias,
+            pixels.to(dtype, memory_format=torch.channels_last), weight, self.bias
         )
 
 
@@ -69,28 +67,14 @@ def convolve_blocks(
             0, 1, 3, 2, 4
         )
         # within a block: rows, columns, channels
-        block_order = (
-            0,
-            3,
-            5,
-            1,
-            2,
-            4,
-        )
+        block_order = (0, 3, 5, 1, 2, 4)
     else:
         words = pixels.contiguous().flatten().view(torch.int32)
         words = words.view(rows, channels, height // BLOCK, BLOCK, width // BLOCK).permute(
             0, 2, 4, 1, 3
         )
         # within a block: channels, rows, columns
-        block_order = (
-            0,
-            1,
-            3,
-            5,
-            2,
-            4,
-        )
+        block_order = (0, 1, 3, 5, 2, 4)
     # [rows, height / 4, width / 4, channels * 16]
     blocks = words.contiguous().flatten(3).view(torch.uint8)
     kernel_blocks = kernel_height // BLOCK, kernel_width // BLOCK
@@ -132,11 +116,7 @@ class _Dense(Function):
     @once_differentiable
     def backward(ctx: Any, by_y: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        return (
-            _by_onednn(by_y, weight.t()),
-            _by_onednn(by_y.t(), x.t()),
-            by_y.sum(dim=0),
-        )
+        return (_by_onednn(by_y, weight.t()), _by_onednn(by_y.t(), x.t()), by_y.sum(dim=0))
 
 
 def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

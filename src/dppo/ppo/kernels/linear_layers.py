@@ -17,12 +17,7 @@ from torch.nn import functional as F
 
 from dppo.ppo.kernels.products import product
 
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 VIEWS = "_views_of_weights"
 """Attribute of a layer: the addresses of its parameters, and the `LayerArrays` made from these."""
 
@@ -52,8 +47,7 @@ class Activation(NamedTuple):
 ACTIVATIONS: dict[Any, Activation] = {
     nn.Tanh: Activation(np.tanh, torch.ops.aten.tanh_backward),
     nn.ReLU: Activation(
-        partial(np.maximum, 0),
-        partial(torch.ops.aten.threshold_backward, threshold=0),
+        partial(np.maximum, 0), partial(torch.ops.aten.threshold_backward, threshold=0)
     ),
 }
 
@@ -133,10 +127,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs [..., k] times weight [m, k] transposed, plus bias [m]; differentiable, as `F.linear`."""
     if not numpy_can_multiply(inputs, weight):
         return F.linear(inputs, weight, bias)
-    arrays = LayerArrays(
-        weight.numpy(force=True),
-        None if bias is None else bias.numpy(force=True),
-    )
+    arrays = LayerArrays(weight.numpy(force=True), None if bias is None else bias.numpy(force=True))
     if inputs.dim() == 2:
         return _chain(inputs, (arrays,), (None,), (weight, bias))
     rows = inputs.reshape(-1, inputs.shape[-1])
@@ -146,10 +137,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def numpy_can_multiply(inputs: Tensor, weight: Tensor) -> bool:
     """Return whether both are on the CPU, of one dtype that NumPy has, and outside of autocast and torch.func."""
-    is_plain = inputs.is_cpu and inputs.dtype == weight.dtype in (
-        torch.float32,
-        torch.float64,
-    )
+    is_plain = inputs.is_cpu and inputs.dtype == weight.dtype in (torch.float32, torch.float64)
     return (
         is_plain
         and not torch.is_autocast_enabled("cpu")
@@ -158,10 +146,7 @@ def numpy_can_multiply(inputs: Tensor, weight: Tensor) -> bool:
 
 
 def _chain_forward(
-    module: nn.Sequential,
-    layers: list[nn.Linear],
-    activations: ActivationTypes,
-    input: Tensor,
+    module: nn.Sequential, layers: list[nn.Linear], activations: ActivationTypes, input: Tensor
 ) -> Tensor:
     """Compute a sequence of linear layers and activations, in place of `nn.Sequential.forward`."""
     parameters: list[Tensor] = []
@@ -182,16 +167,11 @@ def _arrays_of(layer: nn.Linear) -> LayerArrays:
     attributes = layer.__dict__
     weight = attributes["_parameters"]["weight"]
     bias = attributes["_parameters"]["bias"]
-    address = (
-        weight.data_ptr(),
-        weight.stride(),
-        None if bias is None else bias.data_ptr(),
-    )
+    address = (weight.data_ptr(), weight.stride(), None if bias is None else bias.data_ptr())
     stored_address, arrays = attributes.get(VIEWS, (None, None))
     if stored_address != address:
         arrays = LayerArrays(
-            weight.numpy(force=True),
-            None if bias is None else bias.numpy(force=True),
+            weight.numpy(force=True), None if bias is None else bias.numpy(force=True)
         )
         attributes[VIEWS] = address, arrays
     return arrays
@@ -206,19 +186,14 @@ def _chain(
     """Return the outputs of the last layer for `x` [n, k]; `parameters` are weight and bias of each layer."""
     if torch.is_grad_enabled():
         # only the biases learn where a user has frozen the weights
-        for tensor in (
-            x,
-            *parameters,
-        ):
+        for tensor in (x, *parameters):
             if tensor is not None and tensor.requires_grad:
                 return _Chain.apply(x, arrays, activations, *parameters)  # type: ignore[no-untyped-call]
     return torch.from_numpy(_outputs(x.numpy(force=True), arrays, activations)[-1])
 
 
 def _outputs(
-    rows: np.ndarray,
-    arrays: Sequence[LayerArrays],
-    activations: ActivationTypes,
+    rows: np.ndarray, arrays: Sequence[LayerArrays], activations: ActivationTypes
 ) -> list[np.ndarray]:
     """Return the inputs `rows`, and the outputs of every layer behind its activation."""
     outputs = [rows]
@@ -303,10 +278,7 @@ def _differentiable(
 
 
 def _gradients(
-    y: Tensor,
-    by_y: Tensor,
-    inputs: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    y: Tensor, by_y: Tensor, inputs: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """Return the gradient of each input that is needed, with a graph of its own, and None for the others."""
     chosen = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]

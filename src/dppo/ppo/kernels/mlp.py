@@ -82,11 +82,7 @@ class HandwrittenMLP(LearningNetwork):
             torch.sum(by_head[:, self._bound_size :], dim=0, out=self._by_log_std)
 
     def _backpropagate(
-        self,
-        layers: list[_Layer],
-        inputs: list[Tensor],
-        workspace: _Workspace,
-        by_output: Tensor,
+        self, layers: list[_Layer], inputs: list[Tensor], workspace: _Workspace, by_output: Tensor
     ) -> None:
         """Store the gradients of a trunk, from the last linear layer y = W x + b to the first.
 
@@ -139,13 +135,7 @@ class _Layer(NamedTuple):
         assert layer.weight.grad is not None, "FlatParameters have made the gradients"
         assert layer.bias.grad is not None
         weight = layer.weight.detach()
-        return _Layer(
-            weight,
-            weight.t(),
-            layer.bias.detach(),
-            layer.weight.grad,
-            layer.bias.grad,
-        )
+        return _Layer(weight, weight.t(), layer.bias.detach(), layer.weight.grad, layer.bias.grad)
 
 
 class _Workspace(NamedTuple):

@@ -52,11 +52,7 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.n
     if out is None:
         out = np.empty((len(a), b.shape[1]), a.dtype)
     pool = _thread_pool(num_threads)
-    parts = zip(
-        np.array_split(a, num_threads),
-        np.array_split(out, num_threads),
-        strict=True,
-    )
+    parts = zip(np.array_split(a, num_threads), np.array_split(out, num_threads), strict=True)
     jobs = [pool.submit(np.dot, rows, b, out_rows) for rows, out_rows in parts]
     for job in jobs:
         job.result()

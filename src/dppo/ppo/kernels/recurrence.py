@@ -62,10 +62,7 @@ def over_time(
 
 
 def over_time_in_torch(
-    cell: nn.GRUCell | nn.LSTMCell,
-    inputs: Tensor,
-    state: Tensor,
-    starts: Tensor,
+    cell: nn.GRUCell | nn.LSTMCell, inputs: Tensor, state: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Do as `over_time`, by calling the cell step by step: the plain twin, and what exporters see."""
     outputs = []
@@ -104,12 +101,7 @@ class _LSTM(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        gates: Tensor,
-        weight: Tensor,
-        h: Tensor,
-        c: Tensor,
-        starts: Tensor,
+        ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, starts: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return h of each step [L, rows, H] and the last c [rows, H]; `gates` [L, rows, 4H] hold x W_i + b."""
         size = h.shape[1]
@@ -150,13 +142,7 @@ class _LSTM(Function):
         gates, h_before, c_before, tanh_c, weight, reset_factors = ctx.saved_tensors
         i, f, g, o = gates.chunk(4, dim=2)
         factors = torch.cat(
-            [
-                g * i * (1 - i),
-                c_before * f * (1 - f),
-                i * (1 - g * g),
-                tanh_c * o * (1 - o),
-            ],
-            dim=2,
+            [g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], dim=2
         )
         c_by_h = o * (1 - tanh_c * tanh_c)
         length, rows, size = h_before.shape
@@ -175,9 +161,7 @@ class _LSTM(Function):
                 by_h = by_h * reset_factors[t]
                 by_c = by_c * reset_factors[t]
         by_weight = multiply(
-            by_gates.flatten(0, 1).t(),
-            h_before.flatten(0, 1),
-            torch.empty_like(weight),
+            by_gates.flatten(0, 1).t(), h_before.flatten(0, 1), torch.empty_like(weight)
         )
         return by_gates, by_weight, by_h, by_c, None
 
@@ -190,12 +174,7 @@ class _GRU(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        gates: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        h: Tensor,
-        starts: Tensor,
+        ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor, h: Tensor, starts: Tensor
     ) -> Tensor:
         """Return h of each step [L, rows, H]; `gates` [L, rows, 3H] hold x W_i + b_i."""
         size = h.shape[1]
@@ -230,12 +209,7 @@ class _GRU(Function):
         r, z, n = gates.chunk(3, dim=2)
         by_n = (1 - z) * (1 - n * n)
         factors = torch.cat(
-            [
-                by_n * hidden_n * r * (1 - r),
-                (h_before - n) * z * (1 - z),
-                by_n * r,
-            ],
-            dim=2,
+            [by_n * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), by_n * r], dim=2
         )
         length, rows, size = h_before.shape
         by_hidden = torch.empty_like(gates)

@@ -25,18 +25,9 @@ class Rows:
 
 
 # also of a CPU
-NO_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
+NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 # begin what torch reports of one
-NO_GPU = (
-    "CUDA error",
-    "CUBLAS_STATUS",
-    "CUDNN_STATUS",
-    "cuDNN error",
-)
+NO_GPU = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
 FEWER = 4  # the part of the rows at once that is suggested where all of them do not fit
 
 
@@ -55,11 +46,7 @@ def repeatable_on(device: torch.device) -> Iterator[None]:
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn, "benchmark", False),
         # each new tensor would be written twice
-        (
-            torch.utils.deterministic,
-            "fill_uninitialized_memory",
-            False,
-        ),
+        (torch.utils.deterministic, "fill_uninitialized_memory", False),
         _tf32_of_convolutions(),
     ]
     values_before = [getattr(place, name) for place, name, _ in settings]

@@ -13,12 +13,7 @@ from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import Experience, Update
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.batch import Batch, make_batch
-from dppo.ppo.learning.cloning import (
-    LEARNING_RATE,
-    Cloning,
-    Demonstrations,
-    start_from_deviations,
-)
+from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
 from dppo.ppo.learning.losses import weighted_mean
 from dppo.ppo.learning.minibatches import aligned_with_ranks
 from dppo.ppo.learning.objective import Gradients, Objective, Outputs
@@ -115,10 +110,7 @@ class Prior(Stage):
     def state(self) -> dict[str, np.ndarray]:
         if self._weights is None:
             return {}
-        state = {
-            f"{PREFIX}weights": self._weights,
-            f"{PREFIX}begun": np.array(self._begun),
-        }
+        state = {f"{PREFIX}weights": self._weights, f"{PREFIX}begun": np.array(self._begun)}
         if self._obs_scale is not None:
             state[f"{PREFIX}obs_mean"] = self._obs_scale.mean
             state[f"{PREFIX}obs_std"] = self._obs_scale.std

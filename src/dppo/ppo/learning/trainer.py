@@ -172,11 +172,7 @@ class PPOTrainer:
         return None if self.popart is None else self.popart.scale
 
     def _epochs(
-        self,
-        batch: Batch,
-        ppo: ResolvedPPO,
-        order: np.random.Generator,
-        experience: Experience,
+        self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, experience: Experience
     ) -> tuple[Batch, list[_Step]]:
         """Take the steps of K epochs; return the batch of the last epoch, and the steps."""
         floor = _advantage_std_floor(ppo, batch)

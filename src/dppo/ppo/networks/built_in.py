@@ -45,8 +45,7 @@ class BuiltInSpec(NetworkSpec):
     @override
     def distribution(self) -> Distribution:
         return distribution_of(
-            self.spaces.actions,
-            state_dependent_std=self.layers.state_dependent_std,
+            self.spaces.actions, state_dependent_std=self.layers.state_dependent_std
         )
 
     @cached_property
@@ -88,11 +87,7 @@ class BuiltInSpec(NetworkSpec):
         sizes = (self._num_inputs, *self.layers.hidden_sizes)
         distribution = self.distribution
         mlp = MLP(
-            sizes,
-            self.layers.activation,
-            distribution.head_size,
-            distribution.free_size,
-            generator,
+            sizes, self.layers.activation, distribution.head_size, distribution.free_size, generator
         )
         return mlp.to(getattr(torch, self.dtype))
 
@@ -121,8 +116,7 @@ class BuiltInSpec(NetworkSpec):
         shapes: Shapes = {}
         for trunk, num_outputs in (("policy", self._num_bound), ("value", 1)):
             shapes |= _linear_shapes(
-                trunk,
-                (self._num_inputs, *self.layers.hidden_sizes, num_outputs),
+                trunk, (self._num_inputs, *self.layers.hidden_sizes, num_outputs)
             )
         return shapes | self._log_std_shapes()
 
@@ -135,24 +129,13 @@ class BuiltInSpec(NetworkSpec):
         for trunk in names.hidden:
             shapes |= _linear_shapes(trunk, sizes)
         for cell in names.cells:
-            cell_shapes = (
-                (gates, sizes[-1]),
-                (gates, units),
-                (gates,),
-                (gates,),
-            )
+            cell_shapes = ((gates, sizes[-1]), (gates, units), (gates,), (gates,))
             shapes |= {
                 f"{cell}.{name}": shape
                 for name, shape in zip(CELL_PARAMETERS, cell_shapes, strict=True)
             }
-        for layer, num_outputs in (
-            (names.policy, self._num_bound),
-            (names.value, 1),
-        ):
-            shapes |= {
-                f"{layer}.weight": (num_outputs, units),
-                f"{layer}.bias": (num_outputs,),
-            }
+        for layer, num_outputs in ((names.policy, self._num_bound), (names.value, 1)):
+            shapes |= {f"{layer}.weight": (num_outputs, units), f"{layer}.bias": (num_outputs,)}
         return shapes
 
     @property

@@ -10,12 +10,7 @@ from dppo.errors import ConfigError, counted
 from dppo.ppo.kernels.acting import NumpyMemory, NumpyMLP
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
-from dppo.ppo.networks.network import (
-    ActingNetwork,
-    LearningNetwork,
-    ModelClass,
-    NetworkSpec,
-)
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, ModelClass, NetworkSpec
 from dppo.spaces.actions import boxes
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path
@@ -253,11 +248,7 @@ def acting_network(spec: NetworkSpec, *, estimates_values: bool = True) -> Actin
 
 
 def learning_network(
-    spec: NetworkSpec,
-    seed: int,
-    *,
-    device: str = "cpu",
-    zeros_like: ZerosLike | None = None,
+    spec: NetworkSpec, seed: int, *, device: str = "cpu", zeros_like: ZerosLike | None = None
 ) -> LearningNetwork:
     """Build the network of a trainer, with initial weights drawn from `seed` alone; imports torch.
 
@@ -275,8 +266,4 @@ def learning_network(
     name = spec.as_json().get("model", "the built-in network")
     module = rebuilt_deterministically(lambda: spec.module(seed), name).to(device)
     assert shapes_of(module) == dict(spec.shapes), "module and spec differ"
-    return Autograd(
-        without_call_overhead(module),
-        spec.ordered_parameters(module),
-        zeros_like,
-    )
+    return Autograd(without_call_overhead(module), spec.ordered_parameters(module), zeros_like)

@@ -21,10 +21,7 @@ from dppo.ppo.networks.torch_settings import autocast_dtype_on
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 EMBEDDING_SIZE = 64
-CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {
-    "gru": nn.GRUCell,
-    "lstm": nn.LSTMCell,
-}
+CELLS: dict[str, type[nn.GRUCell] | type[nn.LSTMCell]] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
 Cell = nn.GRUCell | nn.LSTMCell
 
 
@@ -63,10 +60,7 @@ class EncoderNetwork(nn.Module):
         self.state_size = chosen.state_size
 
     def forward(
-        self,
-        obs: Any,
-        state: Tensor | None = None,
-        starts: Tensor | None = None,
+        self, obs: Any, state: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Return head [rows, H] and values [rows]; with memory, head [L, rows, H], values [L, rows], state [rows, S].
 

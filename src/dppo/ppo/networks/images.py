@@ -22,11 +22,7 @@ class CNN(nn.Module):
     """Convolutions, and a layer of `features` units behind them."""
 
     def __init__(
-        self,
-        image: Image | Bits,
-        layers: Iterable[nn.Module],
-        outputs: int,
-        features: int,
+        self, image: Image | Bits, layers: Iterable[nn.Module], outputs: int, features: int
     ) -> None:
         """Draw the weights of the last layer, which reads the `outputs` numbers of `layers`."""
         super().__init__()
@@ -67,10 +63,7 @@ def impala_cnn(shape: tuple[int, ...], features: int) -> CNN:
     blocks: list[nn.Module] = []
     for inputs, outputs in pairwise((image.channels, 16, 32, 32)):
         convolution = nn.Conv2d if blocks else PixelConv
-        blocks += [
-            convolution(inputs, outputs, 3, padding=1),
-            nn.MaxPool2d(3, stride=2, padding=1),
-        ]
+        blocks += [convolution(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
         blocks += [Residual(outputs), Residual(outputs)]
         height = (height + 1) // 2
         width = (width + 1) // 2
@@ -98,12 +91,7 @@ def grid_cnn(shape: tuple[int, ...], features: int) -> CNN:
         *_active(nn.Conv2d(16, 32, 2)),
         *_active(nn.Conv2d(32, 64, 2)),
     ]
-    return CNN(
-        Bits(image),
-        layers,
-        64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2),
-        features,
-    )
+    return CNN(Bits(image), layers, 64 * ((height - 1) // 2 - 2) * ((width - 1) // 2 - 2), features)
 
 
 class Residual(nn.Module):

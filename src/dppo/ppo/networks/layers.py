@@ -72,8 +72,5 @@ class ParameterNames:
         """Return the names in `EncoderNetwork` with memory; `trunks` are the prefixes."""
         hidden = tuple(f"{trunk}body.hidden" for trunk in trunks)
         return ParameterNames(
-            hidden,
-            tuple(f"{trunk}memory" for trunk in trunks),
-            "policy",
-            "value",
+            hidden, tuple(f"{trunk}memory" for trunk in trunks), "policy", "value"
         )

@@ -53,10 +53,7 @@ class MLP(nn.Module):
 
 
 def _trunk(
-    sizes: Sequence[int],
-    activation: str,
-    last_gain: float,
-    generator: torch.Generator,
+    sizes: Sequence[int], activation: str, last_gain: float, generator: torch.Generator
 ) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
@@ -66,9 +63,7 @@ def _trunk(
         layer.bias = nn.Parameter(torch.zeros(outputs, device="cpu", dtype=torch.float32))
         is_last = len(layers) == 2 * (len(sizes) - 2)
         nn.init.orthogonal_(
-            layer.weight,
-            last_gain if is_last else math.sqrt(2),
-            generator=generator,
+            layer.weight, last_gain if is_last else math.sqrt(2), generator=generator
         )
         layers += [layer, ACTIVATIONS[activation]()]
     return nn.Sequential(*layers[:-1])

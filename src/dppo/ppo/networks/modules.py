@@ -14,12 +14,7 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.kernels.calls import without_call_overhead
 from dppo.ppo.kernels.linear_layers import use_in
-from dppo.ppo.networks.network import (
-    ActingNetwork,
-    LearningNetwork,
-    Outputs,
-    RecurrentInputs,
-)
+from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 from dppo.ppo.networks.torch_settings import default_dtype, exact_on
 from dppo.spaces.spaces import Spaces
@@ -35,10 +30,7 @@ class TorchActing(ActingNetwork):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        parameters: Iterable[nn.Parameter],
-        spaces: Spaces,
+        self, module: nn.Module, parameters: Iterable[nn.Parameter], spaces: Spaces
     ) -> None:
         """Act with `module`; `parameters` are in the order of the flat vector."""
         self._parameters = list(parameters)
@@ -59,9 +51,7 @@ class TorchActing(ActingNetwork):
 
     @override
     def step(
-        self,
-        obs: np.ndarray | dict[str, np.ndarray],
-        state: np.ndarray | None = None,
+        self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None = None
     ) -> Outputs:
         """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
         name, leaf = next(iter(obs.items())) if isinstance(obs, dict) else ("", obs)
@@ -77,23 +67,15 @@ class TorchActing(ActingNetwork):
             one_step = each_leaf(inputs, itemgetter(None))
             head, values, new_state = self._module(one_step, self._tensor(state), starts)
             return Outputs(
-                head[0].numpy(force=True),
-                values[0].numpy(force=True),
-                new_state.numpy(force=True),
+                head[0].numpy(force=True), values[0].numpy(force=True), new_state.numpy(force=True)
             )
 
     def _step_each(
-        self,
-        obs: np.ndarray | dict[str, np.ndarray],
-        state: np.ndarray | None,
-        length: int,
+        self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None, length: int
     ) -> Outputs:
         """Step each element of the first axis on its own."""
         steps = [
-            self.step(
-                each_leaf(obs, itemgetter(s)),
-                None if state is None else state[s],
-            )
+            self.step(each_leaf(obs, itemgetter(s)), None if state is None else state[s])
             for s in range(length)
         ]
         head = np.stack([outputs.head for outputs in steps])
@@ -161,18 +143,12 @@ class Autograd(LearningNetwork):
 
     def _input(self, leaf: Tensor) -> Tensor:
         # rows, and the axes of `spaces.is_image`
-        is_image = leaf.dtype == torch.uint8 and leaf.dim() in (
-            4,
-            5,
-        )
+        is_image = leaf.dtype == torch.uint8 and leaf.dim() in (4, 5)
         return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
 
     @override
     def backward(
-        self,
-        residuals: tuple[Tensor, Tensor],
-        by_head: Tensor,
-        by_values: Tensor,
+        self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor
     ) -> None:
         """Compute the gradient with autograd, which adds to the views that the module's parameters hold."""
         self.parameters.gradient.zero_()

@@ -21,9 +21,7 @@ class FlatParameters:
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        zeros_like: ZerosLike | None = None,
+        self, parameters: Iterable[nn.Parameter], zeros_like: ZerosLike | None = None
     ) -> None:
         """Move `parameters`, all of a module, into one vector; `zeros_like` allocates the vector of gradients."""
         parameters = list(parameters)
@@ -34,10 +32,7 @@ class FlatParameters:
         self.weights.grad = self.gradient
         sizes = [parameter.numel() for parameter in parameters]
         pieces = zip(
-            parameters,
-            self.weights.data.split(sizes),
-            self.gradient.split(sizes),
-            strict=True,
+            parameters, self.weights.data.split(sizes), self.gradient.split(sizes), strict=True
         )
         for parameter, weights, gradient in pieces:
             parameter.data = weights.view_as(parameter)

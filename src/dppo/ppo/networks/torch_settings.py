@@ -26,8 +26,7 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
     dtype_setting = _Setting(torch.set_default_dtype, dtype, before)
     if not torch._C._get_mkldnn_enabled():
         return _defaults_restored(
-            dtype_setting,
-            _Setting(torch._C._set_mkldnn_enabled, value=True, before=False),
+            dtype_setting, _Setting(torch._C._set_mkldnn_enabled, value=True, before=False)
         )
     # A default device is an entry of this stack. Asking torch for the device itself would take 3 us.
     has_default_device = torch._C._len_torch_function_stack() > 0
@@ -50,11 +49,7 @@ def exact_on(num_threads: int) -> AbstractContextManager[None]:
         return nullcontext()
     return _settings_overridden(
         _Setting(torch.set_num_threads, num_threads, threads_before),
-        _Setting(
-            torch.set_float32_matmul_precision,
-            "highest",
-            precision or "highest",
-        ),
+        _Setting(torch.set_float32_matmul_precision, "highest", precision or "highest"),
     )
 
 

@@ -90,11 +90,7 @@ class ModuleSpec(NetworkSpec):
 
     @override
     def as_json(self) -> dict[str, Any]:
-        return {
-            "model": import_path(self.model),
-            "model_kwargs": self.kwargs,
-            "dtype": self.dtype,
-        }
+        return {"model": import_path(self.model), "model_kwargs": self.kwargs, "dtype": self.dtype}
 
     def _facts(self) -> ModuleFacts:
         """Return the facts about the module, after trying it on made-up observations once in this process.
@@ -102,14 +98,7 @@ class ModuleSpec(NetworkSpec):
         Raise ConfigError if it breaks the contract.
         """
         facts_by_arguments = _facts_of_class.setdefault(model_class(self.model), {})
-        arguments = repr(
-            (
-                self.kwargs,
-                self.spaces,
-                self.spaces.actions.as_json(),
-                self.dtype,
-            )
-        )
+        arguments = repr((self.kwargs, self.spaces, self.spaces.actions.as_json(), self.dtype))
         if arguments not in facts_by_arguments:
             facts_by_arguments[arguments] = self._try()
         return facts_by_arguments[arguments]
@@ -134,10 +123,7 @@ class ModuleSpec(NetworkSpec):
                 f"its state_size is {state_size!r}. It must be the number of elements of the memory's state, or be "
                 f"left out"
             )
-        with (
-            torch.random.fork_rng(devices=[]),
-            default_dtype(self._torch_dtype),
-        ):
+        with torch.random.fork_rng(devices=[]), default_dtype(self._torch_dtype):
             if state_size:
                 self._check_sequences(module, state_size)
             else:
@@ -162,10 +148,7 @@ class ModuleSpec(NetworkSpec):
                 raise self._broken(
                     f"its parameter {name} has no shape yet. Give lazy layers their sizes"
                 )
-            if (parameter.device, parameter.dtype) != (
-                first.device,
-                first.dtype,
-            ):
+            if (parameter.device, parameter.dtype) != (first.device, first.dtype):
                 raise self._broken(
                     f"its parameters differ: {name} is {parameter.dtype} on {parameter.device}, {first_name} is "
                     f"{first.dtype} on {first.device}. Let dppo choose both (settings device and dtype)"
@@ -179,21 +162,14 @@ class ModuleSpec(NetworkSpec):
         obs = _made_up_inputs(self.spaces, NUM_ROWS, self._torch_dtype)
 
         def run(num_rows: int = NUM_ROWS) -> tuple[Tensor, ...]:
-            return self._outputs(
-                module,
-                (num_rows,),
-                each_leaf(obs, lambda leaf: leaf[:num_rows]),
-            )
+            return self._outputs(module, (num_rows,), each_leaf(obs, lambda leaf: leaf[:num_rows]))
 
         self._results(module, [run, run, lambda: run(1)], slice(1))
 
     def _check_sequences(self, module: nn.Module, state_size: int) -> None:
         """Check sequences of 3 rows, in two of which an episode starts."""
         obs_rows = _made_up_inputs(self.spaces, NUM_STEPS * NUM_ROWS, self._torch_dtype)
-        obs = each_leaf(
-            obs_rows,
-            lambda leaf: leaf.view(NUM_STEPS, NUM_ROWS, *leaf.shape[1:]),
-        )
+        obs = each_leaf(obs_rows, lambda leaf: leaf.view(NUM_STEPS, NUM_ROWS, *leaf.shape[1:]))
         state = self._random_state(state_size)
         starts = torch.zeros((NUM_STEPS, NUM_ROWS), dtype=torch.bool)
         starts[0, 1] = True
@@ -209,11 +185,7 @@ class ModuleSpec(NetworkSpec):
             chosen_flags = flags[steps, rows]
             chosen_obs = each_leaf(obs, lambda leaf: leaf[steps, rows])
             return self._outputs(
-                module,
-                tuple(chosen_flags.shape),
-                chosen_obs,
-                before[rows],
-                chosen_flags,
+                module, tuple(chosen_flags.shape), chosen_obs, before[rows], chosen_flags
             )
 
         def run_step_by_step() -> tuple[Tensor, ...]:
@@ -237,9 +209,7 @@ class ModuleSpec(NetworkSpec):
                 run_step_by_step,
                 lambda: run(first_step, flags=torch.ones_like(starts)),
                 lambda: run(
-                    first_step,
-                    before=torch.zeros_like(state),
-                    flags=torch.zeros_like(starts),
+                    first_step, before=torch.zeros_like(state), flags=torch.zeros_like(starts)
                 ),
             ],
             (slice(None), second_row),
@@ -254,10 +224,7 @@ class ModuleSpec(NetworkSpec):
         return state.to(self._torch_dtype)
 
     def _check_close(
-        self,
-        outputs: tuple[Tensor, ...],
-        expected: tuple[Tensor, ...],
-        fact: str,
+        self, outputs: tuple[Tensor, ...], expected: tuple[Tensor, ...], fact: str
     ) -> None:
         for name, output, expected_output in zip(OUTPUTS, outputs, expected, strict=False):
             if not _is_close(output, expected_output):
@@ -294,10 +261,7 @@ class ModuleSpec(NetworkSpec):
         self._check_close(outputs, self._outputs(other_module, shape, *inputs), fact)
 
     def _results(
-        self,
-        module: nn.Module,
-        calls: list[Callable[[], tuple[Tensor, ...]]],
-        row: Any,
+        self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]], row: Any
     ) -> list[tuple[Tensor, ...]]:
         """Return the results of forward passes that leave the buffers unchanged.
 

@@ -20,12 +20,7 @@ import yaml
 from dppo.config import Config, flattened, grouped, plain_settings, read_settings
 from dppo.config.plain import objects_in
 from dppo.config.resolve import Choice
-from dppo.config.resume import (
-    changes_on_resume,
-    check_branch,
-    for_branch,
-    leave_out_ineffective,
-)
+from dppo.config.resume import changes_on_resume, check_branch, for_branch, leave_out_ineffective
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import user_path
@@ -169,11 +164,7 @@ def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
         ) from None
     if (path / METRICS).exists() or has_any(path):
         command = resume_command(
-            config.env_name,
-            run_dir,
-            config.model_name,
-            config.wrapper_names,
-            config.baseline_name,
+            config.env_name, run_dir, config.model_name, config.wrapper_names, config.baseline_name
         )
         raise ConfigError(
             f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."

@@ -9,14 +9,7 @@ from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import RunInfo
 
 # parts of the time of an iteration, as in the metric perf/env_frac
-PHASES = (
-    "env",
-    "act",
-    "wait",
-    "transfer",
-    "update",
-    "other",
-)
+PHASES = ("env", "act", "wait", "transfer", "update", "other")
 
 
 @dataclass

@@ -32,12 +32,7 @@ from dppo.hosts.sac import networks_in_words
 from dppo.numerics.portable import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.records import (
-    Episode,
-    Incident,
-    Segment,
-    SegmentReport,
-)
+from dppo.ppo.exchange.records import Episode, Incident, Segment, SegmentReport
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.spaces.actions import boxes, clipped_off_centre, describe_rescaling
 from dppo.spaces.spaces import Spaces, leaves
@@ -103,7 +98,9 @@ class Played:
         for name, leaf in leaves(segment.obs).items():
             kind = "category" if name in spaces.categories else leaf.dtype.kind
             _, low, high = self.observed.get(name, (kind, np.inf, -np.inf))
-            self.observed[name] = (kind, min(low, float(leaf.min())), max(high, float(leaf.max())))
+            low = min(low, float(leaf.min()))
+            high = max(high, float(leaf.max()))
+            self.observed[name] = kind, low, high
 
     def growth_mb(self) -> float:
         return self.memory[-1][1] - self.memory[0][1]
@@ -282,7 +279,8 @@ class Examination:
             steps = len(self._instances.seconds["step"])
             if not 0 < steps < MAX_STEPS:
                 return
-            affordable = int((until - time.monotonic()) * steps / (time.monotonic() - began))
+            now = time.monotonic()
+            affordable = int((until - now) * steps / (now - began))
             if affordable < 1 and steps > FIRST_STEPS:
                 return
             wanted = SECOND_STEPS if steps == FIRST_STEPS else LATER_STEPS

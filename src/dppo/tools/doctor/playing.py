@@ -26,11 +26,7 @@ from dppo.process_state.borders import guarded_steps
 WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
 # the most telling one first
-PLACES = (
-    "in a new instance",
-    "after other episodes",
-    "beside another instance",
-)
+PLACES = ("in a new instance", "after other episodes", "beside another instance")
 FIRST_SIZES = (2, 16)
 """Steps of the first two segments, of which a fingerprint of the simulator is taken."""
 QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}

@@ -216,10 +216,7 @@ def _facts_with(facts: Facts, config: Config, changed: Config) -> Facts:
     steps = changed.num_steps / config.num_steps
     epochs = value_of("update_epochs", changed, task) / value_of("update_epochs", config, task)
     sgd = steps * epochs * changed.reuse / config.reuse
-    return facts | {
-        "collect_s": steps * facts["collect_s"],
-        "update_s": sgd * facts["update_s"],
-    }
+    return facts | {"collect_s": steps * facts["collect_s"], "update_s": sgd * facts["update_s"]}
 
 
 def needs_actors(facts: Facts) -> bool:

@@ -44,13 +44,7 @@ CHUNK_ROWS = 100  # of them at a time
 MAX_OTHER_CHOICES = CHECK_ROWS // 10  # so few are ties but for rounding
 TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
 # settings of what makes observations
-PREPARED = (
-    "grayscale",
-    "resize",
-    "frame_stack",
-    "action_repeat",
-    "atari",
-)
+PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")
 
 CURVE = "learning_curve.png"
 CARD = "README.md"

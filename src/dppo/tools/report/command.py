@@ -93,7 +93,8 @@ def _certificate(run: Path) -> dict[str, Any]:
     with suppress(OSError, RecursionError, ValueError):
         certificate = json.loads(read_run_file(run / CERTIFICATE))
         if isinstance(certificate, dict):
-            return {"files since then": _since_then(run, certificate.get("files")), **certificate}
+            since_then = _since_then(run, certificate.get("files"))
+            return {"files since then": since_then, **certificate}
     return {}
 
 
@@ -138,9 +139,8 @@ def _incidents(run: Path) -> Iterator[dict[str, Any]]:
 
 def _lifetimes(run: Path) -> dict[str, list[Bar]]:
     """Return begin and end of each process of each actor, and how it ended, from the logs of the actors."""
-    still_running_until = max(
-        (path.stat().st_mtime for path in run.glob("metrics.jsonl")), default=0.0
-    )
+    times_of_rows = [path.stat().st_mtime for path in run.glob("metrics.jsonl")]
+    still_running_until = max(times_of_rows, default=0.0)
     logs = sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))
     lifetimes = dict[str, list[Bar]]()
     for path in logs[:MAX_FILES]:
@@ -155,7 +155,8 @@ def _lifetimes(run: Path) -> dict[str, list[Bar]]:
                     bars.append(
                         Bar(began.begin, max(began.begin, at), f"{began.text}, {event} {when}")
                     )
-    first = min((bar.begin for bars in lifetimes.values() for bar in bars), default=0.0)
+    begins = [bar.begin for bars in lifetimes.values() for bar in bars]
+    first = min(begins, default=0.0)
     return {
         name: [Bar(bar.begin - first, bar.end - first, bar.text) for bar in bars[-MAX_FILES:]]
         for name, bars in lifetimes.items()

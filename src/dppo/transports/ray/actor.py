@@ -138,11 +138,7 @@ class PPOActor:
         if time.monotonic() - self._measured_at > MEASURE_S:
             with suppress(psutil.Error):
                 process = psutil.Process()
-                processes = [
-                    process,
-                    *process.children(recursive=True),
-                    *processes_of_programs(),
-                ]
+                processes = [process, *process.children(recursive=True), *processes_of_programs()]
                 self._memory = sum(process.memory_info().rss for process in processes)
             self._measured_at = time.monotonic()
         self._questions += 1
