@@ -208,7 +208,7 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
     from dppo.config.resolve import facts_of, resolve
     from dppo.hosts.plans import trainer_plan
     from dppo.learners.trainers import LocalTrainer
-    from dppo.ppo.exchange.statistics import no_statistics
+    from dppo.ppo.exchange.inputs import no_statistics
     from dppo.ppo.learning.batch import make_batch
     from dppo.run.learner import PPOLearner
     from dppo.signals import StopSignals
@@ -252,9 +252,8 @@ class Given:
 
     def __init__(self, num_samplers: int, num_steps: int, width: int) -> None:
         from dppo.engine.ledger import ReplayLedger
-        from dppo.ppo.exchange.moments import Moments
         from dppo.ppo.exchange.records import SamplerCarry, Segment, SegmentReport
-        from dppo.ppo.exchange.statistics import Statistics
+        from dppo.ppo.exchange.scales import Moments, Statistics
 
         rng, rows = np.random.default_rng(0), (num_steps, 1)
         one, episode = np.zeros(1), np.zeros(1, np.int64)

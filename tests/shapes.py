@@ -17,7 +17,6 @@ from jaxtyping import AbstractArray, install_import_hook
 CHECKED = (
     "distributions",
     "distributions.base",
-    "exchange.moments",
     "exchange.records",
     "exchange.scales",
     "exchange.stacks",

@@ -17,8 +17,8 @@ from worlds.models import Plain
 import dppo
 from dppo.config import PPO
 from dppo.learners.trainers import LocalTrainer
+from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import Experience, PolicySnapshot
-from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.learning.batch import make_batch
 
 ACTIONS = ("discrete", "multidiscrete", "discrete, masked", "multidiscrete, masked", "box", "dict")

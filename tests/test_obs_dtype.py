@@ -18,9 +18,8 @@ from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler, build_trainer
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.inputs import normalized_part
-from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.ppo.exchange.scales import ObsScale
+from dppo.ppo.exchange.scales import Moments, ObsScale
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.spaces.spaces import leaves

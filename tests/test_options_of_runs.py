@@ -19,7 +19,7 @@ import dppo
 from dppo.config import Config, read_settings
 from dppo.config.resolve import TaskFacts, resolve
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.statistics import no_statistics
+from dppo.ppo.exchange.inputs import no_statistics
 from dppo.records.files import checkpoint as checkpoints
 from dppo.run import building
 

@@ -25,9 +25,8 @@ from dppo.engine.messages import Limits
 from dppo.errors import SegmentsLost
 from dppo.hosts.plans import sampler_plan
 from dppo.learners.trainers import LocalTrainer, Trainers
-from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import Experience, Update
-from dppo.ppo.exchange.statistics import Statistics
+from dppo.ppo.exchange.scales import Moments, Statistics
 from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.run.learner import PPOLearner

@@ -19,10 +19,9 @@ from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.ppo.exchange.inputs import normalized_part, reader_of
-from dppo.ppo.exchange.moments import Moments
+from dppo.ppo.exchange.inputs import no_statistics, normalized_part, reader_of
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.exchange.statistics import Statistics, no_statistics
+from dppo.ppo.exchange.scales import Moments, Statistics
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.choice import acting_network, choose_network, learning_network

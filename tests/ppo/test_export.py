@@ -30,8 +30,8 @@ from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
 from dppo.policies.policy import Policy, _rows_of
 from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.exchange.statistics import no_statistics
 from dppo.spaces.spaces import leaves
 from dppo.tools.export import policies as export
 from dppo.tools.export.modules import ExportedPolicy

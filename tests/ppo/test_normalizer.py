@@ -8,9 +8,7 @@ from builders import assert_same_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dppo.ppo.exchange.moments import Moments
-from dppo.ppo.exchange.scales import ObsScale, ValueScale
-from dppo.ppo.exchange.statistics import Statistics
+from dppo.ppo.exchange.scales import Moments, ObsScale, Statistics, ValueScale
 
 
 def chunks(seed: int, sizes: list[int], shape: tuple[int, ...] = (3,)) -> list[np.ndarray]:

@@ -16,9 +16,8 @@ from updates import DISCRETE_SPEC as SPEC
 from updates import make_trainer, random_batch, train
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.ppo.exchange.scales import ValueScale
+from dppo.ppo.exchange.scales import Moments, ValueScale
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.popart import last_layer
 from dppo.ppo.learning.trainer import PPOTrainer

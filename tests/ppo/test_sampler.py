@@ -19,7 +19,6 @@ from worlds.simple import Counting, PointMass
 from dppo import streams
 from dppo.engine.ledger import ReplayLedger
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
-from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.records import (
     Episode,
     PolicySnapshot,
@@ -27,7 +26,7 @@ from dppo.ppo.exchange.records import (
     SegmentReport,
     SegmentRequest,
 )
-from dppo.ppo.exchange.scales import ObsScale
+from dppo.ppo.exchange.scales import Moments, ObsScale
 from dppo.streams import Stream
 
 Ends = Sequence[dict[str, int]]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,6 +112,19 @@ def use(arithmetic: Arithmetic | None) -> None:
 @contextmanager
 def as_usual() -> Iterator[Arithmetic | None]:
     """Context in which this thread computes as usual; yields how it did before, as it does afterwards."""
+    if changed():
+        with _set_aside() as before:
+            yield before
+        return
+    try:
+        yield None
+    finally:
+        if changed():
+            use(None)
+
+
+@contextmanager
+def _set_aside() -> Iterator[Arithmetic | None]:
     before = current()
     state = errors()
     use(None)
@@ -128,34 +141,50 @@ def torch_as_usual() -> Iterator[None]:
     """Context in which torch takes gradients, in float32, with oneDNN: whatever code of a user has set meanwhile."""
     import torch
 
-    uses_onednn = torch._C._get_mkldnn_enabled()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    dtype = torch.get_default_dtype()
-    # A context of autocast around the bfloat16 context would keep the weights that the first minibatch has cast.
-    is_autocast = torch.is_autocast_enabled("cpu")
+    before = _torch_modes()
     with torch.inference_mode(mode=False), torch.enable_grad():
-        torch.set_autocast_enabled("cpu", False)
-        torch._C._set_mkldnn_enabled(True)
-        _set_deterministic(False, warn_only=False)
-        torch.set_default_dtype(torch.float32)
+        _set_torch_modes(_TorchModes(torch.float32))
         try:
             yield
         finally:
-            torch.set_autocast_enabled("cpu", is_autocast)
-            torch._C._set_mkldnn_enabled(uses_onednn)
-            _set_deterministic(is_deterministic, warn_only=warn_only)
-            torch.set_default_dtype(dtype)
+            _set_torch_modes(before)
 
 
-def _set_deterministic(mode: bool, *, warn_only: bool) -> None:
-    """Set deterministic algorithms only where they change, because torch imports its compiler for it: two seconds."""
+class _TorchModes(NamedTuple):
+    """Modes of torch, by default the usual ones."""
+
+    dtype: Any
+    # A context of autocast around the bfloat16 context would keep the weights that the first minibatch has cast.
+    autocast: bool = False
+    onednn: bool = True
+    deterministic: bool = False
+    warn_only: bool = False
+
+
+def _torch_modes() -> _TorchModes:
     import torch
 
-    is_set = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    if (is_set, only_warns) != (mode, warn_only):
-        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+    return _TorchModes(
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch._C._get_mkldnn_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _set_torch_modes(modes: _TorchModes) -> None:
+    """Set modes where they change: torch imports its compiler for deterministic algorithms, which takes two seconds."""
+    import torch
+
+    now = _torch_modes()
+    if modes == now:
+        return
+    torch.set_default_dtype(modes.dtype)
+    torch.set_autocast_enabled("cpu", modes.autocast)
+    torch._C._set_mkldnn_enabled(modes.onednn)
+    if (modes.deterministic, modes.warn_only) != (now.deterministic, now.warn_only):
+        torch.use_deterministic_algorithms(modes.deterministic, warn_only=modes.warn_only)
 
 
 def _environment() -> bytes:

@@ -16,8 +16,8 @@ from dppo.files import user_path
 from dppo.policies.deployed import deployed
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.exchange.statistics import no_statistics
 from dppo.ppo.networks.network import ModelClass, Outputs
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import Found, find

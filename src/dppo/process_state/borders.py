@@ -93,11 +93,17 @@ def _give_back() -> None:
         _users.running += 1
         if _users.running == 1:
             _users.states_before = [state.get() for state in STATES]
-            for state, current in zip(STATES, _users.states_before, strict=True):
-                if state.name in _users.values:
-                    before, value = _users.values.pop(state.name)
-                    if state.put is not None and value is not None and before == current:
-                        state.put(value)  # unless the program has set it meanwhile
+            if _users.values:
+                _put_values()
+
+
+def _put_values() -> None:
+    """Set what code of users has set before, unless the program has set it meanwhile."""
+    for state, current in zip(STATES, _users.states_before, strict=True):
+        if state.name in _users.values:
+            before, value = _users.values.pop(state.name)
+            if state.put is not None and value is not None and before == current:
+                state.put(value)
 
 
 def _keep_arithmetic(by: str) -> None:
@@ -111,24 +117,22 @@ def _keep_arithmetic(by: str) -> None:
 
 def _take_back(by: str) -> None:
     """Restore what dppo depends on, keep what is to be given back, and note what was changed for the first time."""
-    names = []
+    names: list[str] = []
     with _users.lock:
         _users.running -= 1
         if not _users.running:
             states_after = [state.get() for state in STATES]
-            if (
-                states_after != _users.states_before
-                or is_closed(sys.stdout)
-                or is_closed(sys.stderr)
-            ):
-                states = zip(STATES, _users.states_before, states_after, strict=True)
-                names = [
-                    state.name
-                    for state, before, after in states
-                    if _take_back_one(state, before, after)
-                ]
+            is_a_stream_closed = is_closed(sys.stdout) or is_closed(sys.stderr)
+            if states_after != _users.states_before or is_a_stream_closed:
+                names = _take_back_values(states_after)
     if names:
         note_changes(by, names)
+
+
+def _take_back_values(states_after: list[Any]) -> list[str]:
+    """Restore the states of dppo; return the names of those that code of users has changed."""
+    states = zip(STATES, _users.states_before, states_after, strict=True)
+    return [state.name for state, before, after in states if _take_back_one(state, before, after)]
 
 
 def _take_back_one(state: State, before: Any, after: Any) -> bool:

@@ -13,6 +13,7 @@ from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
+ROWS_AT_ONCE = 10  # which are read together
 MAX_SCORES = 1000  # that are kept of a run, evenly spread
 MIN_EPISODES = 50  # finished episodes before a mean return counts
 RISE = 0.2  # rise of the mean return relative to its size: more than the noise of MIN_EPISODES episodes
@@ -118,16 +119,26 @@ class LearningNotes(Observer):
         self._iteration = math.nan
         self._times_in_a_row = Counter[str]()
         self._reported = set[str]()
+        self._unread: list[dict[str, float]] = []
         for row in rows:
             self.notes(row)
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        """Log the notes that are due after `row`."""
-        for note in self.notes(row):
-            logger.warning("%s", note)
+        """Read the rows of ten iterations together: a sign lasts for many."""
+        self._unread.append(row)
+        if len(self._unread) == ROWS_AT_ONCE:
+            self._read()
+
+    def _read(self) -> None:
+        """Log the notes that are due after the rows that have not been read."""
+        for row in self._unread:
+            for note in self.notes(row):
+                logger.warning("%s", note)
+        self._unread.clear()
 
     def closing_notes(self) -> list[str]:
-        """Return what to try first if the run was flat for a third of its steps."""
+        """Return what to try first if the run was flat for a third of its steps; read the last rows."""
+        self._read()
         note = flat_note(self._scores, self._config, self._actions, self._solved_at)
         return [] if note is None else [note]
 

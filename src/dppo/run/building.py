@@ -21,7 +21,8 @@ from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, in_force
 from dppo.policies.described import model_state
-from dppo.ppo.exchange.statistics import Statistics, no_statistics
+from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.scales import Statistics
 from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line

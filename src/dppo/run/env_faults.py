@@ -43,16 +43,15 @@ class EnvFaults:
 
         Faults of segments that are collected `again` happen again, and were counted.
         """
-        faulty = [
-            incident
-            for report in collected.reports
-            for incident in report.incidents
-            if incident.fault
-        ]
+        incidents = [incident for report in collected.reports for incident in report.incidents]
+        faulty = [incident for incident in incidents if incident.fault]
         if not faulty:
             return collected
         if not again:
             self._check_budget(faulty)
+        return self._completed_in(collected)
+
+    def _completed_in(self, collected: Collected) -> Collected:
         reports = []
         for report in collected.reports:
             incidents = [

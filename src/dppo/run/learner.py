@@ -25,8 +25,7 @@ from dppo.ppo.exchange.records import (
     SegmentReport,
     Update,
 )
-from dppo.ppo.exchange.scales import ValueScale
-from dppo.ppo.exchange.statistics import Statistics
+from dppo.ppo.exchange.scales import Statistics, ValueScale
 from dppo.process_state.borders import take_changes
 from dppo.run.env_faults import EnvFaults
 from dppo.signals import StopSignals

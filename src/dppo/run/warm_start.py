@@ -11,8 +11,7 @@ import numpy as np
 from dppo.config import Config
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
-from dppo.ppo.exchange.scales import ValueScale
-from dppo.ppo.exchange.statistics import Statistics
+from dppo.ppo.exchange.scales import Statistics, ValueScale
 from dppo.records.files.checkpoint import Found
 
 if TYPE_CHECKING:  # torch is imported while Ray starts

@@ -16,7 +16,6 @@ from dppo.ppo.acting.environments import Environments
 from dppo.ppo.acting.guided import GuidedAgent, guided_agent
 from dppo.ppo.acting.noise import PinkNoise
 from dppo.ppo.exchange.inputs import normalized_part
-from dppo.ppo.exchange.moments import Moments
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import (
     EnvLog,
@@ -29,9 +28,8 @@ from dppo.ppo.exchange.records import (
     SegmentRequest,
     StepRows,
 )
-from dppo.ppo.exchange.scales import ObsScale
+from dppo.ppo.exchange.scales import Moments, ObsScale, Statistics
 from dppo.ppo.exchange.stacks import frames_of
-from dppo.ppo.exchange.statistics import Statistics
 from dppo.ppo.learning.advantages import shaped_rewards
 
 

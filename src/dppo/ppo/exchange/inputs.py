@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dppo.ppo.exchange.scales import ObsScale
-from dppo.spaces.spaces import holds_float64, is_image, leaves
+from dppo.ppo.exchange.scales import Moments, ObsScale, Statistics
+from dppo.spaces.spaces import Spaces, holds_float64, is_image, leaves
 
 
 def each_leaf(obs: Any, change: Callable[[Any], Any]) -> Any:
@@ -135,3 +135,16 @@ def _columns(
             end = start + int(np.prod(leaf.shape, dtype=int))
             yield name, slice(start, end)
             start = end
+
+
+def no_statistics(spaces: Spaces, *, obs: bool, returns: bool) -> Statistics:
+    """Return the statistics of a new run that normalizes observations, as far as they are floats, and returns."""
+    network_spaces = spaces.of_network()
+    shape = normalized_part(np.zeros(1, network_spaces.obs), spaces.normalized).shape[1:]
+    has_several_leaves = network_spaces.obs.names is not None
+    is_continuous = 0 not in shape and (has_several_leaves or network_spaces.is_vector)
+    return Statistics(
+        obs=Moments.empty(shape) if obs and is_continuous else None,
+        returns=Moments.empty(()) if returns else None,
+        obs_names=spaces.normalized,
+    )

@@ -28,10 +28,14 @@ def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:
 
     `weights`: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
     """
-    if weights is None:
-        means = samples.mean(dim=1)
-        squares = (samples - means.unsqueeze(1)).square().sum(dim=1)
-        return torch.stack([torch.full_like(means, samples.shape[1]), means, squares], dim=1)
+    if weights is not None:
+        return _weighted_row_moments(samples, weights)
+    means = samples.mean(dim=1)
+    squares = (samples - means.unsqueeze(1)).square().sum(dim=1)
+    return torch.stack([torch.full_like(means, samples.shape[1]), means, squares], dim=1)
+
+
+def _weighted_row_moments(samples: Tensor, weights: Tensor) -> Tensor:
     counts = weights.sum(dim=1)
     means = (weights * samples).sum(dim=1) / counts.clamp(min=1)
     squares = (weights * (samples - means.unsqueeze(1)).square()).sum(dim=1)
@@ -48,7 +52,7 @@ def merged_moments(parts: Tensor) -> Tensor:
 
     mean = sum(n_i mean_i) / n        M2 = sum(M2_i + n_i (mean_i - mean)^2)
 
-    Source: Chan, Golub, LeVeque (1979), like `dppo.ppo.exchange.moments.Moments.merge`, for any number of parts.
+    Source: Chan, Golub, LeVeque (1979), like `dppo.ppo.exchange.scales.Moments.merge`, for any number of parts.
     """
     counts, means, squares = parts.unbind(dim=2)  # [parts, k]
     count = counts.sum(dim=0)

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.moments import Moments
-from dppo.ppo.exchange.scales import VALUE_TARGETS, ValueScale, moments_of_targets
+from dppo.ppo.exchange.scales import VALUE_TARGETS, Moments, ValueScale, moments_of_targets
 from dppo.ppo.learning.batch import Batch, zero_batch
 from dppo.ppo.learning.minibatches import moments_of_rows
 from dppo.ppo.learning.model import PPOModel

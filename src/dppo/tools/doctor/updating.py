@@ -11,8 +11,8 @@ from dppo.config.resolve import facts_of, resolve
 from dppo.config.ways import WAYS, suits_sac
 from dppo.engine.ledger import ReplayLedger
 from dppo.hosts.plans import trainer_plan
+from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import Experience, PolicySnapshot
-from dppo.ppo.exchange.statistics import no_statistics
 from dppo.signals import StopSignals
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, is_image
