@@ -1,29 +1,43 @@
 """Names in other libraries: of settings that we have under another name, and of what we do in another way.
 
-`docs/COMING_FROM.md` is printed from these tables, and suggestions for unknown names are taken from them.
+`docs/COMING_FROM.md` is printed from `other_names.yaml` and these tables, and suggestions for unknown names are taken
+from them.
 """
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from dppo.errors import ConfigError
 
 
-class Named(NamedTuple):
-    """A flag of ours, and the names of the same thing in other libraries, with - between the words; = is our name."""
+@dataclass(frozen=True)
+class Named:
+    """A flag of ours, and the names of the same thing in other libraries, with - between the words."""
 
     ours: str
     sb3: str = ""
-    """Names in Stable-Baselines3 and its zoo."""
+    """Names in Stable-Baselines3 and its zoo; "same" is our own name."""
     rllib: str = ""
     cleanrl: str = ""
     others: str = ""
     """Names in other libraries, and usual guesses."""
 
     @property
-    def theirs(self) -> list[str]:
+    def theirs(self) -> set[str]:
         names = f"{self.sb3} {self.rllib} {self.cleanrl} {self.others}".split()
-        return [name for name in names if name != "="]
+        return {*names} - {"same"}
+
+
+@cache
+def other_names() -> list[Named]:
+    """Return the rows of `other_names.yaml`."""
+    import yaml
+
+    rows: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_bytes())
+    return [Named(ours, **names) for ours, names in rows.items()]
 
 
 class Different(NamedTuple):
@@ -35,121 +49,6 @@ class Different(NamedTuple):
     libraries: str = ""
     """For the documents."""
 
-
-WORKERS = "workers n-workers num-rollout-workers n-jobs num-cpus n-actors"
-NAMES = (
-    Named(
-        "--total-timesteps",
-        "n-timesteps =",
-        "",
-        "=",
-        "timesteps num-timesteps total-steps max-steps steps num-env-steps",
-    ),
-    Named("--num-samplers", "n-envs", "", "num-envs", "num-env nenvs n-env"),
-    Named(
-        "--num-steps",
-        "n-steps",
-        "rollout-fragment-length",
-        "=",
-        "rollout-length rollout-steps horizon unroll-length nsteps",
-    ),
-    Named("--actors", "", "num-env-runners num-workers", "", WORKERS),
-    Named("--num-actors", "", "num-env-runners num-workers", "", WORKERS),
-    Named(
-        "--envs-per-sampler",
-        "",
-        "num-envs-per-env-runner num-envs-per-worker",
-        "",
-        "envs-per-worker envs-per-actor",
-    ),
-    Named("--seed", "=", "=", "=", ""),
-    Named("--learning-rate", "=", "lr", "=", "step-size alpha"),
-    Named(
-        "--anneal-lr",
-        "",
-        "lr-schedule",
-        "=",
-        "lr-scheduler learning-rate-schedule linear-schedule use-linear-lr-decay",
-    ),
-    Named(
-        "--update-epochs",
-        "n-epochs",
-        "num-epochs num-sgd-iter",
-        "=",
-        "epochs k-epochs ppo-epoch ppo-epochs noptepochs",
-    ),
-    Named("--minibatch-size", "batch-size", "= sgd-minibatch-size", "", "mini-batch-size"),
-    Named("--gamma", "=", "=", "=", "discount discount-factor"),
-    Named("--gae-lambda", "=", "lambda", "=", "lam gae lambda-"),
-    Named(
-        "--clip-coef",
-        "clip-range",
-        "clip-param",
-        "=",
-        "clip clip-ratio eps-clip cliprange clip-eps",
-    ),
-    Named("--clip-vloss", "clip-range-vf", "vf-clip-param", "=", ""),
-    Named(
-        "--ent-coef", "=", "entropy-coeff", "=", "entropy-coef entropy-cost entropy entropy-bonus"
-    ),
-    Named("--vf-coef", "=", "vf-loss-coeff", "=", "value-loss-coef value-coef value-coeff"),
-    Named("--max-grad-norm", "=", "grad-clip", "=", "clip-grad gradient-clip"),
-    Named("--target-kl", "=", "kl-target", "=", "kl"),
-    Named("--norm-adv", "normalize-advantage", "", "=", "normalize-advantages norm-advantage"),
-    Named(
-        "--norm-obs", "=", "", "", "normalize-obs normalize-observations norm-observations obs-norm"
-    ),
-    Named(
-        "--norm-reward", "=", "", "", "normalize-reward normalize-rewards norm-rewards reward-norm"
-    ),
-    Named(
-        "--hidden-sizes",
-        "net-arch",
-        "fcnet-hiddens",
-        "",
-        "hidden-dims hidden-dim hidden-layers hidden-size layers",
-    ),
-    Named("--activation", "activation-fn", "fcnet-activation", "", "nonlinearity"),
-    Named("--log-std-init", "=", "", "", "init-std initial-std"),
-    Named("--model", "policy", "custom-model", "", "network policy-class"),
-    Named("--device", "=", "num-gpus", "cuda", "gpu use-gpu"),
-    Named("--num-learners", "", "=", "", "num-gpus-learner learners"),
-    Named("--seeds", "", "num-samples", "", "n-seeds num-seeds repeats n-runs num-runs"),
-    Named("--out", "", "", "", "out-dir output output-dir outdir save-path"),
-    Named(
-        "--run-dir", "log-folder", "", "", "logdir log-dir save-dir output-dir outdir save-path out"
-    ),
-    Named("--name", "", "", "exp-name", "experiment-name run-name"),
-    Named("--resume", "trained-agent", "restore", "", "load load-checkpoint checkpoint"),
-    Named(
-        "--checkpoint-interval-s",
-        "save-freq",
-        "checkpoint-freq",
-        "",
-        "save-interval checkpoint-interval",
-    ),
-    Named("--eval-every", "eval-freq", "evaluation-interval", "", "eval-interval evaluation-freq"),
-    Named(
-        "--episodes",
-        "n-eval-episodes",
-        "evaluation-duration",
-        "",
-        "num-episodes n-episodes num-eval-episodes",
-    ),
-    Named("--eval-episodes", "n-eval-episodes", "evaluation-duration", "", "num-eval-episodes"),
-    Named("--track", "=", "", "=", "use-wandb wandb mlflow logger tracker"),
-    Named("--progress", "verbose progress-bar", "", "", "quiet"),
-    Named("--env-id", "env", "env", "= gym-id", "env-name environment task"),
-    Named("--segment-timeout-s", "", "sample-timeout-s", "", "timeout"),
-    Named("--stochastic", "", "", "", "sample"),
-    Named(
-        "--on-env-fault",
-        "",
-        "restart-failed-env-runners",
-        "",
-        "on-bad-step restart-failed-sub-environments",
-    ),
-)
 
 DIFFERENT = (
     Different(
@@ -248,7 +147,7 @@ class Absent:
 
 def meant_by(name: str) -> list[str]:
     """Return our flags for the name `n-steps` of another library; the first that a command has is suggested."""
-    return [row.ours for row in NAMES if name in row.theirs]
+    return [row.ours for row in other_names() if name in row.theirs]
 
 
 def answer_to(name: str, known: Collection[str]) -> str | None:
@@ -266,7 +165,7 @@ def tables() -> Iterator[str]:
     """Yield the lines of the tables of docs/COMING_FROM.md."""
     yield "| dppo | Stable-Baselines3 | RLlib | CleanRL |"
     yield "|---|---|---|---|"
-    for row in NAMES:
+    for row in other_names():
         libraries = row.sb3, row.rllib, row.cleanrl
         if any(libraries):
             yield f"| `{row.ours}` | {' | '.join(map(_as_code, libraries))} |"
@@ -278,6 +177,5 @@ def tables() -> Iterator[str]:
 
 
 def _as_code(names: str) -> str:
-    return ", ".join(f"`{name.replace('-', '_')}`" for name in names.split()).replace(
-        "`=`", "the same"
-    )
+    codes = [f"`{name.replace('-', '_')}`" for name in names.split()]
+    return ", ".join(codes).replace("`same`", "the same")
