@@ -537,8 +537,10 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
 
 
 def test_without_colours_the_bar_is_drawn_with_letters() -> None:
-    bar = re.search("e{9,}.*u", text_at(100, view_of(row()), colours=False))
+    text = text_at(100, view_of(row()), colours=False)
+    bar = re.search("e{9,}.*u", text)
     assert bar is not None
+    assert re.search("━·{9,}", text), "the bar of steps is not full"
     room = 100 - 4 - 10
     for letter, share in (("u", 0.52), ("e", 0.31)):
         assert abs(bar[0].count(letter) - share * room) <= 1

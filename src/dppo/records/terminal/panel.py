@@ -130,7 +130,7 @@ def _lines(
 ) -> Iterator[tuple[str, RenderableType]]:
     row = view.row
     if row or view.progress is not None:
-        yield "steps", _steps(view, room, now)
+        yield "steps", _steps(view, room, now, colours)
     else:
         yield "steps", _waiting(view, now)
     if row:
@@ -160,7 +160,7 @@ def _waiting(view: View, now: float) -> RenderableType:
     return _Flow(items)
 
 
-def _steps(view: View, room: int, now: float) -> RenderableType:
+def _steps(view: View, room: int, now: float, colours: bool) -> RenderableType:
     done = share(view.steps, view.total_steps)
     figures = Text.assemble(
         (f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {math.floor(100 * done):>3}%"
@@ -171,13 +171,14 @@ def _steps(view: View, room: int, now: float) -> RenderableType:
     times.append(_item("elapsed", duration(now - view.began)))
     width = _room_beside([figures, *times], room)
     if width >= MIN_STEPS_BAR:
-        return _Flow([figures, _bar(done, width), *times])
-    return Group(_Flow([figures, *times]), _bar(done, room))
+        return _Flow([figures, _bar(done, width, colours), *times])
+    return Group(_Flow([figures, *times]), _bar(done, room, colours))
 
 
-def _bar(done: float, width: int) -> Text:
+def _bar(done: float, width: int, colours: bool) -> Text:
     cells = round(done * width)
-    return Text.assemble(("━" * cells, "green"), ("━" * (width - cells), "bright_black"))
+    rest = "━" if colours else "·"  # without colours, a line would look full
+    return Text.assemble(("━" * cells, "green"), (rest * (width - cells), "bright_black"))
 
 
 def _pace(view: View) -> list[Text]:
