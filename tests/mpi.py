@@ -15,13 +15,24 @@ from dppo.slots import launchers
 FAMILIES = {"openmpi": "open-mpi", "mpich": "hydra"}
 INCLUDE = Path(dppo.__file__).parent / "remote"
 HEAT = Path(__file__).parents[1] / "examples" / "solvers" / "heat.c"
+# changes of heat.f90 that let all ranks compute the same
+FOR_ALL_RANKS = {
+    "  use dppo\n": "  use mpi\n  use dppo\n",
+    "  integer :: interval,": "  integer :: error, interval,",
+    "d = dppo_open(": "call MPI_Init(error)\n  d = dppo_open_all(",
+    '"power[3](0:1)")': '"power[3](0:1)", MPI_COMM_WORLD)',
+    "dppo_step(d, now(1:cells), reward, end, power)": (
+        "dppo_step_all(d, now(1:cells), reward, end, power, MPI_COMM_WORLD)"
+    ),
+    "call dppo_close(d)": "call dppo_close(d)\n  call MPI_Finalize(error)",
+}
 
 
 def use_mpi(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the mpicc and mpirun of a family into PATH, below `folder`; skip the test where there are none."""
+    """Put the compilers and the mpirun of a family into PATH, below `folder`; skip the test where there are none."""
     binaries = folder / name
     binaries.mkdir()
-    for program in ("mpicc", "mpirun"):
+    for program in ("mpicc", "mpif90", "mpirun"):
         path = _path(program, name)
         if path is None:
             pytest.skip(f"no {program} of {name}")
@@ -43,11 +54,32 @@ def _path(program: str, name: str) -> str | None:
     return shutil.which(program)
 
 
-def compiled_heat(folder: Path) -> str:
-    """Return the path of the heated bar, compiled by the mpicc in PATH."""
+def compiled_heat(folder: Path, pause_ms: int = 0) -> str:
+    """Return the path of the heated bar, compiled by the mpicc in PATH; it sleeps so long in each step."""
+    source = folder / "heat.c"
+    text = HEAT.read_text()
+    assert "interval++;" in text
+    pause = f"struct timespec pause = {{0, {pause_ms}000000}}; nanosleep(&pause, NULL);"
+    source.write_text(text.replace("interval++;", f"interval++; {pause}") if pause_ms else text)
     program = str(folder / "heat")
-    words = ["mpicc", "-O2", "-I", str(INCLUDE), str(HEAT), "-o", program, "-lm"]
+    words = ["mpicc", "-O2", "-I", str(INCLUDE), str(source), "-o", program, "-lm"]
     subprocess.run(words, check=True)
+    return program
+
+
+def compiled_fortran_heat(folder: Path) -> str:
+    """Return the path of the heated bar in Fortran, of which each rank computes the whole, compiled for MPI."""
+    source = folder / "heat.f90"
+    changed = HEAT.with_suffix(".f90").read_text()
+    for before, after in FOR_ALL_RANKS.items():
+        assert before in changed
+        changed = changed.replace(before, after)
+    source.write_text(changed)
+    header = ["-x", "c", "-include", "mpi.h", "-DDPPO_IMPLEMENTATION", str(INCLUDE / "dppo.h")]
+    subprocess.run(["mpicc", "-c", *header, "-o", "dppo.o"], cwd=folder, check=True)
+    program = str(folder / "heat")
+    sources = [str(INCLUDE / "dppo_module.f90"), str(source)]
+    subprocess.run(["mpif90", "-o", program, *sources, "dppo.o"], cwd=folder, check=True)
     return program
 
 

@@ -1,4 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first saves and ends the run, the second ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first saves and ends the run, the second ends it at once.
+
+Copies of a signal are ignored: of SIGHUP, because a shell and the kernel both send one as a terminal is closed, and of
+SIGTERM for ten seconds, because Slurm sends it to the processes of a job, among them srun, which passes it on.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,7 @@ INTERRUPTIONS = (Interrupted, StopRequested)
 """Exceptions that end a run, wherever they are raised; not a fault of the code that they pass through."""
 
 SHOW_CURSOR = b"\x1b[?25h"
+COPIES_S = 10.0  # in which SIGTERM may arrive again
 
 
 def end_at_once(number: int) -> NoReturn:
@@ -48,6 +53,13 @@ def end_at_once(number: int) -> NoReturn:
     os._exit(128 + number)
 
 
+def _is_copy(number: int, received: signal.Signals | None, received_at: float) -> bool:
+    if number != received:
+        return False
+    is_soon = time.monotonic() - received_at < COPIES_S
+    return number == signal.SIGHUP or (number == signal.SIGTERM and is_soon)
+
+
 class RaisingSignals:
     """Context manager in which Ctrl-C raises `Interrupted`, and SIGTERM and SIGHUP raise `StopRequested`.
 
@@ -59,6 +71,7 @@ class RaisingSignals:
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
+        self._received_at = math.inf
         self._handlers_before: dict[int, Any] = {}
 
     def __enter__(self) -> RaisingSignals:
@@ -92,13 +105,13 @@ class RaisingSignals:
             self._raise(self._received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # a shell and the kernel both send one as a terminal is closed
-        if number == self._received == signal.SIGHUP:
+        if _is_copy(number, self._received, self._received_at):
             return
         in_notebook = number == signal.SIGINT and hasattr(sys, "ps1")
         if self._received is not None and not in_notebook:
             end_at_once(number)
         self._received = signal.Signals(number)
+        self._received_at = time.monotonic()
         self._raise(self._received)
 
     def _raise(self, received: signal.Signals) -> NoReturn:
@@ -206,8 +219,7 @@ class StopSignals:
         if os.getpid() != self._pid:
             _in_fork(number)
             return
-        # a shell and the kernel both send one as a terminal is closed
-        if number == self.received == signal.SIGHUP:
+        if _is_copy(number, self.received, self._received_at):
             return
         if self.received is not None:  # the second signal
             if number == signal.SIGINT and hasattr(sys, "ps1"):
@@ -218,7 +230,8 @@ class StopSignals:
             self._interruptible = False
             raise StopRequested(signal.Signals(number))
         name = signal.Signals(number).name
-        text = f"{name}: stopping ... (once more: at once)"
+        again = f"once more after {COPIES_S:g} s" if number == signal.SIGTERM else "once more"
+        text = f"{name}: stopping ... ({again}: at once)"
         # In another thread, because this one may hold the lock of the display; and not by `threading`, because this one
         # may also hold a lock of that module.
         _thread.start_new_thread(self._on_first, (text,))

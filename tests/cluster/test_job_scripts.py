@@ -1,10 +1,9 @@
-"""The job scripts of docs/CLUSTER.md: Slurm with real daemons, a manifest for KubeRay, `ray job submit`, and pip."""
+"""The job scripts of docs/CLUSTER.md: a manifest for KubeRay, `ray job submit`, and pip. `test_slurm.py` runs Slurm."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -22,28 +21,6 @@ from dppo.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-PLUGINS = Path(os.environ.get("SLURM_PLUGINS", "/usr/lib/x86_64-linux-gnu/slurm-wlm"))
-DAEMONS = ("munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "unshare")
-WITHOUT_SLURM = not PLUGINS.is_dir() or not all(map(shutil.which, DAEMONS)) or os.geteuid() != 0
-# An address beside that of `lo`, without which no name of a host is resolved.
-NETWORK = """
-ip link set lo up
-ip link add outside type veth peer name inside
-ip address add 10.79.0.1/24 dev outside
-ip link set outside up
-exec "$0" "$@"
-"""
-JOB = """
-job() { sbatch --parsable --output="$HOME/job.log" --export=ALL --chdir="$HOME" SCRIPT CartPole-v1 --num-samplers 2 \
-    --num-steps 64 --total-timesteps 40000 --progress plain; }
-ended() { for _ in $(seq 200); do [ -z "$(squeue -h -j $1)" ] && break; sleep 0.5; done
-    scontrol show job $1 | grep -o 'JobState=[A-Z]*'; }
-first=$(job)
-for _ in $(seq 200); do [ "$(grep -cs . "$RUN_DIR/metrics.jsonl")" -gt 5 ] 2>/dev/null && break; sleep 0.2; done
-scancel --signal=TERM $first; ended $first
-ended $(job)
-"""
-
 
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
@@ -62,42 +39,6 @@ def test_a_job_whose_ray_does_not_start_says_so_and_fails(tmp_path: Path) -> Non
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout == "Ray has not started on h1 in 3 attempts.\n"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    WITHOUT_SLURM, reason="needs root, and slurmd, slurmctld, munge of Debian in PATH"
-)
-def test_slurm_runs_the_job_saves_at_sigterm_and_continues(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    slurm = Path(__file__).with_name("slurm_on_one_machine.sh")
-    env = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "RUN_DIR": str(run_dir),
-        "SLURM_PLUGINS": str(PLUGINS),
-    }
-    env |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_PORT": "6999"}
-    words = [
-        "unshare",
-        "--mount",
-        "--pid",
-        "--net",
-        "--fork",
-        "--mount-proc",
-        "--kill-child",
-        *("bash", "-euc", NETWORK, str(slurm), str(tmp_path / "slurm")),
-    ]
-    script = JOB.replace("SCRIPT", str(EXAMPLES / "slurm.sh"))
-    words += ["bash", "-c", script]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, check=False)
-    output = tmp_path / "job.log"
-    assert output.exists(), done.stdout + done.stderr
-    log = output.read_text()
-    assert "Stopped by SIGTERM" in log, done.stdout + done.stderr + log[:4000]
-    assert "Between 1 and 2 Ray actors" in log, log[-3000:]
-    assert "Resuming from iter_" in log, log[-3000:]
-    assert "JobState=COMPLETED" in done.stdout.splitlines()[-1]
 
 
 def manifests() -> list[Any]:

@@ -1,23 +1,15 @@
-"""Real daemons of Slurm on two hosts: solvers of two ranks have the same weights after signals and a drained node.
-
-Needs root and slurmctld, slurmd and munge of Debian.
-"""
+"""`examples/slurm.sh` with real daemons of Slurm on one and two hosts: runs are saved, and have the same weights."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
-from hosts import Host, Hosts, possible
 from mpi import compiled_heat, use_mpi
-from processes import wait_until
-from test_job_scripts import EXAMPLES, PLUGINS, WITHOUT_SLURM
+from processes import command_line, wait_until
+from slurm import Slurm, slurm_of, slurm_possible
 from test_remote import settings
 
 import dppo
@@ -26,146 +18,124 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        WITHOUT_SLURM or not possible() or shutil.which("mpicc") is None,
-        reason="needs root, and slurmd, slurmctld, munge and mpicc of Debian in PATH",
+        not slurm_possible(),
+        reason="needs root, iproute2, and slurmd, slurmctld, munge of Debian in PATH",
     ),
 ]
-PLACE = "/tmp/slurm"  # on each host
-CONFIGURATION = f"""
-ClusterName=two
-SlurmctldHost=h1(10.78.0.1)
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={PLACE}/munge/socket
-PluginDir={PLUGINS}
-StateSaveLocation={PLACE}/state
-SlurmdSpoolDir={PLACE}/spool
-SlurmctldPidFile={PLACE}/slurmctld.pid
-SlurmdPidFile={PLACE}/slurmd.pid
-SlurmctldLogFile={PLACE}/slurmctld.log
-SlurmdLogFile={PLACE}/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/affinity
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU_Memory
-SchedulerType=sched/builtin
-ReturnToService=2
-MailProg=/bin/true
-NodeName=h1 NodeAddr=10.78.0.1 CPUs=2 RealMemory=2000 State=UNKNOWN
-NodeName=h2 NodeAddr=10.78.0.2 CPUs=2 RealMemory=2000 State=UNKNOWN
-PartitionName=all Nodes=h1,h2 Default=YES MaxTime=INFINITE State=UP
-"""
-DAEMONS = f"""mkdir -p {PLACE}/munge {PLACE}/state {PLACE}/spool
-install -m 400 munge.key {PLACE}/munge/key
-munged --force --key-file={PLACE}/munge/key --socket={PLACE}/munge/socket --pid-file={PLACE}/munge/pid \
-    --log-file={PLACE}/munge/log --seed-file={PLACE}/munge/seed
-[ $(hostname) = h2 ] || slurmctld -c
-slurmd -N $(hostname) -d $(command -v slurmstepd)
-"""
-STEPS = 2 * 8 * 30  # of the run
+with_mpi = pytest.mark.skipif(shutil.which("mpicc") is None, reason="needs mpicc")
+TWO_NODES = "--nodes=2 --cpus-per-task=2"
 
 
-class SlurmOfTwo:
-    """Two hosts with a Slurm, and a folder that both see."""
+class HeatedBars:
+    """Runs of the heated bar, each of two ranks, on two nodes."""
 
-    def __init__(self, hosts: list[Host], folder: Path) -> None:
-        self.hosts = hosts
-        self.folder = folder
-        self.heat = compiled_heat(folder)
-        (folder / "slurm.conf").write_text(CONFIGURATION)
-        (folder / "munge.key").write_bytes(os.urandom(64))
-        for host in hosts:
-            self.call(DAEMONS, host)
-        wait_until(lambda: self.call("sinfo -h -o %D%T").split() == ["2idle"])
+    def __init__(
+        self, slurm: Slurm, instances: int, iterations: int, cores_per_rank: int, pause_ms: int = 0
+    ) -> None:
+        self.slurm = slurm
+        self.heat = compiled_heat(slurm.folder, pause_ms)
+        self._instances = instances
+        self._steps = instances * 8 * iterations
+        self._cores_per_rank = cores_per_rank
 
-    def call(self, command: str, host: Host | None = None) -> str:
-        """Return what a shell command prints on a host, by default the first one."""
-        host = host or self.hosts[0]
-        words = ["bash", "-c", f"cd {self.folder} && {command}"]
-        script = f"import os; os.execvp('bash', {words!r})"
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        variables = {
-            "HOME": str(self.folder),
-            "PATH": path,
-            "RUN_DIR": str(self.folder / "run"),
-            "SLURM_CONF": str(self.folder / "slurm.conf"),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }
-        log = host.folder / "printed"
-        log.write_text("")
-        assert host.start(["-c", script], log.name, **variables).wait(60) == 0
-        return log.read_text()
-
-    def submit(self, *options: str) -> str:
-        """Submit the run, and return the number of the job."""
-        words = [
-            "sbatch --parsable --nodes=2 --cpus-per-task=2 --export=ALL --output=job.log",
-            *options,
-            str(EXAMPLES / "slurm.sh"),
+    def submit(self) -> str:
+        return self.slurm.submit(
+            TWO_NODES,
             f"""dppo.remote:make --env-kwargs '{{"command": ["{self.heat}"]}}'""",
-            "--ranks-per-env 2 --num-samplers 2 --num-steps 8 --update-epochs 1 --preset none",
-            f"--total-timesteps {STEPS} --progress plain",
+            f"--ranks-per-env 2 --cores-per-rank {self._cores_per_rank} --num-samplers {self._instances} "
+            "--num-steps 8 --update-epochs 1 --preset none --progress plain "
+            f"--total-timesteps {self._steps}",
+        )
+
+    def ranks(self) -> list[int]:
+        """Return the number of ranks on each host."""
+        return [
+            sum(command_line(pid) == self.heat for pid in host.processes(self.heat))
+            for host in self.slurm.hosts
         ]
-        return self.call(" ".join(words)).strip()
-
-    @property
-    def rows(self) -> int:
-        metrics = self.folder / "run" / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "job.log").read_text(errors="replace")
-
-    def wait_for_rows(self, number: int) -> None:
-        try:
-            wait_until(lambda: self.rows >= number, 240)
-        except AssertionError as error:
-            raise AssertionError(self.log[-8000:]) from error
 
     def wait_for_end(self, job: str, state: str) -> None:
-        """Wait for the end of a job, and for the end of all ranks within 10 s."""
-        wait_until(lambda: f"JobState={state}" in self.call(f"scontrol show job {job}"), 240)
-        wait_until(lambda: not any(host.processes(self.heat) for host in self.hosts), 10)
+        """Wait for the end of a job, and for the end of all ranks and launchers within 10 s."""
+        self.slurm.wait_for_state(job, state)
+        wait_until(lambda: not any(host.processes(self.heat) for host in self.slurm.hosts), 10)
+
+    def end_with_the_weights_of_one_process(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_mpi("openmpi", folder, monkeypatch)
+        whole = settings(
+            folder / "whole",
+            [compiled_heat(folder)],
+            num_samplers=self._instances,
+            ranks_per_env=2,
+            cores_per_rank=0,
+            num_steps=8,
+            total_timesteps=self._steps,
+        )
+        result = dppo.train(whole)
+        resumed = dppo.load_policy(self.slurm.folder / "run")
+        assert resumed.weights.tobytes() == dppo.load_policy(result.run_dir).weights.tobytes()
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[SlurmOfTwo]:
-    folder = Path(mkdtemp(dir="/var/tmp"))
-    try:
-        with Hosts(2, tmp_path) as hosts:
-            yield SlurmOfTwo(hosts, folder)
-    finally:
-        shutil.rmtree(folder)
+def test_a_job_on_one_node_saves_at_sigterm_and_continues(tmp_path: Path) -> None:
+    sizes = "--num-samplers 2 --num-steps 64 --total-timesteps 40000 --progress plain"
+    with slurm_of(1, tmp_path) as slurm:
+        first = slurm.submit("", "CartPole-v1", sizes)
+        slurm.wait_for_rows(6)
+        slurm.call(f"scancel --signal=TERM {first}")
+        slurm.wait_for_state(first, "FAILED")
+        assert "Stopped by SIGTERM" in slurm.log, slurm.log
+        assert "Between 1 and 2 Ray actors" in slurm.log, slurm.log
+        second = slurm.submit("", "CartPole-v1", sizes)
+        slurm.wait_for_state(second, "COMPLETED")
+        assert "Resuming from iter_" in slurm.log, slurm.log
 
 
+@with_mpi
 def test_ranks_under_srun_lead_to_the_same_weights_through_signals_resumes_and_a_drained_node(
-    slurm: SlurmOfTwo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = slurm.submit()
-    slurm.wait_for_rows(3)
-    assert all(host.processes(f"rank 0:1 -- {slurm.heat}") for host in slurm.hosts)
-    slurm.hosts[1].send(signal.SIGKILL, slurm.heat)
-    slurm.wait_for_rows(slurm.rows + 2)
-    slurm.call(f"scancel --signal=TERM {stopped}")
-    slurm.wait_for_end(stopped, "FAILED")
-    assert "Stopped by SIGTERM" in slurm.log, slurm.log
-    drained = slurm.submit()
-    slurm.wait_for_rows(slurm.rows + 2)
-    slurm.call("scontrol update nodename=h2 state=drain reason=test")
-    slurm.wait_for_end(drained, "COMPLETED")
-    assert "Resuming from iter_" in slurm.log, slurm.log
-    assert "is not bound" not in slurm.log
-    use_mpi("openmpi", tmp_path, monkeypatch)
-    whole = settings(
-        tmp_path / "whole",
-        [slurm.heat],
-        ranks_per_env=2,
-        cores_per_rank=0,
-        num_steps=8,
-        total_timesteps=STEPS,
-    )
-    result = dppo.train(whole)
-    resumed = dppo.load_policy(slurm.folder / "run")
-    assert resumed.weights.tobytes() == dppo.load_policy(result.run_dir).weights.tobytes()
+    with slurm_of(2, tmp_path) as slurm:
+        bars = HeatedBars(slurm, instances=2, iterations=30, cores_per_rank=1)
+        stopped = bars.submit()
+        slurm.wait_for_rows(3)
+        assert all(host.processes(f"rank 0:1 -- {bars.heat}") for host in slurm.hosts)
+        slurm.hosts[1].send(signal.SIGKILL, bars.heat)
+        slurm.wait_for_rows(slurm.rows + 2)
+        slurm.call(f"scancel --signal=TERM {stopped}")
+        bars.wait_for_end(stopped, "FAILED")
+        assert "Stopped by SIGTERM" in slurm.log, slurm.log
+        drained = bars.submit()
+        slurm.wait_for_rows(slurm.rows + 2)
+        slurm.call("scontrol update nodename=h2 state=drain reason=test")
+        bars.wait_for_end(drained, "COMPLETED")
+        assert "Resuming from iter_" in slurm.log, slurm.log
+        assert "is not bound" not in slurm.log
+        bars.end_with_the_weights_of_one_process(tmp_path, monkeypatch)
+
+
+@with_mpi
+def test_four_solvers_on_two_nodes_go_on_after_the_time_limit_and_when_their_job_is_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slurm_of(2, tmp_path) as slurm:
+        bars = HeatedBars(slurm, instances=4, iterations=250, cores_per_rank=0, pause_ms=50)
+        job = bars.submit()
+        slurm.wait_for_rows(3)
+        wait_until(lambda: bars.ranks() == [4, 4], 120)
+        slurm.call(f"scontrol update jobid={job} timelimit=1")
+        bars.wait_for_end(job, "TIMEOUT")
+        assert slurm.log.count("Stopped by SIGTERM") == 1, slurm.log
+
+        slurm.call(f"scontrol requeue {job}")
+        slurm.call(f"scontrol update jobid={job} timelimit=60 starttime=now")
+        slurm.wait_for_rows(slurm.rows + 2)
+        assert slurm.log.count("Resuming from iter_") == 1, slurm.log
+        slurm.call(f"scontrol requeue {job}")
+        bars.wait_for_end(job, "PENDING")
+        assert slurm.log.count("Stopped by SIGTERM") == 2, slurm.log
+
+        slurm.call(f"scontrol update jobid={job} starttime=now")
+        bars.wait_for_end(job, "COMPLETED")
+        assert slurm.log.count("Resuming from iter_") == 2, slurm.log
+        bars.end_with_the_weights_of_one_process(tmp_path, monkeypatch)
