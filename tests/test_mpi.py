@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from mpi import FAMILIES, compiled_heat, ranks_of, use_mpi
+from mpi import FAMILIES, compiled_fortran_heat, compiled_heat, ranks_of, use_mpi
 from processes import wait_until
 from test_remote import settings
 
@@ -65,15 +66,24 @@ def test_a_rank_that_dies_is_named_and_the_others_end(tmp_path: Path) -> None:
     assert psutil.wait_procs(ranks, timeout=0)[1] == []
 
 
+@pytest.fixture(params=["c", "fortran"])
+def any_heat(request: pytest.FixtureRequest, mpi: None, tmp_path: Path) -> str:
+    if request.param == "c":
+        return compiled_heat(tmp_path)
+    if shutil.which("gfortran") is None:
+        pytest.skip("no Fortran compiler")
+    return compiled_fortran_heat(tmp_path)
+
+
 def test_ranks_that_share_cores_sleep_while_the_policy_is_computed(
-    heat: str, tmp_path: Path
+    any_heat: str, tmp_path: Path
 ) -> None:
     """A rank that is in MPI_Bcast never gives its core back by itself."""
-    env = make([heat], scratch_dir=str(tmp_path), slots=Slots(Layout(2, 0)))
+    env = make([any_heat], scratch_dir=str(tmp_path), slots=Slots(Layout(2, 0)))
     env.reset(seed=1)
     observation, *_ = env.step(np.full(3, 0.5))
     assert observation.shape == (48,)
-    waiting = [psutil.Process(pid) for pid in ranks_of(heat)]
+    waiting = [psutil.Process(pid) for pid in ranks_of(any_heat)]
     assert len(waiting) == 2
 
     def most_sleeps() -> int:
@@ -82,6 +92,7 @@ def test_ranks_that_share_cores_sleep_while_the_policy_is_computed(
     before = most_sleeps()
     wait_until(lambda: most_sleeps() > before + 50)
     env.close()
+    assert not ranks_of(any_heat)
 
 
 @pytest.mark.parametrize(("mpi", "other"), [("openmpi", "mpich")], indirect=["mpi"])

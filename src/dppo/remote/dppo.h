@@ -417,4 +417,26 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
 }
 #endif
 
+/* For dppo_module.f90, whose communicators are numbers. */
+#ifdef MPI_VERSION
+dppo *dppo_open_all_fortran(int type, const char *observation, const char *action, int ranks) {
+  return dppo_open_all(type, observation, action, MPI_Comm_f2c((MPI_Fint)ranks));
+}
+
+int dppo_step_all_fortran(dppo *d, const void *observation, double reward, int end, void *action, int ranks) {
+  return dppo_step_all(d, observation, reward, end, action, MPI_Comm_f2c((MPI_Fint)ranks));
+}
+#else
+dppo *dppo_open_all_fortran(int type, const char *observation, const char *action, int ranks) {
+  (void)ranks;
+  dppo_fail("dppo.h was compiled without MPI", "compile it with mpicc and -include mpi.h");
+  return dppo_open(type, observation, action);
+}
+
+int dppo_step_all_fortran(dppo *d, const void *observation, double reward, int end, void *action, int ranks) {
+  (void)ranks;
+  return dppo_step(d, observation, reward, end, action);
+}
+#endif
+
 #endif /* DPPO_IMPLEMENTATION */

@@ -3,13 +3,18 @@
 !   cc -c -x c -DDPPO_IMPLEMENTATION dppo.h -o dppo.o
 !   gfortran -o solver dppo_module.f90 solver.f90 dppo.o
 !
-! With MPI, rank 0 calls these functions, and broadcasts the reply, the action and the seed.
+! With MPI, call dppo_open_all and dppo_step_all on all ranks, with a communicator such as MPI_COMM_WORLD of `use mpi`
+! (of `use mpi_f08`, MPI_COMM_WORLD%mpi_val): rank 0 talks, and the others get the reply, the action, the seed and the
+! path. Compile it so:
+!
+!   mpicc -c -x c -include mpi.h -DDPPO_IMPLEMENTATION dppo.h -o dppo.o
+!   mpif90 -o solver dppo_module.f90 solver.f90 dppo.o
 module dppo
   use, intrinsic :: iso_c_binding, only: c_int, c_long_long, c_double, c_char, c_ptr, c_null_char, c_loc, &
     c_f_pointer
   implicit none
   private
-  public :: dppo_open, dppo_step, dppo_seed, dppo_path, dppo_info, dppo_close
+  public :: dppo_open, dppo_step, dppo_open_all, dppo_step_all, dppo_seed, dppo_path, dppo_info, dppo_close
   integer, parameter, public :: DPPO_STOP = 0, DPPO_ACT = 1, DPPO_RESET = 2, DPPO_SAVE = 3, DPPO_LOAD = 4
   integer, parameter, public :: DPPO_RUNNING = 0, DPPO_TERMINATED = 1, DPPO_TRUNCATED = 2
 
@@ -26,6 +31,19 @@ module dppo
       real(c_double), value :: reward
       integer(c_int), value :: end
       integer(c_int) :: c_step
+    end function
+    function c_open_all(number_bytes, observation, action, ranks) bind(c, name="dppo_open_all_fortran")
+      import :: c_ptr, c_int, c_char
+      integer(c_int), value :: number_bytes, ranks
+      character(kind=c_char), intent(in) :: observation(*), action(*)
+      type(c_ptr) :: c_open_all
+    end function
+    function c_step_all(d, observation, reward, end, action, ranks) bind(c, name="dppo_step_all_fortran")
+      import :: c_ptr, c_int, c_double
+      type(c_ptr), value :: d, observation, action
+      real(c_double), value :: reward
+      integer(c_int), value :: end, ranks
+      integer(c_int) :: c_step_all
     end function
     function c_seed(d) bind(c, name="dppo_seed")
       import :: c_ptr, c_long_long
@@ -57,10 +75,23 @@ contains
     character(*), intent(in) :: observation, action
     logical, intent(in), optional :: restarts
     type(c_ptr) :: d
-    integer(c_int) :: kind
-    kind = 8
-    if (present(restarts)) kind = merge(24, 8, restarts)
-    d = c_open(kind, trim(observation)//c_null_char, trim(action)//c_null_char)
+    d = c_open(type_of(restarts), trim(observation)//c_null_char, trim(action)//c_null_char)
+  end function
+
+  ! The same on all ranks of a communicator, of which rank 0 connects.
+  function dppo_open_all(observation, action, ranks, restarts) result(d)
+    character(*), intent(in) :: observation, action
+    integer, intent(in) :: ranks
+    logical, intent(in), optional :: restarts
+    type(c_ptr) :: d
+    d = c_open_all(type_of(restarts), trim(observation)//c_null_char, trim(action)//c_null_char, int(ranks, c_int))
+  end function
+
+  function type_of(restarts) result(number_bytes)
+    logical, intent(in), optional :: restarts
+    integer(c_int) :: number_bytes
+    number_bytes = 8
+    if (present(restarts)) number_bytes = merge(24, 8, restarts)
   end function
 
   function dppo_step(d, observation, reward, end, action) result(reply)
@@ -71,6 +102,17 @@ contains
     real(c_double), intent(inout), contiguous, target :: action(:)
     integer :: reply
     reply = c_step(d, c_loc(observation), reward, int(end, c_int), c_loc(action))
+  end function
+
+  ! Observation, reward and end are those of rank 0.
+  function dppo_step_all(d, observation, reward, end, action, ranks) result(reply)
+    type(c_ptr), intent(in) :: d
+    real(c_double), intent(in), contiguous, target :: observation(:)
+    real(c_double), intent(in) :: reward
+    integer, intent(in) :: end, ranks
+    real(c_double), intent(inout), contiguous, target :: action(:)
+    integer :: reply
+    reply = c_step_all(d, c_loc(observation), reward, int(end, c_int), c_loc(action), int(ranks, c_int))
   end function
 
   function dppo_seed(d) result(seed)
