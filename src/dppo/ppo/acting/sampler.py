@@ -244,27 +244,22 @@ class _Rollout:
         self._columns = {name: np.empty(shape, dtype) for name, dtype in first.dtypes.items()}
         self._columns["next_values"].fill(0.0)
         self._columns["valid"].fill(True)
-        self.logs = [
-            EnvLog(request.index, actions, snapshot.env_options)
-            for request, actions in zip(requests, self._columns["actions"], strict=True)
-        ]
-        for sampler, request, log in zip(samplers, requests, self.logs, strict=True):
+        self.logs: list[EnvLog] = []
+        self.obs = np.empty((shape[0], first.num_steps + 1, shape[2]), first.envs.obs)
+        noise = []
+        for number, (sampler, request) in enumerate(zip(samplers, requests, strict=True)):
+            log = EnvLog(request.index, self._columns["actions"][number], snapshot.env_options)
             if request.rebuild is not None or sampler.obs is None:
                 log.incidents[:0] = sampler.begin(request.rebuild, log)
+            self.logs.append(log)
+            self.obs[number, 0] = sampler.obs
+            noise.append(sampler.draw_noise(request.index))
+        self._noise = np.stack(noise)
         self.agent.load(snapshot)
         self.guided: GuidedAgent | None = None
         if first.phase is not None:
             envs = [sampler.envs for sampler in samplers]
             self.guided = guided_agent(first.phase, self.agent, envs, snapshot)
-        self._noise = np.stack(
-            [
-                sampler.draw_noise(request.index)
-                for sampler, request in zip(samplers, requests, strict=True)
-            ]
-        )
-        self.obs = np.empty((shape[0], first.num_steps + 1, shape[2]), first.envs.obs)
-        for number, sampler in enumerate(samplers):
-            self.obs[number, 0] = sampler.obs
         self.memory = None if first.memory is None else _Memory(samplers)
         self.time_limits: list[list[_TimeLimit]] = [[] for _ in samplers]
 
