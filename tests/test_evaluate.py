@@ -281,9 +281,8 @@ def test_an_environment_must_take_render_mode_to_be_shown(
     assert dppo.evaluate(
         trained, takes_render_mode, 1, env_kwargs={"render_mode": "rgb_array"}, render=True
     ).returns
-    assert dppo.evaluate(
-        trained, ignores_render_mode, 1, env_kwargs={"window": True}
-    ).returns  # opens one by itself
+    # opens one by itself
+    assert dppo.evaluate(trained, ignores_render_mode, 1, env_kwargs={"window": True}).returns
 
 
 def test_a_result_knows_the_objects_that_it_was_trained_with(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from dppo.errors import ConfigError, EnvironmentFault
 from dppo.records.metrics.reading import read_metrics
 
 SIZES = {"num_samplers": 4, "num_steps": 8, "update_epochs": 1, "progress": "off"}
-REFUSED: list[
-    tuple[dict[str, Any], str, dict[str, Any]]
-] = [  # settings, words, and what else their remedy drops
+# settings, words, and what else their remedy drops
+REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({}, "samplers_per_actor=1: num_actors=0 hosts all 4 samplers in this process", {}),
     ({"num_actors": 2}, "num_actors=2 hosts 2 of 4 samplers at most", {}),
     (

@@ -35,10 +35,8 @@ def packed(value: Any, name_of: Callable[[Path], str] | None = None) -> bytes:
     blobs: list[bytes] = []
     try:
         tree = json.dumps(_tree(value, "", blobs, name_of)).encode()
-    except (
-        RecursionError,
-        ValueError,
-    ) as error:  # it contains itself; an integer of thousands of digits
+    except (RecursionError, ValueError) as error:
+        # it contains itself; an integer of thousands of digits
         raise NotPlain(f"cannot be stored ({error})") from None
     return b"".join([len(tree).to_bytes(LENGTH, "little"), tree, *blobs])
 

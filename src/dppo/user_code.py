@@ -50,10 +50,8 @@ def imported_module(name: str, advice: str) -> Any:
     try:
         with user_code(f"importing {name}"):
             return importlib.import_module(name)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:
+        # a user's module may raise anything while it is imported
         raise ImportError(
             f"importing {name} failed: {_failed_import(error, name, advice)}"
         ) from None

@@ -94,9 +94,8 @@ class Driver:
 
     def send(self, number: int) -> None:
         self._host.send(number, "--progress")
-        if (
-            number == signal.SIGCONT
-        ):  # nsenter stops as well where the process that it waits for is stopped
+        # nsenter stops as well where the process that it waits for is stopped
+        if number == signal.SIGCONT:
             self._process.send_signal(number)
 
     def goes_on_with_the_same_result(self, undisturbed: bytes) -> None:

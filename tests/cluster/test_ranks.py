@@ -184,11 +184,10 @@ def test_a_rank_that_died_between_updates_is_replaced_by_the_next(group: Undistu
 def test_a_rank_that_dies_during_a_rebuild_is_rebuilt_as_well(group: Undisturbed) -> None:
     group.go_back()
     first = ours("ray::TrainerRank")
+    # one that has just started
     with (
         in_the_middle_of_an_update(send(signal.SIGKILL)),
-        Disturbance(
-            "ray::TrainerRank", send(signal.SIGKILL)
-        ) as second,  # one that has just started
+        Disturbance("ray::TrainerRank", send(signal.SIGKILL)) as second,
     ):
         group.assert_repeated("a learner died: ", times=2)
     assert not set(second.pids) & set(first)
@@ -217,9 +216,8 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
 def test_ranks_that_die_repeatedly_end_the_run() -> None:
     rebuilds = ranks.MAX_REBUILDS
     notes = list[str]()
-    with ray_trainers_of(
-        settings(update_epochs=20 * LONG), notes
-    ) as trainers:  # no update ends in time
+    # no update ends in time
+    with ray_trainers_of(settings(update_epochs=20 * LONG), notes) as trainers:
         segments = [ray.put(segment) for segment in some_segments()]
         error = rf"died: (.|\n)*rebuilt {rebuilds} times in a row .*--resume.*num_learners=0"
         with (

@@ -123,9 +123,8 @@ class VirtualTransport:
         self._ended: set[Process] = set()
         self._answers: dict[int, Event] = {}
         self._busy: dict[Process, float] = {}  # time at which a process has answered all questions
-        self._work: dict[
-            Process, list[tuple[float, float]]
-        ] = {}  # a process progresses between these times
+        # a process progresses between these times
+        self._work: dict[Process, list[tuple[float, float]]] = {}
 
     def clock(self) -> float:
         return self.now

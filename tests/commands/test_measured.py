@@ -110,9 +110,8 @@ def test_a_group_has_the_means_of_its_runs() -> None:
 
 
 def test_a_speed_up_above_its_limit_is_noise() -> None:
-    single = group_of(
-        [run(1)]
-    )  # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
+    # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
+    single = group_of([run(1)])
     limits = {actors: group_of([run(actors)], single)["speed_up_limit"] for actors in (1, 2, 8)}
     assert limits == {actors: pytest.approx(0.7 / (0.6 / actors + 0.03)) for actors in limits}
     real, noise = (group_of([run(2, training_s=2.1 / factor)], single) for factor in (2.1, 2.2))

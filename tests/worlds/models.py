@@ -126,9 +126,8 @@ class Centred(Plain):
 class Drops(Plain):
     def forward(self, obs: Tensor) -> Any:
         head, values = super().forward(obs)
-        many = torch.arange(
-            1, 65, dtype=head.dtype
-        ).sqrt()  # of few, two passes may drop the same by chance
+        # of few, two passes may drop the same by chance
+        many = torch.arange(1, 65, dtype=head.dtype).sqrt()
         return head + nn.functional.dropout(many).sum(), values
 
 

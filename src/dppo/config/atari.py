@@ -30,11 +30,10 @@ def with_atari(settings: Mapping[str, Any]) -> dict[str, Any]:
     kwargs = settings.get("env_kwargs")
     if not isinstance(kwargs, Mapping):
         kwargs = {}
-    is_game = (
-        str(settings.get("env_id")).rpartition(":")[2].startswith("ALE/")
-        and "obs_type" not in kwargs
-    )
-    if settings.get("atari", "life" if is_game else "raw") == "raw":
+    _, _, env_name = str(settings.get("env_id")).rpartition(":")
+    is_game = env_name.startswith("ALE/") and "obs_type" not in kwargs
+    protocol = settings.get("atari", "life" if is_game else "raw")
+    if protocol == "raw":
         return dict(settings)
     defaults = ATARI | {"sign_reward": settings.get("clip_reward") is None}
     if "frameskip" in kwargs:

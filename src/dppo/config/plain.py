@@ -35,10 +35,8 @@ def plain(value: Any, *, outermost: bool = True) -> Any:
         if _has_other_keys(value):
             raise TypeError("keys that JSON would turn into text")
         return json.loads(text)
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # keys that are not strings, or a list that contains itself
+    except (TypeError, ValueError) as error:
+        # keys that are not strings, or a list that contains itself
         only_inside = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         if only_inside and (outermost or isinstance(error, TypeError)):
             return {

@@ -54,9 +54,8 @@ class ActorPlayers:
     def _work(self) -> None:
         try:
             self._play()
-        except (
-            Exception
-        ) as error:  # if this thread ended, the end of the run would wait for the episodes forever
+        except Exception as error:
+            # if this thread ended, the end of the run would wait for the episodes forever
             self._leave_out(error)
 
     def _play(self) -> None:

@@ -35,13 +35,14 @@ class Balancing:
         self._actors = actors
         self._hosting = hosting
         self._ledger = ledger
-        self._segment_steps = 1
+        self._segment_steps = 1  # of one sampler, as the last answer shows
         # Share of a segment that one more sampler of an actor adds: 1 if samplers take turns, less with threads.
         self._added = 1.0
         # seconds to rebuild a sampler, without its replay
         self._overheads = deque([0.0], maxlen=5)
         # Heap of actors with room: the time at which each would have made one segment more, its id, and the actor.
         self._takers: list[tuple[float, int, Actor]] = []
+        # times of the first and of the last `plan`
         self._began = math.inf
         self._planned_at = math.inf
 

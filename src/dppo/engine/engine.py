@@ -38,7 +38,7 @@ from dppo.engine.restarts import delay_before
 from dppo.engine.wait_log import WaitLog
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.questions import Answer, Question
+from dppo.ppo.exchange.questions import NO_SEGMENT, Answer, Question
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind, PolicySnapshot, SegmentReport
 from dppo.spaces.spaces import Spaces
 
@@ -351,8 +351,9 @@ class CollectionEngine:
         if is_asked or actor.state is not State.RUNNING:
             return
         if self.hosting.slots.grant(actor, (0,), now):
-            self.hosting.asked((0,), -1, actor)
-            ask_id = self._enqueue(actor, Question(-1, (0,), (0,)), now)
+            self.hosting.asked((0,), NO_SEGMENT, actor)
+            question = Question(NO_SEGMENT, samplers=(0,), hosted=(0,))
+            ask_id = self._enqueue(actor, question, now)
             self._commands.append(Describe(actor.process, ask_id, 0))
 
     def _ask(

@@ -310,11 +310,9 @@ class CheckedEnv:
         if isinstance(error, INTERRUPTIONS):
             return error
         summary = in_a_line(error)
-        takes_no_seed = phase == "reset" and isinstance(error, TypeError) and "'seed'" in str(error)
-        has_four_values = (
-            phase == "step" and isinstance(error, ValueError) and FOUR_VALUES in str(error)
-        )
-        if takes_no_seed or has_four_values:
+        takes_no_seed = isinstance(error, TypeError) and "'seed'" in str(error)
+        has_four_values = isinstance(error, ValueError) and FOUR_VALUES in str(error)
+        if (phase == "reset" and takes_no_seed) or (phase == "step" and has_four_values):
             summary += OLD_API
         elif phase == "step":
             try:

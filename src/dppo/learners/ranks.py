@@ -79,12 +79,10 @@ class RayTrainers:
         self._losses = 0  # of the group, in a row
         self._lost_at = math.inf
         self._weights = np.zeros(0)
-        self._state: dict[
-            str, np.ndarray
-        ] = {}  # as fetched last; empty until the first group has started
-        self._states: list[
-            ObjectRef[Any]
-        ] = []  # equal copies of a newer state, on different nodes, not fetched yet
+        # as fetched last; empty until the first group has started
+        self._state: dict[str, np.ndarray] = {}
+        # equal copies of a newer state, on different nodes, not fetched yet
+        self._states: list[ObjectRef[Any]] = []
         # ranks that return the state: on two nodes if possible, since one node may be lost
         self._reporters = [0]
         self._incidents: list[Incident] = []

@@ -14,10 +14,8 @@ from dppo.ppo.learning.reuse import joined
 from dppo.spaces.spaces import leaves, walk
 
 PREFIX = "kept."  # of the names of stored arrays in the state
-OBSERVATIONS = {
-    "obs": 2,
-    "successors": 1,
-}  # columns, and the number of axes before an observation's
+# columns, and the number of axes before an observation's
+OBSERVATIONS = {"obs": 2, "successors": 1}
 
 
 class StoredSegments(RunStage):
@@ -35,9 +33,8 @@ class StoredSegments(RunStage):
         self._reuse = reuse
         self._obs = obs
         self._prior_iterations = prior_iterations
-        self._stored: list[
-            list[Segment]
-        ] = []  # of each iteration, the oldest first, in sampler order
+        # of each iteration, the oldest first, in sampler order
+        self._stored: list[list[Segment]] = []
 
     @contextmanager
     def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:
@@ -68,9 +65,8 @@ class StoredSegments(RunStage):
 
     def load(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Restore the stored segments; another run's state has none. Return all other arrays."""
-        arrays: dict[
-            tuple[int, int], dict[str, np.ndarray]
-        ] = {}  # by number of the iteration and sampler
+        # by number of the iteration and sampler
+        arrays: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         remainder = {}
         for name, array in state.items():
             if name.startswith(PREFIX):

@@ -32,9 +32,8 @@ class Trace(RunStage):
 
     def __init__(self, plan: TrainerPlan) -> None:
         self._plan = plan
-        self._checksums: dict[
-            str, str
-        ] = {}  # of the last update; empty for a row that comes before any update
+        # of the last update; empty for a row that comes before any update
+        self._checksums: dict[str, str] = {}
 
     @contextmanager
     def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:

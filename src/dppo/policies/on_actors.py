@@ -79,7 +79,7 @@ def _session(
     num_actors: int, snapshot: PolicySnapshot, check_signals: Callable[[], None]
 ) -> closing[RaySession]:
     actors = Actors(num_actors=num_actors)
-    store_bytes = store_bytes_for(0, snapshot.weights.size)
+    store_bytes = store_bytes_for(batch_size=0, num_parameters=snapshot.weights.size)
     return closing(
         RaySession(
             actors, Learners(), store_bytes=store_bytes, notify=logger.warning, check=check_signals

@@ -140,11 +140,11 @@ class Playing:
 
     def _episode(self, episode: int, success: bool | None = None) -> Episode:
         return Episode(
-            0,
-            episode,
-            fmean(row.episode_return for row in self._rows),
-            self._rows[0].length,
-            success,
+            env=0,
+            index=episode,
+            episode_return=fmean(row.episode_return for row in self._rows),
+            length=self._rows[0].length,
+            success=success,
             measured=mean_of(self._infos),
             at_bounds=self._acting.at_bounds,
         )

@@ -31,9 +31,8 @@ def leave(error: BaseException | None) -> NoReturn:
     """
     code = 0
     with suppress(BaseException):
-        Timer(
-            PATIENCE_S, os._exit, (1,)
-        ).start()  # a thread that is no more may hold the lock of a stream
+        # a thread that is no more may hold the lock of a stream
+        Timer(PATIENCE_S, os._exit, (1,)).start()
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
             if isinstance(error.code, str):

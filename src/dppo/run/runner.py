@@ -315,7 +315,6 @@ class Run:
         for observer in self.observers:
             try:
                 yield from observer.closing_notes()
-            except (
-                Exception
-            ) as error:  # of a user's observer: the run has ended, and its reason counts
+            except Exception as error:
+                # of a user's observer: the run has ended, and its reason counts
                 yield f"{type(observer).__qualname__}.closing_notes raised {error!r}"

@@ -91,21 +91,19 @@ class Seed:
 
     def start(self) -> None:
         """Train in a process that Ctrl-C reaches through this one, and that saves and ends when this one is killed."""
-        words = [
-            *(
-                "--config",
-                self.folder.with_name(SETTINGS),
-                "--seed",
-                self.config.seed,
-                "--run-dir",
-                self.folder,
-            ),
-            *("--preset", "none", "--resume", "auto", "--progress", "plain"),
-        ]
+        flags = {
+            "--config": self.folder.with_name(SETTINGS),
+            "--seed": self.config.seed,
+            "--run-dir": self.folder,
+            "--preset": "none",
+            "--resume": "auto",
+            "--progress": "plain",
+        }
+        words = [str(word) for flag in flags.items() for word in flag]
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dppo", "train", *map(str, words)],
+                [sys.executable, "-m", "dppo", "train", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -220,9 +218,8 @@ def _number_at_once(config: Config, wanted: int | None) -> tuple[int, str]:
     memory_mb = psutil.virtual_memory().available / 2**20
     by_cores = usable_cores() // max(1, config.learner_threads)
     by_memory = int(memory_mb / RUN_MB)
-    return max(
-        1, min(by_cores, by_memory)
-    ), f"{cores_in_words()}, {memory_mb / 1024:.0f} GB of free memory"
+    at_once = max(1, min(by_cores, by_memory))
+    return at_once, f"{cores_in_words()}, {memory_mb / 1024:.0f} GB of free memory"
 
 
 def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals | None:

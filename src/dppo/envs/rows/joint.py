@@ -170,6 +170,7 @@ class JointRows:
         """Take over `joint`."""
         self._joint = joint
         if joint.shared:
+            # all rows share the episodes of the first
             seed_of = settings.episode_seed
             settings = replace(settings, episode_seed=lambda _, episode: seed_of(0, episode))
         self.settings = settings
@@ -179,7 +180,7 @@ class JointRows:
             CheckedEnv(row, row.index, settings, checks, alone=False) for row in joint.rows
         ]
         for checked in self.envs:
-            checked.episode = -1
+            checked.episode = -1  # the next one is the first
         joint.next_seed = lambda env: settings.episode_seed(env, self.envs[env].episode + 1)
         self.make = joint.again
 

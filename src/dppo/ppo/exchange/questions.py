@@ -7,12 +7,14 @@ from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
+NO_SEGMENT = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """All segments requested from an actor at once."""
 
-    index: int  # of the segments; -1 in a question for spaces
+    index: int  # of the segments; NO_SEGMENT in a question for spaces
     samplers: tuple[int, ...]
     hosted: tuple[int, ...]  # all samplers that the actor hosts now
     version: int = 0  # of the policy that comes with it
@@ -26,7 +28,8 @@ class Question:
     def requests(self) -> tuple[SegmentRequest, ...]:
         """The request for each segment."""
         return tuple(
-            SegmentRequest(one, self.index, self.rebuilds.get(one)) for one in self.samplers
+            SegmentRequest(sampler, self.index, self.rebuilds.get(sampler))
+            for sampler in self.samplers
         )
 
 

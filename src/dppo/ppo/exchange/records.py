@@ -334,9 +334,8 @@ class SegmentReport(ReadOnly):
     """Seconds spent in the environments' step and reset."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     """Count, sum, minimum and maximum over all env steps, by the names of `info_keys`."""
-    ended_actions: tuple[
-        Shaped[np.ndarray, " _ *A"], ...
-    ] = ()  # of each of `episodes`, in this segment
+    # of each of `episodes`, in this segment
+    ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()
 
 
 StepRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -65,9 +65,8 @@ class OlderPolicies(Stage):
         """Return half the mean of |r - r_k| over all transitions, and the share where it exceeds `clip`."""
         assert batch.importance is not None
         log_ratio = network.log_probs(batch) - batch.logprobs
-        ratio = log_ratio.clamp(
-            max=MAX_LOG_RATIO
-        ).exp()  # an importance of 0 times infinity would be nan
+        # an importance of 0 times infinity would be nan
+        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         moved = batch.importance * (ratio - 1).abs()
         weights = batch.weights
         if weights is None:

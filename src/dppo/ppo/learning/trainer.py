@@ -209,9 +209,8 @@ class PPOTrainer:
         It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
         Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
         """
-        count, _, squares = moments_of_rows(batch.advantages[None], batch, self.parallel)[
-            0
-        ].tolist()
+        (moments,) = moments_of_rows(batch.advantages[None], batch, self.parallel)
+        count, _, squares = moments.tolist()
         deviation = math.sqrt(squares / max(1.0, count - 1))
         share = max(0.0, 1 - 2 * deviation / floor)
         return replace(ppo, ent_coef=ppo.ent_coef + NOISE_ENTROPY_WEIGHT * share)

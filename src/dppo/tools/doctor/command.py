@@ -130,14 +130,12 @@ def _recommended_settings(
     from dppo.tools.doctor.speed import LEAK_MB, recommended
 
     plan = recommended(facts, config)
-    chosen = {"num_actors": plan.actors, "env_threads": plan.threads} | in_processes_of_their_own(
-        facts, config
-    )
+    chosen = {"num_actors": plan.actors, "env_threads": plan.threads}
+    chosen |= in_processes_of_their_own(facts, config)
     effective = leave_out_ineffective(settings, chosen).keys() - chosen.keys() | set(EXTRA)
     wanted = {name: value for name, value in flags.items() if name in effective}
-    defaults = {name: default_of(name) for name in chosen} | arguments_of(
-        wanted, env_id, COMMAND.prog
-    ).settings
+    defaults = {name: default_of(name) for name in chosen}
+    defaults |= arguments_of(wanted, env_id, COMMAND.prog).settings
     wanted |= {name: value for name, value in chosen.items() if defaults[name] != value}
     leaks = facts.get("leak_mb", 0.0) > LEAK_MB
     if leaks and plan.actors and config.recycle_after == "never":

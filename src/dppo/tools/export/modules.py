@@ -107,9 +107,8 @@ class ExportedPolicy(nn.Module):
             return inputs[named("obs", key)]
         rows = next(iter(inputs.values())).shape[0]
         leaf = self._read.leaves()[key]
-        return torch.zeros(
-            (rows, *leaf.shape), dtype=torch.from_numpy(np.zeros(0, leaf.base)).dtype
-        )
+        torch_dtype = torch.from_numpy(np.zeros(0, leaf.base)).dtype
+        return torch.zeros((rows, *leaf.shape), dtype=torch_dtype)
 
     def _leaf_input(self, key: str, leaf: Tensor) -> Tensor:
         if key in self._scales:
