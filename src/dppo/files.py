@@ -137,6 +137,7 @@ def remove_abandoned(*prefixes: str, older_than_s: float = 0.0) -> None:
 
 
 def _remove_unlocked(path: Path) -> None:
+    """Remove a file or folder, unless a process that still runs holds its lock."""
     handle = lock(path)
     if handle is None:
         return

@@ -171,6 +171,7 @@ class Balancing:
         return []
 
     def _move(self, running: list[Actor], end: int, now: float) -> None:
+        """Move samplers from the actors that would finish last to those that have room, while that gains enough."""
         finish_s = {
             actor.actor_id: self._finish_s(actor, end, now)
             for actor in self._actors.values()
@@ -187,6 +188,7 @@ class Balancing:
         ]
         heapify(self._takers)
         actors = [self._actors[actor_id] for actor_id in finish_s]
+        # the latest first; of equal ones, those whose process is gone
         actors.sort(
             key=lambda actor: (
                 -finish_s[actor.actor_id],

@@ -26,6 +26,9 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
+FIRE = 1  # the number of the action in all games that have it
+
+
 class Lives(gym.Wrapper[Any, Any, Any, Any]):
     """Press FIRE at the start of each life, where a game has that button, and note when a life is lost.
 
@@ -46,7 +49,7 @@ class Lives(gym.Wrapper[Any, Any, Any, Any]):
         self.lost = False
         self._left = 0
         if self._fires:
-            obs, *_, info = self.step(1)
+            obs, *_, info = self.step(FIRE)
         else:
             self._left = self._game.ale.lives()
         return obs, info
@@ -58,7 +61,7 @@ class Lives(gym.Wrapper[Any, Any, Any, Any]):
         goes_on = not (terminated or truncated)
         self.lost = goes_on and 0 < self._game.ale.lives() < self._left
         if self.lost and self._fires:
-            obs, reward_of_fire, terminated, truncated, info = self.env.step(1)
+            obs, reward_of_fire, terminated, truncated, info = self.env.step(FIRE)
             reward += reward_of_fire
             self.lost = not (terminated or truncated)
         self._left = self._game.ale.lives()

@@ -65,7 +65,9 @@ class PolicyActing:
         self._settings = settings
         self._generator: np.random.Generator | None = None
         self._state: np.ndarray | None = None
-        self._counter: BoundCounter | None = None  # of the episode that is being played
+        self._counter: BoundCounter | None = (
+            None  # of the episode that is being played, if deterministic
+        )
         self._num_rows = 1
 
     def spaces_of(self, env: Any, env_name: str) -> Spaces:
@@ -76,11 +78,10 @@ class PolicyActing:
         """Prepare for an episode: see `Acting`."""
         self._num_rows = len(rows)
         self._state = self._policy.start(len(rows))
-        self._generator = None
-        self._counter = BoundCounter(self._policy.spaces.actions)
-        if not self._settings.deterministic:
+        if self._settings.deterministic:
+            self._counter = BoundCounter(self._policy.spaces.actions)
+        else:
             self._generator = streams.generator(self._settings.seed, Stream.EVALUATION, episode)
-            self._counter = None
 
     def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
         spaces = self._policy.spaces

@@ -57,7 +57,7 @@ class RunInfo:
         """Change the options of `reset`: from then on, each new episode starts with reset(seed=..., options=options).
 
         Arguments of the constructor (`env_kwargs`) stay as they are. The `reset` of the environment has to read its
-        options: one that ignores them trains as before, and nothing can tell.
+        options: one that ignores them trains as before, and dppo cannot notice it.
 
         Called after iteration k, it takes effect with the policy after iteration k + 1, so in iteration k + 2, or
         k + 2 + K with a policy lag of K: it depends on the iteration alone. Called in `on_start`, it sets the options

@@ -229,9 +229,11 @@ class JointRows:
     ) -> list[str]:
         """Replay the open episodes side by side, so that they end at the same step: see `Rows`."""
         for checked, episode in zip(self.envs, carry.episodes.tolist(), strict=True):
-            checked.episode = episode - 1 if actions else episode
+            checked.episode = episode
         if not actions:
             return [NO_REPLAY] * len(self.envs)
+        for checked in self.envs:
+            checked.episode -= 1  # the reset of the replay begins the next one
         self._replay(group, carry, actions, log)
         differ = [
             (checked.episode, checked.length, checked.checksum())

@@ -20,6 +20,7 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
     Whether an episode terminates, and the range of rewards, become those of all ranks.
     """
     smallest, largest = batch.rewards
+    # Of each of these, the maximum over all ranks is needed; of the smallest reward, the minimum.
     facts = torch.tensor(
         [batch.weights is not None, batch.terminates, -smallest, largest],
         dtype=torch.float64,

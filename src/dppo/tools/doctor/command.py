@@ -84,11 +84,13 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     alone = in_processes_of_their_own(facts, config)
     if alone:
         config = Config(**leave_out_ineffective(settings | {"env_threads": False}, alone))
-    here = best_way(facts, config, settings.keys())
-    if here is not None:
-        config = here.config
-        facts = here.facts
-        flags = flags | dict(here.way.settings)
+    best = best_way(facts, config, settings.keys())
+    advice_on_way = []
+    if best is not None:
+        config = best.config
+        facts = best.facts
+        flags = flags | dict(best.way.settings)
+        advice_on_way = [best.advice()]
         settings = arguments_of(flags, env_id, COMMAND.prog).settings
     candidates = list(plans(facts, config))
     in_process = candidates[0].speed
@@ -99,7 +101,7 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     ]
     return report | {
         "expected": expected,
-        "advice": [*([here.advice()] if here is not None else []), *advice(facts, config)],
+        "advice": [*advice_on_way, *advice(facts, config)],
         "command": command("train", *words),
     }
 
