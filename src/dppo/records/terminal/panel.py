@@ -177,8 +177,8 @@ def _steps(view: View, room: int, now: float, colours: bool) -> RenderableType:
 
 def _bar(done: float, width: int, colours: bool) -> Text:
     cells = round(done * width)
-    rest = "━" if colours else "·"  # without colours, a line would look full
-    return Text.assemble(("━" * cells, "green"), (rest * (width - cells), "bright_black"))
+    unfinished = "━" if colours else "·"  # without colours, a line would look full
+    return Text.assemble(("━" * cells, "green"), (unfinished * (width - cells), "bright_black"))
 
 
 def _pace(view: View) -> list[Text]:
