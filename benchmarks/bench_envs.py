@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,14 @@ class SlowToStart(gym.Wrapper):
     def step(self, action: Any) -> Any:
         time.sleep(self._step_s)
         return self.env.step(action)
+
+
+def tanks(step_s: float = 0.0) -> gym.Env:
+    """Make the plant of `examples/tanks.py`."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+    from tanks import Tanks
+
+    return Tanks(step_s)
 
 
 def slow_to_start(step_s: float = 0.04, reset_s: float = 2.0, steps: int = 50) -> gym.Env:

@@ -36,9 +36,17 @@ from pathlib import Path
 from typing import Any
 
 from measure import HERE, MeasurementError, ours_environment, run_all, run_json, sb3_python
-from samples_figures import figures, print_table, stored
+from samples_figures import figures, first_good, print_table, stored
 from samples_picture import draw
-from samples_tasks import TASKS, ZOO, counted, learned, most_steps
+from samples_tasks import (
+    EVALUATE_EVERY,
+    EVALUATED_EPISODES,
+    TASKS,
+    ZOO,
+    counted,
+    learned,
+    most_steps,
+)
 
 from dppo.config.presets import presets
 
@@ -79,6 +87,11 @@ def main() -> int:
     parser.add_argument(
         "--actors", type=int, default=8, help="picture: that collect in simulated time"
     )
+    parser.add_argument(
+        "--greedy",
+        action="store_true",
+        help="evaluate the policy without noise beside the training",
+    )
     parser.add_argument("--store", type=Path, default=STORE)
     options = parser.parse_args()
     if options.command == "one":
@@ -87,7 +100,7 @@ def main() -> int:
     settings = {pair.partition("=")[0]: _value(pair.partition("=")[2]) for pair in options.set}
     if options.command == "run":
         sides = [options.name] if options.name else options.sides or list(SIDES)
-        work = {"settings": settings, "until": options.until}
+        work = {"settings": settings, "until": options.until, "greedy": options.greedy}
         return run(sides, options.tasks, options.seeds, options.jobs, options.store, work)
     runs = stored(options.store)
     sides = options.sides or list(SHOWN)
@@ -151,7 +164,13 @@ def _possible(name: str, side: str) -> bool:
 
 
 def one_run(
-    side: str, name: str, seed: int, settings: dict[str, Any], until: str | None
+    side: str,
+    name: str,
+    seed: int,
+    settings: dict[str, Any],
+    until: str | None,
+    *,
+    greedy: bool = False,
 ) -> dict[str, Any]:
     """Train in a process of its own, and return what is stored of it."""
     line: dict[str, Any] = {"side": side, "task": name, "seed": seed}
@@ -161,7 +180,8 @@ def one_run(
         line["until"] = until
     try:
         if side in PEERS:
-            work = json.dumps({"task": name, "side": side, "seed": seed, "until": until})
+            given = {"task": name, "side": side, "seed": seed, "until": until, "greedy": greedy}
+            work = json.dumps(given)
             command = [sb3_python(), str(HERE / "samples_sb3.py"), work]
         else:
             work = json.dumps(
@@ -170,6 +190,7 @@ def one_run(
                     "seed": seed,
                     "settings": OURS.get(side, {}) | settings,
                     "until": until,
+                    "greedy": greedy,
                 }
             )
             command = [sys.executable, str(HERE / "samples.py"), "one", work]
@@ -178,17 +199,26 @@ def one_run(
     except MeasurementError as error:
         return line | {"error": str(error)}
     line |= figures(TASKS[name], result["episodes"], until)
+    if greedy:
+        line["greedy"] = first_good(TASKS[name], result["evaluations"])
     if result["steps"] < TASKS[name].steps and line["good"] is None:
         return line | {"error": f"ended after {result['steps']:,} env steps"}
     line |= {key: round(result[key], 1) for key in ("steps", "update_s")}
     return line | {"seconds": round(result["wall_s"], 1)}
 
 
-def train_dppo(name: str, seed: int, settings: dict[str, Any], until: str | None) -> dict[str, Any]:
+def train_dppo(
+    name: str,
+    seed: int,
+    settings: dict[str, Any],
+    until: str | None,
+    *,
+    greedy: bool = False,
+) -> dict[str, Any]:
     """Train with dppo in this process.
 
-    Returns: the episodes, with env steps at the end of their iteration and their return; all env steps; and the CPU
-        seconds of all updates.
+    Returns: the episodes, with env steps at the end of their iteration and their return; all env steps; the CPU
+        seconds of all updates; and with `greedy` the evaluations, with env steps and their mean return.
     """
     import dppo
     from dppo.learners.trainers import LocalTrainer
@@ -200,6 +230,7 @@ def train_dppo(name: str, seed: int, settings: dict[str, Any], until: str | None
 
         ended: list[tuple[int, float]] = []  # noqa: RUF012
         open: list[float] = []  # noqa: RUF012
+        evaluations: list[tuple[int, float]] = []  # noqa: RUF012
         steps = 0
 
         def on_episode(self, episode: Any) -> None:
@@ -209,6 +240,8 @@ def train_dppo(name: str, seed: int, settings: dict[str, Any], until: str | None
             self.steps, before = int(row["global_step"]), len(self.ended)
             self.ended += [(self.steps, one) for one in self.open]
             self.open.clear()
+            if "eval/episodic_return" in row:
+                self.evaluations.append((self.steps, row["eval/episodic_return"]))
             returns = [one for _, one in self.ended]
             ends = range(before + 1, len(returns) + 1)
             return until is not None and any(learned(returns[:end], task.good) for end in ends)
@@ -217,10 +250,17 @@ def train_dppo(name: str, seed: int, settings: dict[str, Any], until: str | None
     LocalTrainer.update = counted(LocalTrainer.update, seconds)  # type: ignore[method-assign]
     steps = most_steps(task, until)
     given = task.settings | settings | {"total_timesteps": steps, "seed": seed, "progress": "off"}
+    if greedy:
+        given |= {"eval_every": EVALUATE_EVERY, "eval_episodes": EVALUATED_EPISODES}
     with tempfile.TemporaryDirectory() as folder:
         config = dppo.Config(env_id=task.env_id, run_dir=Path(folder) / "run", **given)
         dppo.train(config, observers=[episodes])
-    return {"episodes": episodes.ended, "steps": episodes.steps, "update_s": sum(seconds)}
+    return {
+        "episodes": episodes.ended,
+        "evaluations": episodes.evaluations,
+        "steps": episodes.steps,
+        "update_s": sum(seconds),
+    }
 
 
 if __name__ == "__main__":

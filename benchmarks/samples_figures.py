@@ -57,6 +57,14 @@ def figures(
     return found
 
 
+def first_good(task: Task, evaluations: list[tuple[int, float]]) -> int | None:
+    """Return the env steps before the first evaluation without noise that is good; None if none is."""
+    for step, mean_return in evaluations:
+        if mean_return >= task.good:
+            return step
+    return None
+
+
 def stored(store: Path) -> Runs:
     """Return all stored runs. Of two of one seed, one gives the end, and the one that went further the rest."""
     runs: Runs = {}

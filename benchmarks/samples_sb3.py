@@ -3,7 +3,8 @@
 python samples_sb3.py '{"task": "CartPole", "side": "sb3", "seed": 1, "until": null}'
 
 Prints: {"episodes": [[env steps of the run at its end, return], ...], "steps": all env steps, "update_s": CPU seconds
-of all updates}. With "until": "good" the run ends where it reaches this return. Masks and memory are sb3-contrib's.
+of all updates, "evaluations": [[env steps, mean return], ...]}. With "until": "good" the run ends where it reaches this
+return; with "greedy": true the policy is evaluated without noise. Masks and memory are sb3-contrib's.
 Sides: sb3, zoo, sb3-sac, crossq.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 OFF_POLICY = ("sb3-sac", "crossq")
+FIRST_EVALUATED_SEED = 10_000  # of the episodes of an evaluation
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import torch
-    from samples_tasks import TASKS, ZOO, counted, learned, most_steps
+    from samples_tasks import EVALUATE_EVERY, TASKS, ZOO, counted, learned, most_steps
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
@@ -39,8 +41,14 @@ def main() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.ended: list[tuple[int, float]] = []
+            self.evaluations: list[tuple[int, float]] = []
+            self._next_evaluation = EVALUATE_EVERY
 
         def _on_step(self) -> bool:
+            if work.get("greedy") and self.num_timesteps >= self._next_evaluation:
+                self._next_evaluation += EVALUATE_EVERY
+                mean_return = greedy_return(self.model, task.env_id)
+                self.evaluations.append((self.num_timesteps, mean_return))
             new = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
             self.ended += [(self.num_timesteps, float(one)) for one in new]
             done = (
@@ -70,9 +78,35 @@ def main() -> None:
     envs.close()
     print(
         json.dumps(
-            {"episodes": episodes.ended, "steps": model.num_timesteps, "update_s": sum(seconds)}
+            {
+                "episodes": episodes.ended,
+                "evaluations": episodes.evaluations,
+                "steps": model.num_timesteps,
+                "update_s": sum(seconds),
+            }
         )
     )
+
+
+def greedy_return(model: Any, env_id: str) -> float:
+    """Return the mean return of a few episodes without noise, in an environment of their own."""
+    from samples_tasks import EVALUATED_EPISODES
+
+    normalizer = model.get_vec_normalize_env()
+    env = make(env_id)
+    total = 0.0
+    for number in range(EVALUATED_EPISODES):
+        observation, _ = env.reset(seed=FIRST_EVALUATED_SEED + number)
+        ended = False
+        while not ended:
+            if normalizer is not None:
+                observation = normalizer.normalize_obs(observation)
+            action, _ = model.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total += float(reward)
+            ended = terminated or truncated
+    env.close()
+    return total / EVALUATED_EPISODES
 
 
 def make(env_id: str) -> Any:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WINDOW = 20  # episodes whose mean is a return
+EVALUATE_EVERY = 2048  # env steps
+EVALUATED_EPISODES = 4  # of an evaluation without noise
 LONGER = 4  # times the env steps of a task, in a run that ends where it reaches the good return
 
 
@@ -53,6 +55,7 @@ TASKS = {
         "Walker2d-v5", 200_000, 400, 1500, needs=MUJOCO, held_out=True, continuous=True
     ),
     "Pusher": Task("Pusher-v5", 100_000, -60, -45, needs=MUJOCO, held_out=True, continuous=True),
+    "Tanks": Task("bench_envs:tanks", 50_000, -100, -40, continuous=True),
     "DoorKey": Task(
         "bench_envs:make_doorkey",
         100_000,

@@ -1,11 +1,14 @@
-"""Measure the time from the command to a good policy: 8 environments with 10 ms a step, dppo and Stable-Baselines3.
+r"""Measure the time from the command to a good policy: 8 environments with slow steps, dppo and Stable-Baselines3.
 
     python benchmarks/time_to_return.py
     python benchmarks/time_to_return.py --seeds 3 --sides dppo "dppo --overlap" sb3
+    python benchmarks/time_to_return.py --tasks Pendulum HalfCheetah Tanks --step-ms 50 --seeds 1 \
+        --sides "dppo --algo sac" sb3-sac sb3
 
-CartPole, until the mean return of the last 20 training episodes is 475. dppo has 8 actors, and Stable-Baselines3 a
-SubprocVecEnv with 8 environments; otherwise each has its defaults. A time is that of the whole command: imports, the
-start of Ray or of the subprocesses, training, and the end. Sides take turns, seed by seed. Run it alone.
+Until the mean return of the last 20 training episodes is good, as samples_tasks.py says for each task. dppo has 8
+actors, and Stable-Baselines3 a SubprocVecEnv with 8 environments; otherwise each has its defaults, and sb3-sac makes
+as many gradient steps as env steps. A time is that of the whole command: imports, the start of Ray or of the
+subprocesses, training, and the end. Sides take turns, seed by seed. Run it alone.
 """
 
 from __future__ import annotations
@@ -19,17 +22,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measure import HERE, ours_environment, run_json, sb3_python
+from measure import HERE, MeasurementError, ours_environment, run_json, sb3_python
 from samples_tasks import TASKS, learned
 
 SIDES: dict[str, dict[str, Any]] = {
     "dppo": {},
     "dppo --overlap": {"overlap": True},
     "dppo --reuse 4 --num-steps 32": {"reuse": 4, "num_steps": 32},
+    "dppo --algo sac": {"algo": "sac"},
+    "dppo --algo sac --overlap": {"algo": "sac", "overlap": True},
     "sb3": {},
+    "sb3-sac": {"train_freq": 1, "gradient_steps": -1},
 }
-ENVS, STEP_S, MOST_STEPS, LONGEST_S = 8, 0.01, 400_000, 1200.0
-GOOD = TASKS["CartPole"].good
+DEFAULT_SIDES = ["dppo", "dppo --overlap", "dppo --reuse 4 --num-steps 32", "sb3"]
+ENVS, MOST_STEPS = 8, 400_000
 
 
 def main() -> None:
@@ -37,34 +43,60 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["CartPole"])
+    parser.add_argument("--step-ms", type=float, default=10.0, help="of each env step")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=DEFAULT_SIDES)
+    parser.add_argument(
+        "--longest-s", type=float, default=1200.0, help="after which a run counts as not good"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        side, seed = json.loads(options.one)
-        print(json.dumps({"steps": sb3(seed) if side == "sb3" else ours(seed, SIDES[side])}))
+        side, task, step_s, seed = json.loads(options.one)
+        train = sb3 if side.startswith("sb3") else ours
+        print(json.dumps({"steps": train(side, task, step_s, seed)}))
         return
-    found: dict[str, list[tuple[float, int]]] = {side: [] for side in options.sides}
+    runs: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for seed in range(1, options.seeds + 1):
-        for side in options.sides:
-            python = sb3_python() if side == "sb3" else sys.executable
-            command = [python, str(HERE / "time_to_return.py"), "--one", json.dumps([side, seed])]
-            result = run_json(command, ours_environment() | {"OMP_NUM_THREADS": "1"}, LONGEST_S)
-            found[side].append((result["wall_s"], result["steps"]))
-            print(
-                f"{side}, seed {seed}: {result['wall_s']:.0f} s, {result['steps']:,} env steps",
-                flush=True,
-            )
-    print("\n| | seconds | env steps |\n|---|---|---|")
-    for side, runs in found.items():
-        seconds, steps = (median(one) for one in zip(*runs, strict=True))
-        print(f"| `{side}` | {seconds:.0f} | {steps:,.0f} |")
+        for task in options.tasks:
+            for side in options.sides:
+                measured = measure(side, task, options.step_ms / 1000, seed, options.longest_s)
+                runs.setdefault((task, side), []).append(measured)
+    print("\n| | | seconds | env steps |\n|---|---|---|---|")
+    for (task, side), of_seeds in runs.items():
+        seconds, steps = (median(figures) for figures in zip(*of_seeds, strict=True))
+        print(f"| {task} | `{side}` | {seconds:.0f} | {steps:,.0f} |")
 
 
-def ours(seed: int, settings: dict[str, Any]) -> int:
+def measure(side: str, task: str, step_s: float, seed: int, longest_s: float) -> tuple[float, int]:
+    """Run the command of one side; return its seconds and env steps, both infinite if it was not good in time."""
+    python = sb3_python() if side.startswith("sb3") else sys.executable
+    work = json.dumps([side, task, step_s, seed])
+    command = [python, str(HERE / "time_to_return.py"), "--one", work]
+    try:
+        result = run_json(command, ours_environment() | {"OMP_NUM_THREADS": "1"}, longest_s)
+    except MeasurementError as error:
+        print(f"{task}, {side}, seed {seed}: {error}", flush=True)
+        return float("inf"), float("inf")  # type: ignore[return-value]
+    seconds, steps = result["wall_s"], result["steps"]
+    print(f"{task}, {side}, seed {seed}: {seconds:.0f} s, {steps:,} env steps", flush=True)
+    return seconds, steps
+
+
+def environment(task: str, step_s: float) -> tuple[str, dict[str, Any]]:
+    """Return the id of a task's environment with slow steps, and its arguments."""
+    env_id = TASKS[task].env_id
+    if env_id.startswith("bench_envs:"):
+        return env_id, {"step_s": step_s}
+    return "bench_envs:make", {"env_id": env_id, "step_s": step_s}
+
+
+def ours(side: str, task: str, step_s: float, seed: int) -> int:
     """Train with dppo; return the env steps that it took."""
     import dppo
+
+    good = TASKS[task].good
 
     class Stop(dppo.Observer):
         """Ends the run where it has learned."""
@@ -77,45 +109,46 @@ def ours(seed: int, settings: dict[str, Any]) -> int:
 
         def on_iteration(self, row: dict[str, float]) -> bool:
             self.steps = int(row["global_step"])
-            return learned(self.returns, GOOD)
+            return learned(self.returns, good)
 
     stop = Stop()
+    env_id, arguments = environment(task, step_s)
     with tempfile.TemporaryDirectory() as folder:
-        env: dict[str, Any] = {
-            "env_id": "bench_envs:make",
-            "env_kwargs": {"env_id": "CartPole-v1", "step_s": STEP_S},
-        }
         run: dict[str, Any] = {
             "run_dir": Path(folder) / "run",
             "progress": "off",
             "total_timesteps": MOST_STEPS,
+            "num_actors": ENVS,
+            "cpus_per_actor": 0.1,
         }
-        dppo.train(
-            dppo.Config(num_actors=ENVS, cpus_per_actor=0.1, seed=seed, **env, **run, **settings),
-            observers=[stop],
-        )
+        given = TASKS[task].settings | SIDES[side] | run
+        config = dppo.Config(env_id=env_id, env_kwargs=arguments, seed=seed, **given)
+        dppo.train(config, observers=[stop])
     return stop.steps
 
 
-def sb3(seed: int) -> int:
+def sb3(side: str, task: str, step_s: float, seed: int) -> int:
     """Train with Stable-Baselines3; return the env steps that it took."""
     import bench_envs
     import torch
-    from stable_baselines3 import PPO
+    from stable_baselines3 import PPO, SAC
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     returns: list[float] = []
+    good = TASKS[task].good
 
-    def goes_on(found: dict[str, Any], _: Any) -> bool:
-        new = [float(info["episode"]["r"]) for info in found["infos"] if "episode" in info]
+    def goes_on(names: dict[str, Any], _: Any) -> bool:
+        new = [float(info["episode"]["r"]) for info in names["infos"] if "episode" in info]
         returns.extend(new)
-        return not (new and learned(returns, GOOD))
+        return not (new and learned(returns, good))
 
     torch.set_num_threads(1)
-    one = partial(bench_envs.make, env_id="CartPole-v1", step_s=STEP_S)
-    envs = make_vec_env(one, n_envs=ENVS, seed=seed, vec_env_cls=SubprocVecEnv)
-    model = PPO("MlpPolicy", envs, seed=seed, device="cpu")
+    env_id, arguments = environment(task, step_s)
+    make = partial(getattr(bench_envs, env_id.partition(":")[2]), **arguments)
+    envs = make_vec_env(make, n_envs=ENVS, seed=seed, vec_env_cls=SubprocVecEnv)
+    algorithm = SAC if side == "sb3-sac" else PPO
+    model = algorithm("MlpPolicy", envs, seed=seed, device="cpu", **SIDES[side])
     model.learn(MOST_STEPS, callback=goes_on)
     envs.close()
     return int(model.num_timesteps)
