@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import time
@@ -90,9 +91,8 @@ class SlowToStart(gym.Wrapper):
 def tanks(step_s: float = 0.0) -> gym.Env:
     """Make the plant of `examples/tanks.py`."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-    from tanks import Tanks
-
-    return Tanks(step_s)
+    plant: Any = importlib.import_module("tanks")
+    return plant.Tanks(step_s)
 
 
 def slow_to_start(step_s: float = 0.04, reset_s: float = 2.0, steps: int = 50) -> gym.Env:

@@ -208,12 +208,7 @@ def one_run(
 
 
 def train_dppo(
-    name: str,
-    seed: int,
-    settings: dict[str, Any],
-    until: str | None,
-    *,
-    greedy: bool = False,
+    name: str, seed: int, settings: dict[str, Any], until: str | None, *, greedy: bool = False
 ) -> dict[str, Any]:
     """Train with dppo in this process.
 
@@ -234,7 +229,8 @@ def train_dppo(
         steps = 0
 
         def on_episode(self, episode: Any) -> None:
-            self.open.append(episode.episode_return)
+            if not episode.explored:  # else its return is not the policy's
+                self.open.append(episode.episode_return)
 
         def on_iteration(self, row: dict[str, float]) -> bool:
             self.steps, before = int(row["global_step"]), len(self.ended)

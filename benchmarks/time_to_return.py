@@ -105,7 +105,8 @@ def ours(side: str, task: str, step_s: float, seed: int) -> int:
         steps = 0
 
         def on_episode(self, episode: Any) -> None:
-            self.returns.append(episode.episode_return)
+            if not episode.explored:  # else its return is not the policy's
+                self.returns.append(episode.episode_return)
 
         def on_iteration(self, row: dict[str, float]) -> bool:
             self.steps = int(row["global_step"])

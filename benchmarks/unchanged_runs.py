@@ -269,7 +269,7 @@ OF_SAC: dict[str, Settings] = {
     "defaults": {},
     "tau": {"tau": 0.2},
     "target_entropy": {"target_entropy": -3.0},
-    "entropy_start": {"entropy_start": 0.5, "entropy_fall_steps": 240},
+    "white noise": {"noise": "white"},
     "pink noise": {"noise": "pink"},
 }
 OF_ENVIRONMENTS: dict[str, Settings] = {

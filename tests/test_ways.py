@@ -326,9 +326,9 @@ def test_what_a_run_has_tried_already_is_not_advised() -> None:
     assert list(first_to_try(config, CENTRED)) == []
     assert "docs/YOUR_SIMULATOR.md" in note(FLAT, reuse=4, num_steps=32)
     assert "num-steps 128" not in note(FLAT, DiscreteActions(2))
-    of_sac = note(FLAT, env_id="Pendulum-v1", algo="sac")
-    assert re.findall(r"\(\d\) (--[^:]+):", of_sac) == ["--entropy-start 0.5"]
-    explores = note(FLAT, env_id="Pendulum-v1", algo="sac", entropy_start=0.5)
+    of_sac = note(FLAT, env_id="Pendulum-v1", algo="sac", noise="white")
+    assert re.findall(r"\(\d\) (--[^:]+):", of_sac) == ["--noise wide"]
+    explores = note(FLAT, env_id="Pendulum-v1", algo="sac")
     assert "--" not in explores
 
 

@@ -179,13 +179,12 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("learns a deviation for each observation", SAC | {"state_dependent_std": False}),
     ("have discrete actions and images. Use `algo=ppo`", SAC | {"atari": "game"}),
     ("or more; the default keeps all", SAC | {"replay_rows": 100}),
-    ("falls from it to target_entropy={}. Use a larger number", SAC | {"entropy_start": -2.0}),
     (
         "cannot be shared evenly by {} learners. Use `minibatch_size={}`",
         SAC | ACTORS | {"num_learners": 2, "minibatch_size": 129},
     ),
     ("has no critics that learn from earlier env steps", {"gradient_steps": 0.25}),
-    ("nothing falls without entropy_start", SAC | {"entropy_fall_steps": 100}),
+    ("algo=ppo learns only from actions as likely", {"noise": "wide"}),
     ("algo=sac estimates no advantages", SAC | {"gae_lambda": 0.5}),
     ("critics with a loss of their own", SAC | {"vf_coef": 1.0}),
     ("has no ratio of probabilities to limit", SAC | {"clip_coef": 0.1}),
@@ -202,7 +201,6 @@ VALUES: dict[str, Any] = {
     "model": "worlds.models:Plain",
     "learner_gpus": 1,
     "baseline": "worlds.plants:proportional",
-    "entropy_start": 0.5,
 }
 """Of settings that a remedy names without a value."""
 

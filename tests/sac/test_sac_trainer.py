@@ -207,14 +207,6 @@ def test_nothing_is_learned_from_too_few_rows() -> None:
     assert not np.array_equal(trainer.weights(), before)
 
 
-def test_the_entropy_target_falls_with_env_steps() -> None:
-    settings = SACSettings(target_entropy=-1, entropy_start=0.5, entropy_fall_steps=1000)
-    assert [settings.entropy_at(step) for step in (0, 500, 1000, 5000)] == [0.5, -0.25, -1, -1]
-    trainer = trainer_of(settings=replace(SMALL, entropy_start=1.0, entropy_fall_steps=48))
-    targets = [trainer.update(experience).figures["target_entropy"] for experience in experiences()]
-    assert targets == [2.0, 0.0, -2.0]  # of two components
-
-
 def bits(trainer: SACTrainer) -> dict[str, bytes]:
     state = trainer.state() | {"weights": trainer.weights()}
     return {name: array.tobytes() for name, array in state.items()}

@@ -11,6 +11,8 @@ SAC_DEFAULTS = {
     "state_dependent_std": True,
     "hidden_sizes": (128, 128),
     "activation": "relu",
+    # a policy of this algorithm learns from actions that are not its own
+    "noise": "wide",
     "name": "sac",
 }
 

@@ -30,15 +30,14 @@ NEEDS = (
         "env_state=off asks for no states. Leave it out, or use `env_state=auto`",
     ),
     Need(
-        "replay_rows gradient_steps learning_starts tau target_entropy entropy_start entropy_fall_steps critic_sizes "
-        "critic_learning_rate",
+        "replay_rows gradient_steps learning_starts tau target_entropy critic_sizes critic_learning_rate",
         lambda c: not _is_ppo(c),
         "algo=ppo has no critics that learn from earlier env steps. Use `algo=sac`, or leave it out",
     ),
     Need(
-        "entropy_fall_steps",
-        lambda c: c.entropy_start is not None,
-        "nothing falls without entropy_start. Set `entropy_start`, or leave it out",
+        "noise",
+        lambda c: c.noise != "wide" or not _is_ppo(c),
+        "algo=ppo learns only from actions as likely as its policy makes them. Use `noise=pink`, or `algo=sac`",
     ),
     Need(
         "gae_lambda norm_adv adv_floor recompute_advantages",

@@ -32,12 +32,6 @@ def problems_with_sac(config: Settings) -> Iterator[tuple[str, str]]:
             f" is less than the {config.batch_size} env steps of an iteration. Use `replay_rows={config.batch_size}` "
             f"or more; the default keeps all.",
         )
-    if config.entropy_start is not None and config.entropy_start <= config.target_entropy:
-        yield (
-            "entropy_start",
-            f": the target of the entropy falls from it to target_entropy={config.target_entropy:g}. Use a larger "
-            f"number, or leave it out.",
-        )
     learners = max(1, config.num_learners)
     rows = config.minibatch_size or learners
     if rows % learners:

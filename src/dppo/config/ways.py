@@ -116,8 +116,8 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
         if way.within(config) is not None:
             yield f"{way.flags}: {way.share} of the env steps on {_tasks_of(way)}"
     if config.algo == "sac":
-        if config.entropy_start is None:
-            yield "--entropy-start 0.5: explores for longer, where rewards are far away"
+        if config.noise != "wide":
+            yield "--noise wide: explores farther, where rewards are far away or a policy stands still"
         return
     if actions is None:
         return

@@ -159,7 +159,7 @@ def _make_sampler(
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
         phase=_phase(plan, spaces),
-        is_noise_pink=plan.sampling.noise == "pink",
+        noise_kind=plan.sampling.noise,
     )
 
 

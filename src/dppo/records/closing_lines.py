@@ -9,7 +9,6 @@ from dppo.records.files.checkpoint import saved_iteration
 from dppo.records.observer import Result
 
 MAX_FAULT_LINES = 5  # lines about environments that failed
-EPISODE_WINDOW = 100  # recent episodes of the mean return
 OTHER_CPU = (
     "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
 )
@@ -25,9 +24,11 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     yield _ending(result, error)
     if isinstance(error, Exception):
         yield _cause(error)
-    if result.episodes:
-        recent = counted(min(result.episodes, EPISODE_WINDOW), "episode")
+    if result.recent_episodes:
+        recent = counted(result.recent_episodes, "episode")
         yield f"Mean return of the last {recent}: {result.episodic_return:.1f}"
+    elif result.episodes:
+        yield "Each episode so far has had wide exploration, so there is no return of the policy alone."
     else:
         yield "No episode has finished yet."
     yield f"Checkpoint: {result.checkpoint}"

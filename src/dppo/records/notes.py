@@ -109,7 +109,7 @@ class LearningNotes(Observer):
         )
         is_ppo = config.algo == "ppo"
         self._entropy_weight = value_of("ent_coef", config, facts_of(actions)) if is_ppo else 0.0
-        self._explore = "ent_coef" if is_ppo else "entropy_start=0.5"
+        self._explore = "ent_coef" if is_ppo else "noise=wide"
         self._first_entropy = math.nan
         self._first_return = math.nan  # mean return once there are MIN_EPISODES
         self._lowest_return = math.inf

@@ -101,7 +101,7 @@ class Result:
     """Env steps over all environments, from the start of the run."""
     episodes: int
     episodic_return: float
-    """Mean return of the last 100 episodes at most; nan if none has finished."""
+    """Mean return of the last 100 episodes at most, without those of wide exploration; nan if none has finished."""
     wall_s: float
     """Seconds from the call of `train` to the last checkpoint."""
     training_s: float
@@ -114,6 +114,8 @@ class Result:
     """Incidents that the run recovered from, counted by kind."""
     stopped_by: str | None
     """Name of the signal, observer or exception that ended the run early; None if it finished."""
+    recent_episodes: int = 0
+    """Episodes in `episodic_return`."""
     model_name: str | None = None
     """The import path of the user's network; None for the default network."""
     wrapper_names: tuple[str, ...] = ()

@@ -67,6 +67,7 @@ def iteration_row(
         "actors/alive": collected.actors,
     }
     if recent:
+        row["charts/recent_episodes"] = len(recent)
         row["charts/episodic_return"] = mean_return(recent)
         row["charts/episodic_return_std"] = pstdev(episode.episode_return for episode in recent)
         row["charts/episodic_length"] = fmean(episode.length for episode in recent)

@@ -185,7 +185,7 @@ class PPOLearner:
         for report in collected.reports:
             self.global_step += report.steps
             self.episodes += len(report.episodes)
-            self.recent.extend(report.episodes)
+            self.recent.extend(episode for episode in report.episodes if not episode.explored)
             if report.incidents:
                 self._report(report.incidents)
         self._take(collected.incidents)

@@ -289,6 +289,7 @@ class Run:
             global_step=learner.global_step,
             episodes=learner.episodes,
             episodic_return=mean_return(learner.recent),
+            recent_episodes=len(learner.recent),
             wall_s=time.monotonic() - self.times.called_at,
             training_s=training_s,
             steps_per_s=steps_per_s,

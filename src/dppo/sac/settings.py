@@ -39,21 +39,10 @@ class SACSettings:
     """Least probability that a target adds up a later reward, however unlikely its action has become."""
     target_entropy: float = -1.0
     """Target of the entropy, in nats per component of an action, within (-1, 1)."""
-    entropy_start: float | None = None
-    """Target at env step 0, from which it falls linearly to `target_entropy`; None: no fall."""
-    entropy_fall_steps: int = 10_000
-    """Env steps of that fall."""
     sign_reward: bool = False
     clip_reward: float | None = None
     scale_reward: float = 1.0
     device: str = "cpu"
-
-    def entropy_at(self, step: int) -> float:
-        """Return the target of the entropy per component at an env step of the run."""
-        if self.entropy_start is None:
-            return self.target_entropy
-        share = max(0.0, 1 - step / self.entropy_fall_steps)
-        return self.target_entropy + share * (self.entropy_start - self.target_entropy)
 
     def gradient_steps_between(self, step: int, later_step: int) -> int:
         """Return the number of gradient steps that are due between two env steps; none is lost to rounding."""

@@ -138,24 +138,19 @@ class SACTrainer:
         self._rows.append(experience.segments)
         rows = sum(segment.valid.size for segment in experience.segments) * self.parallel.size
         step = experience.iteration * rows
-        target_entropy = self.settings.entropy_at(step)
         kept_rows = self._rows.num_steps * self._rows.num_envs * self.parallel.size
         count = 0
         if kept_rows >= self.settings.first_rows:
             count = self.settings.gradient_steps_between(step, step + rows)
         results = [
-            self._gradient_step(minibatch, target_entropy * self._size)
+            self._gradient_step(minibatch)
             for minibatch in self._minibatches.draw(experience, count, self._random(experience))
         ]
         figures = dict.fromkeys(FIGURES, math.nan)
         if results:
             means = self.parallel.gather(torch.stack(results).mean(dim=0)).mean(dim=0)
             figures = dict(zip(FIGURES, means.tolist(), strict=True))
-        figures |= {
-            "target_entropy": target_entropy * self._size,
-            "kept_rows": float(kept_rows),
-            "gradient_steps": float(count),
-        }
+        figures |= {"kept_rows": float(kept_rows), "gradient_steps": float(count)}
         return Update(figures, self.settings.learning_rate, value_scale=None)
 
     def _random(self, experience: Experience) -> np.random.Generator:
@@ -167,7 +162,7 @@ class SACTrainer:
 
     # ------------------------------------------------------------------ one gradient step
 
-    def _gradient_step(self, minibatch: Minibatch, target_entropy: float) -> Tensor:
+    def _gradient_step(self, minibatch: Minibatch) -> Tensor:
         """Move critics, their targets, policy and temperature; return the figures."""
         settings = self.settings
         limit = settings.max_grad_norm
@@ -177,6 +172,7 @@ class SACTrainer:
         self._critics.follow(settings.tau)
         policy_loss, q_mean, entropy, action_std = self._policy_gradient(minibatch, temperature)
         norm = self._move(self._policy_part, settings.learning_rate, limit)
+        target_entropy = settings.target_entropy * self._size
         self._log_temperature.gradient.fill_(entropy - target_entropy)
         self._move(self._temperature_part, settings.temperature_learning_rate, math.inf)
         figures = (critic_loss, critic_norm, policy_loss, norm, q_mean, entropy)

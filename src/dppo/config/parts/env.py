@@ -27,6 +27,9 @@ def rate_of(name: str, text: str, example: str) -> tuple[int, float]:
     return int(match[1]), SECONDS[match[2]]
 
 
+Noise = Literal["white", "pink", "wide"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Env:
     """The environment."""
@@ -126,9 +129,10 @@ class Sampling:
     """Environments E of each sampler, stepped one after the other."""
     num_steps: int = setting(64, gt=0)
     """Steps T of each environment in one iteration."""
-    noise: Literal["white", "pink"] = setting("white")
+    noise: Noise = setting("white")
     """Exploration noise of continuous actions: white is independent in each env step; pink moves steadily for a while
-    instead of trembling."""
+    instead of trembling. wide, the default of algo=sac alone, is white, but for a quarter of the time each sampler
+    takes actions from all over the bounds and holds them for up to 32 steps."""
     overlap: bool = False
     """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
     policy_lag: int = setting(0, ge=0)

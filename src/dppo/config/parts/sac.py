@@ -20,11 +20,6 @@ class SAC:
     """Part of the way that the target critics move to the critics in each gradient step."""
     target_entropy: float = setting(-1.0, ge=-10, lt=0.69)
     """Entropy of the policy that the temperature is adapted to, in nats per component of an action within (-1, 1)."""
-    entropy_start: float | None = setting(None, ge=-10, lt=0.69)
-    """Target of the entropy at the start, from which it falls linearly to target_entropy; 0.5 explores for longer, for
-    tasks whose reward is far away. none: target_entropy from the start."""
-    entropy_fall_steps: int = setting(10_000, gt=0)
-    """Env steps of the fall from entropy_start to target_entropy."""
     critic_sizes: tuple[int, ...] = constant((128, 128), gt=0)
     """Units of the hidden layers of each of the two critics."""
     critic_learning_rate: float = setting(1e-3, gt=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -11,14 +12,17 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from dppo.config.parts import PPO
+from dppo.config.parts.env import Noise
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.acting.guided import GuidedAgent, guided_agent
 from dppo.ppo.acting.noise import PinkNoise
+from dppo.ppo.acting.wide import WideAgent, hold, is_wide
 from dppo.ppo.exchange.inputs import normalized_part
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import (
     EnvLog,
+    Episode,
     Incident,
     PolicySnapshot,
     Rebuild,
@@ -52,8 +56,8 @@ class PPOSampler:
     """K, the frames of an observation that segments hold once each; 1 for whole observations."""
     phase: ControllerPhase | None = None
     """The first segments, in which a controller acts; None without any."""
-    is_noise_pink: bool = False
-    """Noise has the correlations of `PinkNoise` from step to step."""
+    noise_kind: Noise = "white"
+    """As the setting `noise`."""
 
     def __post_init__(self) -> None:
         num_envs = self.envs.num_envs
@@ -66,7 +70,7 @@ class PPOSampler:
         distribution = spec.distribution
         self.draw_noise: Callable[[int], np.ndarray] = self._white_noise
         """Returns the exploration noise [T, E, n] of a segment, given its index."""
-        if self.is_noise_pink:
+        if self.noise_kind == "pink":
             shape = (self.num_steps, num_envs)
             self.draw_noise = PinkNoise(self.noise, distribution, shape, spec.dtype).of_segment
         action = (distribution.action_dtype(spec.dtype), distribution.action_shape)
@@ -97,10 +101,16 @@ class PPOSampler:
             additions.append(_with_successors)
         return additions
 
+    def is_wide(self, index: int) -> bool:
+        """Return whether a segment explores widely."""
+        return self.noise_kind == "wide" and is_wide(self.sampler_id, index, self.num_steps)
+
     def _white_noise(self, index: int) -> np.ndarray:
         spec = self.agent.spec
         generator = self.noise(index)
-        return spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
+        num_envs = self.envs.num_envs
+        noise = spec.distribution.noise(generator, self.num_steps, num_envs, spec.dtype)
+        return hold(noise, generator) if self.is_wide(index) else noise
 
     def collect(
         self, request: SegmentRequest, snapshot: PolicySnapshot
@@ -158,7 +168,7 @@ class PPOSampler:
             steps=int(segment.valid.sum()),
             carry=carry,
             open_actions=tuple(open_actions),
-            episodes=tuple(log.episodes),
+            episodes=tuple(self._marked(log.episodes, request.index)),
             ended_actions=tuple(ended_actions),
             statistics=statistics,
             incidents=tuple(log.incidents),
@@ -166,6 +176,14 @@ class PPOSampler:
             info=log.info,
         )
         return report, segment
+
+    def _marked(self, episodes: Sequence[Episode], index: int) -> Iterator[Episode]:
+        """Yield the episodes that ended in a segment; those with wide exploration in some segment say so."""
+        for episode in episodes:
+            earlier = math.ceil((episode.length - episode.end) / self.num_steps)
+            first = index - max(0, earlier)
+            explored = any(self.is_wide(segment) for segment in range(first, index + 1))
+            yield replace(episode, explored=True) if explored else episode
 
     def _statistics(self, segment: Segment, scale: ObsScale | None) -> Statistics:
         """Return moments for the normalizers; of returns R <- gamma R + r, which run on from segment to segment.
@@ -256,12 +274,21 @@ class _Rollout:
             noise.append(sampler.draw_noise(request.index))
         self._noise = np.stack(noise)
         self.agent.load(snapshot)
-        self.guided: GuidedAgent | None = None
-        if first.phase is not None:
-            envs = [sampler.envs for sampler in samplers]
-            self.guided = guided_agent(first.phase, self.agent, envs, snapshot)
+        self.acting = self._what_acts()
         self.memory = None if first.memory is None else _Memory(samplers)
         self.time_limits: list[list[_TimeLimit]] = [[] for _ in samplers]
+
+    def _what_acts(self) -> PPOAgent | GuidedAgent | WideAgent:
+        """Return the policy, or what acts in its place in these segments."""
+        phase = self._samplers[0].phase
+        if phase is not None:
+            envs = [sampler.envs for sampler in self._samplers]
+            guided = guided_agent(phase, self.agent, envs, self.snapshot)
+            if guided is not None:
+                return guided
+        pairs = zip(self._samplers, self.requests, strict=True)
+        wide = [sampler.is_wide(request.index) for sampler, request in pairs]
+        return WideAgent(self.agent, np.array(wide)) if any(wide) else self.agent
 
     def run(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
@@ -283,7 +310,7 @@ class _Rollout:
             (sampler.envs, self._rows(s), self.logs[s], self.time_limits[s])
             for s, sampler in enumerate(self._samplers)
         ]
-        acting = self.guided or self.agent
+        acting = self.acting
         for t in range(len(values)):
             state = None if states is None else states[t]
             actions[t], outputs = acting.act(obs[t], noise[t], state)
@@ -356,7 +383,7 @@ def _with_states(sequence_length: int, rollout: _Rollout, number: int, segment: 
 
 def _with_intended(rollout: _Rollout, number: int, segment: Segment) -> Segment:
     """Add the actions of the controller, and the successors that its clone learns from, while it acts."""
-    if rollout.guided is None:
+    if not isinstance(rollout.acting, GuidedAgent):
         return segment
     intended = rollout.agent.distribution.mode(rollout.heads[number]).copy()
     return replace(_with_successors(rollout, number, segment), intended=intended)

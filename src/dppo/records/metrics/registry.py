@@ -49,19 +49,25 @@ ONE_EPISODE = "once an episode has ended"
 EPISODES = (
     Metric("charts/episodes", "count", "episodes that have ended"),
     Metric(
+        "charts/recent_episodes",
+        "count",
+        "the last 100 of them at most, without those of wide exploration (`--noise wide`)",
+        ONE_EPISODE,
+    ),
+    Metric(
         "charts/episodic_return",
         "reward",
-        "mean undiscounted return of the last 100 episodes",
+        "mean undiscounted return of these recent episodes",
         ONE_EPISODE,
     ),
     Metric(
         "charts/episodic_return_std", "reward", "standard deviation of these returns", ONE_EPISODE
     ),
-    Metric("charts/episodic_length", STEPS, "mean length of the last 100 episodes", ONE_EPISODE),
+    Metric("charts/episodic_length", STEPS, "mean length of the recent episodes", ONE_EPISODE),
     Metric(
         "charts/success_rate",
         SHARE,
-        'share of the last 100 episodes with a true `info["is_success"]` in their last step',
+        'share of the recent episodes with a true `info["is_success"]` in their last step',
         "if an episode reports it",
     ),
 )
@@ -152,7 +158,6 @@ LEARNING = (
         SAC_ONLY,
     ),
     Metric("losses/temperature", "", "weight of the entropy", SAC_ONLY),
-    Metric("losses/target_entropy", "nats", "entropy that the temperature is adapted to", SAC_ONLY),
     Metric(
         "losses/action_std",
         "",

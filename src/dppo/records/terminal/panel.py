@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.closing_lines import EPISODE_WINDOW, closing_lines
+from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, sparkline, speed
 from dppo.records.terminal.streams import PatientStream, ShowLog
@@ -198,15 +198,14 @@ def _pace(view: View) -> list[Text]:
 def _returns(view: View, room: int) -> RenderableType:
     row = view.row
     episodes = int(row.get("charts/episodes", 0))
-    if not episodes:
-        return Text("no episode has finished yet", style="dim")
+    recent = int(row.get("charts/recent_episodes", 0))
+    if not recent:
+        return Text("no episode of the policy has finished yet", style="dim")
     mean = Text(number(row.get("charts/episodic_return")), style="bold")
     items = [_item("length", number(row.get("charts/episodic_length")))]
     if "charts/success_rate" in row:
         items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
-    items.append(
-        Text(f"last {min(EPISODE_WINDOW, episodes)} of {episodes:,} episodes", style="dim")
-    )
+    items.append(Text(f"last {recent} of {episodes:,} episodes", style="dim"))
     width = _room_beside([mean, *items], room)
     if width < MIN_RETURN_BARS:  # the line below has room for the other items
         width = _room_beside([mean], room)

@@ -8,7 +8,7 @@ import time
 from typing import Literal, TextIO
 
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.closing_lines import EPISODE_WINDOW, closing_lines
+from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, speed
 from dppo.records.terminal.streams import PatientStream, ShowLog
@@ -94,7 +94,7 @@ class PlainLines(Display):
 
 def plain_line(view: View) -> str:
     row = view.row
-    episodes = min(EPISODE_WINDOW, int(row.get("charts/episodes", 0)))
+    episodes = int(row.get("charts/recent_episodes", 0))
     parts = [
         _steps(row.get("global_step", 0), view),
         f"return {number(row.get('charts/episodic_return')):>7} ({episodes} episodes)",

@@ -1,0 +1,69 @@
+"""Wide exploration: in every fourth stretch of a sampler's segments, actions far from the policy's."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.networks.network import Outputs
+
+if TYPE_CHECKING:  # shapes are checked in tests only
+    from jaxtyping import Bool, Float
+
+STRETCH_STEPS = 1024
+"""Segments of so many steps, or a few more, are one stretch."""
+EVERY = 4  # stretches
+LEAST_LOG_STD = 0.0  # before the tanh: nearly as wide as the bounds
+HOLD_PROBABILITY = 0.2  # of a step in which no noise is held yet
+LONGEST_HOLD = 5  # as a power of two, in steps
+
+
+def is_wide(sampler_id: int, index: int, num_steps: int) -> bool:
+    """Return whether a sampler explores widely in the segment `index`, of `num_steps` steps.
+
+    It is a function of its arguments alone, so that any process decides the same. Samplers take turns.
+    """
+    stretch = index // math.ceil(STRETCH_STEPS / num_steps)
+    return (stretch + sampler_id + 1) % EVERY == 0
+
+
+def hold(
+    noise: Float[np.ndarray, "steps envs size"], generator: np.random.Generator
+) -> Float[np.ndarray, "steps envs size"]:
+    """Return noise that keeps its value now and then, for 1, 2, 4, 8, 16 or 32 steps."""
+    steps, num_envs = noise.shape[:2]
+    begins = generator.random((steps, num_envs)) < HOLD_PROBABILITY
+    lengths = 1 << generator.integers(0, LONGEST_HOLD + 1, (steps, num_envs))
+    held = noise.copy()
+    ends = np.zeros(num_envs, int)
+    for step in range(steps):
+        holds = step < ends
+        held[step, holds] = held[step - 1, holds]
+        starts = begins[step] & ~holds
+        ends[starts] = step + lengths[step, starts]
+    return held
+
+
+class WideAgent:
+    """Act as the policy does, with a standard deviation of at least 1 for some samplers.
+
+    The head that it returns is that of the actions, so that their log-probabilities are true.
+    """
+
+    def __init__(self, agent: PPOAgent, wide: Bool[np.ndarray, " samplers"]) -> None:
+        """Act for several samplers, of which those in `wide` explore widely; a single one has no axis of its own."""
+        self._agent = agent
+        least = np.where(wide, LEAST_LOG_STD, -np.inf).astype(agent.spec.dtype)
+        self._least = least[0] if len(wide) == 1 else least.reshape(-1, 1, 1)
+
+    def act(
+        self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Outputs]:
+        """Sample an action for each row of `obs`, as `PPOAgent.act`."""
+        _, outputs = self._agent.act(obs, noise, state)
+        mean, log_std = np.split(outputs.head, 2, axis=-1)
+        head = np.concatenate([mean, np.maximum(log_std, self._least)], axis=-1)
+        return self._agent.distribution.sample(head, noise), outputs._replace(head=head)
