@@ -213,6 +213,7 @@ def assert_same_bytes(record: Any, other: Any, *, but: Sequence[str] = ()) -> No
 def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:
     """The result of a finished run, with `changes`."""
     facts: dict[str, Any] = {"iterations": 2, "resumed_at": 0, "global_step": 512, "episodes": 321}
-    facts |= {"episodic_return": 34.2, "wall_s": 1.5, "training_s": 1.0, "steps_per_s": 512.0}
+    facts |= {"recent_episodes": 100, "episodic_return": 34.2}
+    facts |= {"wall_s": 1.5, "training_s": 1.0, "steps_per_s": 512.0}
     facts |= {"weights_sha256": "ab" * 32, "incidents": {}, "env_name": "E-v0", "stopped_by": None}
     return Result(**facts | {"run_dir": run_dir, "checkpoint": run_dir / "c"} | changes)

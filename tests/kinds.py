@@ -41,6 +41,8 @@ LEARNT = {
 SAC: Settings = {
     **{"algo": "sac", "update_epochs": None, "replay_rows": 160, "learning_starts": 80},
     **{"gradient_steps": 0.1, "minibatch_size": 32, "hidden_sizes": (8,), "critic_sizes": (8, 8)},
+    # the fourth one explores widely
+    **{"num_samplers": 4, "envs_per_sampler": 1},
 }
 KINDS: dict[str, Settings] = {
     "image": {"env_id": "worlds.observed:Picture", "image_encoder": "impala", "image_features": 32},

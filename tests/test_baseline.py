@@ -229,6 +229,7 @@ def test_a_controller_that_cannot_be_found_is_refused_before_anything_starts(
 EVALUATED = {
     "global_step": 64,
     "charts/episodes": 1,
+    "charts/recent_episodes": 1,
     "eval/episodes": 4,
     "eval/global_step": 32,
     "eval/episodic_return": 12.5,
@@ -245,7 +246,7 @@ EVALUATED = {
 def test_displays_show_the_last_evaluation_the_difference_and_its_interval() -> None:
     view = View(total_steps=1000)
     view.add_row(EVALUATED)
-    view.add_row({"global_step": 128, "charts/episodes": 1})
+    view.add_row({"global_step": 128, "charts/episodes": 1, "charts/recent_episodes": 1})
     line = plain_line(view)
     assert "eval 12.5, baseline 10.0, difference +2.50 (95 % -0.500 to +5.50)" in line
     with Console(width=90, file=io.StringIO(), record=True) as console:

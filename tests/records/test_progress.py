@@ -48,6 +48,7 @@ def row(iteration: int = 48) -> dict[str, float]:
         "global_step": 256 * iteration,
         "actors/alive": 8,
         "charts/episodes": 321,
+        "charts/recent_episodes": 100,
         "charts/episodic_return": 34.2,
         "charts/episodic_length": 35,
         "charts/SPS": 12345.6,
@@ -527,7 +528,7 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
     assert "elapsed 1:15" in waiting
     almost_empty = View(title="t", total_steps=100, row={"iteration": 1, "global_step": 256})
     first = text_at(100, almost_empty)
-    assert "no episode has finished yet" in first
+    assert "no episode of the policy has finished yet" in first
     assert "100%" in first
     assert "nothing new" not in text_at(100, view_of(row()), 15.0)
     assert "nothing new for 1:40" in text_at(100, view_of(row()), 111.0)
