@@ -20,26 +20,32 @@ STRETCH = STRETCH_STEPS // 64  # segments of 64 steps
 
 def test_at_any_time_one_sampler_of_four_explores_widely() -> None:
     for index in (0, STRETCH - 1, STRETCH, 9 * STRETCH):
-        assert sum(is_wide(sampler, index, 64) for sampler in range(8)) == 8 // EVERY
+        flags = []
+        for sampler in range(8):
+            flags.append(is_wide(sampler, index, 64))
+        assert sum(flags) == 8 // EVERY
 
 
 @pytest.mark.parametrize("num_steps", [64, 100, 3000])
 def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> None:
     segments = EVERY * -(-STRETCH_STEPS // num_steps)
-    flags = [is_wide(2, index, num_steps) for index in range(3 * segments)]
+    flags = []
+    for index in range(3 * segments):
+        flags.append(is_wide(2, index, num_steps))
     assert sum(flags) == 3 * segments // EVERY
     assert flags[:segments] == flags[segments : 2 * segments]
 
 
 def test_noise_is_held_for_powers_of_two() -> None:
-    noise = np.arange(4000.0).reshape(2000, 2, 1)
-    held = hold(noise, np.random.default_rng(1))
+    white = np.arange(4000.0).reshape(2000, 2, 1)
+    noise = hold(white, np.random.default_rng(1))
     for env in range(2):
-        values, lengths = np.unique(held[:, env, 0], return_counts=True)
-        assert np.isin(values, noise[:, env]).all()
+        of_env = noise[:, env, 0]
+        values, lengths = np.unique(of_env, return_counts=True)
+        assert np.isin(values, white[:, env]).all()
         assert set(lengths[:-1]) == {1, 2, 4, 8, 16, 32}
     # nothing is held from before the segment
-    np.testing.assert_array_equal(held[0], noise[0])
+    assert np.array_equal(noise[0], white[0])
 
 
 @pytest.mark.parametrize("samplers", [[True], [False, True, False]])
@@ -47,17 +53,24 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
     samplers: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(hidden_sizes=(8,), state_dependent_std=True)
-    agent = agent_of(choose_network(network, Spaces(OBS, ACTIONS)).spec)
-    shape = (2,) if len(samplers) == 1 else (len(samplers), 2)
-    obs = np.random.default_rng(5).standard_normal((*shape, 3)).astype(np.float32)
+    spec = choose_network(network, Spaces(OBS, ACTIONS)).spec
+    agent = agent_of(spec)
+    is_alone = len(samplers) == 1
+    # a single sampler has no axis
+    shape = (2,) if is_alone else (len(samplers), 2)
+    random = np.random.default_rng(5)
+    obs = random.standard_normal((*shape, 3))
+    obs = obs.astype(np.float32)
     noise = np.ones((*shape, 2), np.float32)
     _, usual = agent.act(obs, noise)
     expected = usual.head.copy()
     # the random weights have deviations on both sides of this limit
     monkeypatch.setattr(wide, "LEAST_LOG_STD", 0.8)
-    log_std = expected[..., 2:] if len(samplers) == 1 else expected[1, ..., 2:]
+    log_std = expected[..., 2:] if is_alone else expected[1, ..., 2:]
     assert 0 < (log_std < 0.8).mean() < 1
     np.maximum(log_std, 0.8, out=log_std)
-    actions, outputs = WideAgent(agent, np.array(samplers)).act(obs, noise)
-    np.testing.assert_array_equal(outputs.head, expected)
-    np.testing.assert_array_equal(actions, agent.distribution.sample(expected, noise))
+    explorer = WideAgent(agent, np.array(samplers))
+    actions, outputs = explorer.act(obs, noise)
+    assert np.array_equal(outputs.head, expected)
+    drawn = agent.distribution.sample(expected, noise)
+    assert np.array_equal(actions, drawn)

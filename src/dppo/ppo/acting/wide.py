@@ -37,14 +37,14 @@ def hold(
     steps, num_envs = noise.shape[:2]
     begins = generator.random((steps, num_envs)) < HOLD_PROBABILITY
     lengths = 1 << generator.integers(0, LONGEST_HOLD + 1, (steps, num_envs))
-    held = noise.copy()
+    following = noise.copy()
     ends = np.zeros(num_envs, int)
     for step in range(steps):
         holds = step < ends
-        held[step, holds] = held[step - 1, holds]
+        following[step, holds] = following[step - 1, holds]
         starts = begins[step] & ~holds
         ends[starts] = step + lengths[step, starts]
-    return held
+    return following
 
 
 class WideAgent:
