@@ -54,10 +54,13 @@ def _path(program: str, name: str) -> str | None:
     return shutil.which(program)
 
 
-def compiled_heat(folder: Path, pause_ms: int = 0) -> str:
-    """Return the path of the heated bar, compiled by the mpicc in PATH; it sleeps so long in each step."""
+def compiled_heat(folder: Path, pause_ms: int = 0, substeps: int = 20) -> str:
+    """Return the path of the heated bar, compiled by the mpicc in PATH.
+
+    It sleeps so long in each step; with fewer substeps, ranks wait less often for each other.
+    """
     source = folder / "heat.c"
-    text = HEAT.read_text()
+    text = HEAT.read_text().replace("SUBSTEPS 20", f"SUBSTEPS {substeps}")
     assert "interval++;" in text
     pause = f"struct timespec pause = {{0, {pause_ms}000000}}; nanosleep(&pause, NULL);"
     source.write_text(text.replace("interval++;", f"interval++; {pause}") if pause_ms else text)

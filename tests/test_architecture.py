@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"config", "ppo.exchange.records"},
     "hosts": {"config", "ppo", "sac", "envs", "policies.controller", "signals"},
     "engine": {"ppo", "envs", "signals"},
-    "transports": {"config", "ppo", "envs", "hosts", "engine", "signals", "slots.program"},
+    "transports": {"config", "ppo", "envs", "hosts", "engine", "signals", "slots"},
     "learners": {"config", "ppo", "sac", "hosts", "engine.restarts", "transports.ray"},
     "policies": {"ppo", "records", "envs.checks"},
     "policies.policy": {"config.trust", "ppo", "records", "envs.checks"},

@@ -26,7 +26,7 @@ from dppo.machine import usable_cores
 from dppo.run.factory import check_cores
 from dppo.slots import cores, launchers
 from dppo.slots.cores import Lease, NoCores, cores_here
-from dppo.slots.layout import Layout
+from dppo.slots.layout import Layout, Node
 from dppo.slots.program import SolverError
 from dppo.slots.slots import Slots
 from dppo.tools.doctor.findings import findings
@@ -216,9 +216,15 @@ def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_words_of_each_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program, path: f"/bin/{program}")
     monkeypatch.setattr(launchers, "_family", lambda program: "open-mpi")
-    assert launchers.launcher_words(4, {})[:3] == ["/bin/mpirun", "-n", "4"]
+    assert launchers.launcher_words(Layout(4), {})[:3] == ["/bin/mpirun", "-n", "4"]
     monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
-    assert launchers.launcher_words(4, {})[1:3] == ["-launcher", "fork"]
+    assert launchers.launcher_words(Layout(4), {})[1:3] == ["-launcher", "fork"]
+    spread = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
+    assert "10.0.0.1:2,10.0.0.2:2" in launchers.launcher_words(spread, {})
+    monkeypatch.setattr(launchers, "_family", lambda program: "open-mpi")
+    words = launchers.launcher_words(spread, {})
+    assert words[3:5] == ["--host", "10.0.0.1:2,10.0.0.2:2"]
+    assert words[words.index("plm_rsh_agent") + 1].endswith("slots/guard.py agent")
     variables = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_MCA_btl": "self"}
     assert launchers.without_launcher(variables) == {"OMPI_MCA_btl": "self"}
 
@@ -230,12 +236,14 @@ def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_ch
     monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
     monkeypatch.setattr(launchers, "_is_none_by_default", lambda: True)
     variables = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n3"}
-    words = launchers.launcher_words(4, variables)
+    words = launchers.launcher_words(Layout(4), variables)
     assert words[:2] == ["srun", "--overlap"]
     assert words[-2:] == ["--nodelist=n3", "--mpi=pmi2"]
     variables["SLURM_MPI_TYPE"] = "pmix"
-    assert launchers.launcher_words(4, variables)[-1] == "--nodelist=n3"
+    assert launchers.launcher_words(Layout(4), variables)[-1] == "--nodelist=n3"
     variables["SLURM_NTASKS_PER_NODE"] = "1"
+    spread = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
+    assert "--nodelist=n1,n1,n2,n2" in launchers.launcher_words(spread, variables)
     kept = {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}
     assert launchers.without_shape(variables) == kept
 

@@ -71,7 +71,10 @@ class Host:
             mount --bind '{names}' /etc/hosts
             mount -t tmpfs -o size=2g none /dev/shm
             mount -t tmpfs -o size=4g none /tmp
-            mkdir -p {FOLDER} /tmp/home
+            mkdir -p {FOLDER} /tmp/home /tmp/cgroups
+            mount --rbind /sys/fs/cgroup /tmp/cgroups
+            mount -t sysfs none /sys
+            mount --move /tmp/cgroups /sys/fs/cgroup
             exec sleep infinity"""
         apart = ("unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child")
         words = ("nsenter", f"--net=/var/run/netns/{self._space}", *apart, "bash", "-c", script)

@@ -38,6 +38,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "transports/ray/failures.py: An actor failed in dppo itself; please report this. {}",
         "transports/ray/failures.py: Install the same dppo on every node.",
         "transports/ray/failures.py: Use fewer actors there, or set recycle_after",
+        "transports/ray/nodes.py: Install dppo at the same path on all nodes",
         "transports/ray/pickling.py: Pass it as module:Class",
         "transports/ray/pickling.py: Use plain data",
         "transports/ray/session.py: the disk of {} is {} full: Ray stops creating objects at {}. Free disk",

@@ -46,6 +46,23 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"backup_requests": True, "licences": 64} | ACTORS,
     ),
     (
+        "num_actors=0 starts no actors, which alone have cores",
+        {"nodes_per_env": 2, "ranks_per_env": 4},
+    ),
+    ("a single rank is on one node", {"nodes_per_env": 2} | ACTORS),
+    (
+        "cores_per_rank=0 lets ranks share the cores of one node",
+        {"nodes_per_env": 2, "ranks_per_env": 4, "cores_per_rank": 0} | ACTORS,
+    ),
+    (
+        "cannot be divided evenly among {} nodes. Use `nodes_per_env={}`",
+        {"nodes_per_env": 3, "ranks_per_env": 4} | ACTORS,
+    ),
+    (
+        "no limit of actors_per_node. Leave one of them out",
+        {"nodes_per_env": 2, "ranks_per_env": 4, "actors_per_node": 1} | ACTORS,
+    ),
+    (
         "num_actors=0 hosts all {} samplers in this process",
         {"samplers_per_actor": 1, "num_samplers": 4},
     ),

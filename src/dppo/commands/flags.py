@@ -51,7 +51,11 @@ SOURCES = {
 }
 EXTRA = ("config", "preset", "resume", "branch", "trust")
 """The names of these flags."""
-NUMBERS_AND_WORDS = {"num_actors": "INT|auto|INT..INT", "keep_checkpoints": "INT|every=INT"}
+NUMBERS_AND_WORDS = {
+    "num_actors": "INT|auto|INT..INT",
+    "nodes_per_env": "INT|auto",
+    "keep_checkpoints": "INT|every=INT",
+}
 """Forms of settings that are a number or a word."""
 Flags = Mapping[str, str]
 """The help of flags: {"--seed INT": "...", "--actors N ...": "...", "--equal {batch,segment}": "", "--json": "..."}."""

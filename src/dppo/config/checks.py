@@ -33,6 +33,7 @@ def _problems(config: Settings) -> Iterator[Problem]:
         yield from problems_with_sac(config)
     yield from _problems_of_the_batch(config)
     yield from _problems_of_actors(config)
+    yield from _problems_of_nodes(config)
     yield from _problems_of_licences(config)
     if config.samplers_per_actor is not None:
         yield from _problems_of_samplers_per_actor(config, config.samplers_per_actor)
@@ -135,6 +136,23 @@ def _problems_of_actors(config: Settings) -> Iterator[Problem]:
             "backup_requests",
             ": makes environments of a sampler a second time, whatever `licences`, `start_rate` and `ranks_per_env` "
             "allow. Leave it out, or these.",
+        )
+
+
+def _problems_of_nodes(config: Settings) -> Iterator[Problem]:
+    most = config.node_counts[-1]
+    if config.ranks_per_env % most:
+        fewer = max(count for count in range(1, most) if config.ranks_per_env % count == 0)
+        yield (
+            "nodes_per_env",
+            f": ranks_per_env={config.ranks_per_env} cannot be divided evenly among {most} nodes. Use "
+            f"`nodes_per_env={fewer}`.",
+        )
+    if most > 1 and (len(config.resource_groups) > 1 or config.actors_per_node is not None):
+        yield (
+            "nodes_per_env",
+            ": an actor on several nodes has no alternatives in actor_resources, and no limit of actors_per_node. "
+            "Leave one of them out.",
         )
 
 

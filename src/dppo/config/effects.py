@@ -213,6 +213,21 @@ NEEDS = (
         "num_actors=0 starts no actors. Use `num_actors=1` or more",
     ),
     Need(
+        "nodes_per_env",
+        lambda c: c.num_actors != 0,
+        "num_actors=0 starts no actors, which alone have cores on several nodes. Use `num_actors=1` or more",
+    ),
+    Need(
+        "nodes_per_env",
+        lambda c: c.ranks_per_env > 1,
+        "a single rank is on one node. Raise `ranks_per_env`, or leave it out",
+    ),
+    Need(
+        "nodes_per_env",
+        lambda c: c.cores_per_rank > 0,
+        "cores_per_rank=0 lets ranks share the cores of one node. Use `cores_per_rank=1`, or leave it out",
+    ),
+    Need(
         "recycle_after",
         lambda c: c.recycling and c.num_actors != 0,
         "num_actors=0 starts no actors. Use `num_actors=1` or more",

@@ -177,7 +177,7 @@ class EpisodePlayer:
         self._acting_for = acting_for
         self._settings = settings
         self._num_samplers = num_samplers
-        self._layout = layout
+        self.layout = layout
         self._env: Any = None
 
     def play(
@@ -240,7 +240,7 @@ class EpisodePlayer:
             self.progress.enter(place_of(Phase.MAKE))
         env = self._env_settings
         instance = Instance(
-            self._num_samplers, self.number, self._settings.seed, num_rows=1, layout=self._layout
+            self._num_samplers, self.number, self._settings.seed, num_rows=1, layout=self.layout
         )
         with making(f"evaluation ({env.env_name})", env_name=env.env_name):
             made = make_prepared(

@@ -63,6 +63,8 @@ def make(
         )
     secret = secrets.token_hex(16) if command is not None else os.environ[SECRET]
     slots = slots or Slots()
+    if not address and slots.layout.nodes:  # rank 0 may be on another one
+        address = f"tcp:{slots.layout.nodes[0].address}:0"
     place = _place(address, PORTS_PER_SAMPLER * slots.sampler_id + slots.env_index, scratch_dir)
     listener = Listener(place, secret)
     try:

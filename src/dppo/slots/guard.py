@@ -1,14 +1,17 @@
-"""Two programs that see to it that no rank outlives its environment: a keeper, and a guard around each rank.
+"""Programs that see to it that no rank outlives its environment: a keeper, and a guard around each rank.
 
 `guard.py keep` starts a launcher such as mpirun, and ends all that it has started if a rank fails, or if the process of
 the environment ends or says so. `guard.py rank CORES -- WORDS` is started by the launcher in place of a rank: it binds
 itself to the rank's cores, starts the rank, reports its end to the keeper, and ends it if the keeper is gone.
+`guard.py agent HOST COMMAND` is started by a launcher in place of ssh, for ranks on several nodes: the server of that
+node (`node.py`) runs the command.
 
 The file imports nothing of dppo, so that each program is small. The keeper is no child of an actor, because Ray kills
 those.
 """
 
 import ctypes
+import errno
 import json
 import os
 import secrets
@@ -23,6 +26,7 @@ from typing import Any, NoReturn
 
 LAUNCH = "DPPO_LAUNCH"  # variable of all processes of a launch
 KEEPER = "DPPO_KEEPER"  # variable of a guard: host:port:secret
+NODES = "DPPO_NODES"  # variable of an agent: port and secret of each further node's server, by its address
 # of Open MPI, MPICH, and srun
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 SAVE_S = 3.0  # for ranks to end by themselves after the process of their environment has ended
@@ -30,6 +34,9 @@ TERM_S = 2.0  # from SIGTERM to SIGKILL
 LAUNCHER_S = 1.0  # for a launcher to end after its last rank
 HELLO_S = 10.0  # for a guard to reach its keeper
 LOOK_S = 0.1
+MARK = 16  # fewest characters of a mark
+# of the other side of a connection between nodes, which is lost then
+SILENT_S = 5
 PR_SET_PDEATHSIG = 1
 
 
@@ -49,28 +56,27 @@ def guard_rank(cores_of_ranks: str, words: list[str]) -> NoReturn:
     keeper = os.environ.pop(KEEPER, "")
     if not keeper:  # slots.command: somebody else looks after the ranks
         _replace_by(words)
-    mark = f"{os.environ[LAUNCH]}.{rank}"
+    mark = f"{os.environ[LAUNCH]}.{rank}."  # with a dot at its end: rank 1 is not rank 10
     os.environ[LAUNCH] = mark
     host, port, secret = keeper.split(":")
-    connection = socket.create_connection((host, int(port)), HELLO_S)
-    connection.settimeout(None)
+    connection = connected(host, int(port))
     pid = os.fork()
     if not pid:
         # if the guard is killed, the rank ends with it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _replace_by(words)
     report |= {"secret": secret, "pid": pid}
-    _send(connection, report)
+    send(connection, report)
     exited = os.pidfd_open(pid)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     ready, _, _ = select.select([connection.fileno(), exited], [], [])
     if exited not in ready:  # the keeper says so, or is gone
-        _end_marked(mark)
+        end_marked(mark)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     with suppress(OSError):
-        _send(connection, report | {"code": code})
-    _end_marked(mark)
+        send(connection, report | {"code": code})
+    end_marked(mark)
     os._exit(code if code >= 0 else 128 - code)
 
 
@@ -86,6 +92,48 @@ def _replace_by(words: list[str]) -> NoReturn:
         os._exit(127)
 
 
+# ------------------------------------------------------------------ other nodes
+
+
+def connected(host: str, port: int) -> socket.socket:
+    """Return a connection that fails if the other node does not answer for SILENT_S, as `watched` makes it."""
+    connection = socket.create_connection((host, port), HELLO_S)
+    connection.settimeout(None)
+    return watched(connection)
+
+
+def watched(connection: socket.socket) -> socket.socket:
+    """Let a connection fail after SILENT_S: without this, nobody would notice a cable that is cut."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 1),
+        (socket.TCP_KEEPINTVL, SILENT_S // 2),
+        (socket.TCP_KEEPCNT, 2),
+        (socket.TCP_USER_TIMEOUT, 1000 * SILENT_S),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection
+
+
+def act_as_ssh(host: str, words: list[str]) -> NoReturn:
+    """Run a command on another node, with the variables and the folder of this process; exit as it does."""
+    nodes = json.loads(os.environ[NODES])
+    if host not in nodes:  # a launcher may name this node, too
+        _replace_by(["sh", "-c", " ".join(words)])
+    port, secret = nodes[host]
+    connection = connected(host, port)
+    mark = secrets.token_hex(16)
+    request = {"secret": secret, "cores": 0, "mark": mark, "folder": os.getcwd()}
+    send(connection, request | {"command": " ".join(words), "variables": {**os.environ}})
+    code = b""
+    while not code:
+        printed, _, code = connection.recv(65536).partition(b"\0")
+        if not printed and not code:
+            break
+        os.write(2, printed)
+    os._exit(int(code or b"255"))
+
+
 # ------------------------------------------------------------------ the keeper
 
 
@@ -95,13 +143,14 @@ class Keeper:
     def __init__(self, launch: dict[str, Any]) -> None:
         self._mark = f"dppo-{os.getpid()}-{secrets.token_hex(8)}"
         self._secret = secrets.token_hex(16)
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server((launch["address"], 0))
         self._guards: dict[socket.socket, bytearray] = {}  # with what is left of a line
         self._ranks: dict[socket.socket, dict[str, Any]] = {}  # the first report of each
         self._codes: dict[int, int] = {}  # of ranks that have ended
         self._is_ending = False
         port = self._server.getsockname()[1]
-        variables = {LAUNCH: self._mark, KEEPER: f"127.0.0.1:{port}:{self._secret}"}
+        keeper = f"{launch['address']}:{port}:{self._secret}"
+        variables = {LAUNCH: self._mark, KEEPER: keeper}
         log = os.open(launch["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._launcher = subprocess.Popen(
             launch["words"],
@@ -139,14 +188,17 @@ class Keeper:
             if guard in ready:
                 self._hear(guard)
         if self._server in ready:
-            self._guards[self._server.accept()[0]] = bytearray()
+            self._guards[watched(self._server.accept()[0])] = bytearray()
         return ready
 
     def _hear(self, guard: socket.socket) -> None:
         """Take note of what a guard reports, or that its connection is closed."""
         received = b""
-        with suppress(OSError):
+        is_silent = False
+        try:
             received = guard.recv(4096)
+        except OSError as error:
+            is_silent = error.errno == errno.ETIMEDOUT
         self._guards[guard] += received
         while b"\n" in self._guards[guard]:
             line, _, left = self._guards[guard].partition(b"\n")
@@ -161,7 +213,7 @@ class Keeper:
             guard.close()
             rank = self._ranks.pop(guard, None)
             if rank is not None and rank["rank"] not in self._codes:
-                self._note(guard, rank | {"code": -signal.SIGKILL})
+                self._note(guard, rank | {"code": -signal.SIGKILL, "is_silent": is_silent})
 
     def _note(self, guard: socket.socket, report: dict[str, Any]) -> None:
         if "code" in report:
@@ -182,28 +234,29 @@ class Keeper:
             self._ready([], LOOK_S)
         with suppress(subprocess.TimeoutExpired):
             self._launcher.wait(LAUNCHER_S if self._codes else 0)
-        _end_marked(self._mark)
+        end_marked(self._mark)
 
 
-def _end_marked(mark: str) -> None:
+def end_marked(mark: str) -> None:
     """End all processes of this node whose environment has the mark, but this one."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + TERM_S
-        marked = _marked(mark.encode())
+        marked = marked_processes(mark)
         for pid in marked:
             with suppress(OSError):
                 os.kill(pid, number)
         while marked and time.monotonic() < until:
             time.sleep(LOOK_S)
-            marked = _marked(mark.encode())
+            marked = marked_processes(mark)
 
 
-def _marked(mark: bytes) -> list[int]:
+def marked_processes(mark: str) -> list[int]:
+    assert len(mark) >= MARK, f"{mark!r} may be in the environment of any process"
     pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
             # a zombie has no environment any more
-            if mark in file.read() and int(pid) != os.getpid():
+            if mark.encode() in file.read() and int(pid) != os.getpid():
                 pids.append(int(pid))
     return pids
 
@@ -227,7 +280,7 @@ def _tell(report: dict[str, Any]) -> None:
         os.write(1, json.dumps(report).encode() + b"\n")
 
 
-def _send(connection: socket.socket, report: dict[str, Any]) -> None:
+def send(connection: socket.socket, report: dict[str, Any]) -> None:
     connection.sendall(json.dumps(report).encode() + b"\n")
 
 
@@ -249,4 +302,6 @@ def keep() -> NoReturn:
 if __name__ == "__main__":
     if sys.argv[1] == "keep":
         keep()
+    if sys.argv[1] == "agent":
+        act_as_ssh(sys.argv[2], sys.argv[3:])
     guard_rank(sys.argv[2], sys.argv[4:])

@@ -3,14 +3,19 @@
 import functools
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from dppo.slots.program import SolverError
+from dppo.slots.layout import Layout
+from dppo.slots.program import GUARD, SolverError
 
 VERSION_S = 10.0
+# arguments of Python with which it stands in for ssh
+AGENT = ["-I", "-S", GUARD, "agent"]
 # variables of a launcher that has started this process, from which a new one would take itself for a part of it
 OF_LAUNCHERS = ("OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP", "PMIX_", "PMI_", "PRTE_", "HYDI_")
 # variables of Slurm, from which srun would take the shape of the job for that of its step
@@ -20,15 +25,15 @@ KEPT_OF_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MPI_TYPE")
 INTERFACES = {"open-mpi": "pmix", "hydra": "pmi2"}
 
 
-def launcher_words(ranks: int, variables: Mapping[str, str]) -> list[str]:
-    """Return the words before the program that start so many ranks on this host, without binding them.
+def launcher_words(layout: Layout, variables: Mapping[str, str]) -> list[str]:
+    """Return the words before the program that start its ranks on their nodes, without binding them.
 
     Raise SolverError if there is no launcher.
     """
+    ranks = layout.ranks
     path = variables.get("PATH")
     if "SLURM_JOB_ID" in variables and shutil.which("srun", path=path):
-        node = variables.get("SLURMD_NODENAME") or os.uname().nodename
-        shape = [f"--ntasks={ranks}", "--nodes=1", f"--nodelist={node}", *_interface(variables)]
+        shape = [f"--ntasks={ranks}", *_slurm_nodes(layout, variables), *_interface(variables)]
         return ["srun", "--overlap", "--cpu-bind=none", "--kill-on-bad-exit=1", *shape]
     program = shutil.which("mpirun", path=path)
     if program is None:
@@ -36,10 +41,31 @@ def launcher_words(ranks: int, variables: Mapping[str, str]) -> list[str]:
             f"ranks_per_env={ranks}: neither mpirun nor srun is in PATH. Install Open MPI or MPICH, load the module of "
             f"your cluster, or use `ranks_per_env=1`"
         )
+    addresses = [node.address for node in layout.nodes]
+    hosts = ",".join(f"{address}:{layout.ranks_per_node}" for address in addresses)
     if _family(program) == "open-mpi":
-        here = ["--host", f"localhost:{ranks}", "--bind-to", "none"]
-        return [program, "-n", str(ranks), *here]
-    return [program, "-launcher", "fork", "-bind-to", "none", "-n", str(ranks)]
+        where = ["--host", hosts or f"localhost:{ranks}", "--bind-to", "none"]
+        if hosts:
+            agent = shlex.join([sys.executable, *AGENT])
+            where += ["--map-by", "slot", "--mca", "plm_rsh_agent", agent]
+            where += ["--leave-session-attached"]  # a daemon ends with its agent
+        return [program, "-n", str(ranks), *where]
+    words = [program, "-launcher", "fork"]
+    if hosts:
+        # the only way to give a launcher arguments
+        words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={shlex.join(AGENT)}", program]
+        words += ["-launcher", "rsh", "-launcher-exec", sys.executable, "-hosts", hosts]
+        words += ["-localhost", addresses[0]]
+    return [*words, "-bind-to", "none", "-n", str(ranks)]
+
+
+def _slurm_nodes(layout: Layout, variables: Mapping[str, str]) -> list[str]:
+    """Return the options of srun for the nodes of the ranks, in the order of the ranks."""
+    if not layout.nodes:
+        node = variables.get("SLURMD_NODENAME") or os.uname().nodename
+        return ["--nodes=1", f"--nodelist={node}"]
+    names = [node.slurm_name for node in layout.nodes for _ in range(layout.ranks_per_node)]
+    return ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
 
 
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:

@@ -46,6 +46,8 @@ class Rank:
     """True if it was ended because another rank had failed, or by `terminate`."""
     unbound: str = ""
     """The reason why it is not bound to its cores."""
+    is_silent: bool = False
+    """True if its node does not answer."""
 
 
 class Program:
@@ -60,8 +62,11 @@ class Program:
         folder: str,
         variables: Mapping[str, str],
         locks: Sequence[int] = (),
+        address: str = "127.0.0.1",
     ) -> None:
         """Start the program. `variables` are its environment; the keeper holds `locks` until all ranks have ended.
+
+        `address`: that of this machine, at which guards of ranks find the keeper.
 
         Raise SolverError if it cannot be started.
         """
@@ -84,6 +89,7 @@ class Program:
             "folder": folder,
             "variables": {**variables},
             "log": str(self._log),
+            "address": address,
             "environment_pid": os.getpid(),
         }
         assert self._keeper.stdin is not None
@@ -140,6 +146,8 @@ class Program:
 
     def _outcome(self) -> str:
         rank = self._failed()
+        if rank is not None and rank.is_silent:
+            return f"(the node of rank {rank.number}, {rank.host}, does not answer)"
         if rank is not None and rank.code is not None:
             return f"(rank {rank.number} on {rank.host} {_in_words(rank.code)})"
         if self._code is None:
@@ -211,6 +219,7 @@ class Program:
                 report.get("code"),
                 report.get("was_ended", False),
                 report.get("unbound", ""),
+                report.get("is_silent", False),
             )
             if rank.unbound and rank.number not in self.ranks:
                 logger.warning(

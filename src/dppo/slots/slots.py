@@ -1,13 +1,16 @@
 """Slots: the cores and ranks of one environment, on which it starts its program."""
 
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 
 from dppo.slots.cores import Lease
 from dppo.slots.launchers import launcher_words, without_launcher, without_shape
 from dppo.slots.layout import PLAIN, Layout
+from dppo.slots.node import MARK, NodeLease
 from dppo.slots.program import GUARD, Program, SolverError
 
 
@@ -19,17 +22,29 @@ class Slots:
         self.layout = layout
         self.sampler_id = sampler_id
         self.env_index = env_index
-        self._lease = Lease(layout.cores)
+        self._mark = f"dppo-slots-{secrets.token_hex(16)}"
+        share = layout.cores // max(1, len(layout.nodes))
+        with ExitStack() as stack:
+            self._lease = Lease(share)
+            stack.callback(self._lease.close)
+            self._elsewhere = [
+                stack.enter_context(closing(NodeLease(node, share, self._mark)))
+                for node in layout.nodes[1:]
+            ]
+            self._leases = stack.pop_all()
 
     @property
     def hosts(self) -> list[str]:
         """The host name of each rank."""
-        return [os.uname().nodename] * self.layout.ranks
+        names = [node.host for node in self.layout.nodes] or [os.uname().nodename]
+        return [name for name in names for _ in range(self.layout.ranks_per_node)]
 
     @property
     def cores(self) -> list[list[int]]:
         """The ids of the cores of each rank, empty if ranks have none of their own."""
-        cores = self._lease.cores
+        cores = [*self._lease.cores]
+        for lease in self._elsewhere:
+            cores += lease.cores
         each = self.layout.cores // self.layout.ranks
         return [cores[rank * each : (rank + 1) * each] for rank in range(self.layout.ranks)]
 
@@ -45,7 +60,7 @@ class Slots:
         guarded = [sys.executable, "-I", "-S", GUARD, "rank", bound, "--", *words]
         if self.layout.ranks == 1:
             return guarded
-        return [*launcher_words(self.layout.ranks, os.environ), *guarded]
+        return [*launcher_words(self.layout, os.environ), *guarded]
 
     def launch(
         self,
@@ -81,11 +96,18 @@ class Slots:
             # ranks that wait leave the core to others, also in dppo.h
             variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
             variables["DPPO_NAP"] = "1"
+        variables |= {**(env or {})}
         started = words if as_it_is else self.command(words)
+        folder = os.path.abspath(cwd)
+        if not self._elsewhere:
+            return Program(started, folder, variables, self._lease.handles)
+        for node in self.layout.nodes[1:]:
+            self._leases.enter_context(closing(NodeLease(node, 0, self._mark, folder)))
+        variables[MARK] = self._mark
         return Program(
-            started, os.path.abspath(cwd), {**variables, **(env or {})}, self._lease.handles
+            started, folder, variables, self._lease.handles, self.layout.nodes[0].address
         )
 
     def close(self) -> None:
         """Give the cores back; cores of a program that still runs are free when it has ended."""
-        self._lease.close()
+        self._leases.close()

@@ -49,6 +49,9 @@ class Actors:
     cores_per_rank: int = free(1, ge=0, le=1024)
     """Cores that each rank of ranks_per_env has to itself and is bound to. An actor reserves those of all its
     environments, and hosts no more samplers than that. 0: ranks share all cores, and are not bound."""
+    nodes_per_env: int | str = free(1)
+    """Nodes of a cluster among which the ranks of each environment are divided evenly; auto: the fewest on which they
+    fit at the start. Changes no result if MPI sums in the same order."""
     samplers_per_actor: int | None = free(None, gt=0)
     """Maximum number of samplers in one process, for simulators that allow few instances in a process: with 1 and
     envs_per_sampler=1, one instance. Samplers then move only to actors with room, and evaluations play on actors of
@@ -92,6 +95,19 @@ class Actors:
     def layout(self) -> Layout:
         """Return ranks and cores of each environment."""
         return Layout(self.ranks_per_env, self.cores_per_rank)
+
+    @property
+    def node_counts(self) -> tuple[int, ...]:
+        """Return the numbers of nodes that an environment may have; raise ConfigError for another form."""
+        if self.nodes_per_env == "auto":
+            counts = range(1, self.ranks_per_env + 1)
+            return tuple(count for count in counts if self.ranks_per_env % count == 0)
+        if isinstance(self.nodes_per_env, str) or self.nodes_per_env < 1:
+            raise ConfigError(
+                f"nodes_per_env={self.nodes_per_env}: must be a number of at least 1, or auto.",
+                setting="nodes_per_env",
+            )
+        return (self.nodes_per_env,)
 
     def placed(self, sampling: Sampling) -> "Actors":
         """Return actors that reserve the cores of their environments' ranks, and host so many samplers at most.

@@ -24,4 +24,16 @@ def _environments_that_fit(facts: Facts, config: Config) -> Iterator[str]:
         )
 
 
-FINDINGS_ABOUT_RANKS = (("warning", _shared_cores), ("note", _environments_that_fit))
+def _one_node(facts: Facts, config: Config) -> Iterator[str]:
+    if config.nodes_per_env != 1:
+        yield (
+            f"nodes_per_env={config.nodes_per_env}: all ranks were started on this machine, so the times lack the "
+            f"network between nodes"
+        )
+
+
+FINDINGS_ABOUT_RANKS = (
+    ("warning", _shared_cores),
+    ("note", _environments_that_fit),
+    ("note", _one_node),
+)

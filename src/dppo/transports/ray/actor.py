@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -23,6 +23,7 @@ from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
+from dppo.slots.layout import Layout
 from dppo.slots.program import processes_of_programs
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.pickling import (
@@ -39,6 +40,9 @@ from dppo.transports.ray.progress_file import (
     write_stacks_on_signal,
 )
 from dppo.user_code import in_a_line
+
+if TYPE_CHECKING:
+    from dppo.transports.ray.nodes import ActorNodes
 
 MEASURE_S = 2.0  # between two measurements of memory
 TERMINATED_S = 3.0  # for environments to close; Ray kills a process 5 s after SIGTERM
@@ -60,6 +64,8 @@ class PPOActor:
         self._host: SamplerHost | ThreadedHost | None = None
         self._players: list[Any] = []  # which have environments to close, too
         self._making_host = threading.Lock()
+        self._group: Any = None  # Ray's reservation of cores on several nodes, if there is one
+        self._nodes: ActorNodes | None = None
         self._elsewhere = ""  # the name of the node, if it is not the driver's node
         self._fault: DppoError | None = None
         self._recycling = (math.inf, math.inf)  # bytes and questions after which it is worn out
@@ -68,12 +74,14 @@ class PPOActor:
         self._questions = 0
 
     def configure_process(
-        self, keep_gpus: bool, log: str, node_id: str, driver: int
+        self, keep_gpus: bool, log: str, node_id: str, driver: int, group: Any = None
     ) -> ProgressFile:
         """Limit this process to one core and, without `keep_gpus`, no GPU; record progress in a file.
 
         Its output goes to `log` if it is on the node `node_id` of the process `driver`, else beside its progress file.
+        `group`: the placement group with cores on several nodes, if environments have ranks on them.
         """
+        self._group = group
         if not keep_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         # Ray's handler raises SystemExit, which in the middle of a step would look like a fault of the environment.
@@ -171,6 +179,16 @@ class PPOActor:
         """Close `player` with the process, whatever ends it."""
         self._players.append(player)
 
+    def on_nodes(self, layout: Layout) -> Layout:
+        """Return a layout with the nodes of this actor; raise as `ActorNodes`."""
+        if self._group is None:
+            return layout
+        if self._nodes is None:
+            from dppo.transports.ray.nodes import ActorNodes
+
+            self._nodes = ActorNodes(self._group)
+        return replace(layout, nodes=self._nodes.nodes)
+
     def _hosted(self) -> SamplerHost | ThreadedHost:
         with self._making_host:
             if self._host is not None:
@@ -183,6 +201,7 @@ class PPOActor:
                     f"env_id: the environment cannot be loaded in an actor: {in_a_line(error)}. It must be importable "
                     f"on every node (see `upload`); pass module:factory rather than a function of a script."
                 ) from None
+            plan = replace(plan, layout=self.on_nodes(plan.layout))
             self._recycling = plan.recycling
             self._host = host_of(
                 replace(plan, network=replace(plan.network, model=model)), self.progress

@@ -32,6 +32,13 @@ class Demand:
     others: tuple[dict[str, float], ...] = ()  # alternatives to the resources of `actor`
     evaluators: int = 0  # further actors, which take the resources of `actor`
     samplers_with_cores: int = 0  # of an actor whose CPUs are the cores of its environments' ranks
+    nodes: int = 1  # of an actor, whose environments have as many ranks on each; `actor` is its part on the first
+    node_counts: tuple[int, ...] = (1,)  # from which `nodes` is chosen
+
+    @property
+    def further(self) -> dict[str, float]:
+        """The resources of an actor on each further node."""
+        return {"CPU": self.actor["CPU"]}
 
     @property
     def groups(self) -> tuple[dict[str, float], ...]:
@@ -46,6 +53,8 @@ class Demand:
         ):
             for name, amount in needs.items():
                 total[name] += count * amount
+        of_actors = (self.num_actors + self.evaluators) * (self.nodes - 1)
+        total["CPU"] += of_actors * self.further["CPU"]
         return {name: amount for name, amount in total.items() if amount > 0 and name != PER_NODE}
 
 
@@ -67,6 +76,7 @@ def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]
     """Return the number of actors of each group that fit the nodes; learners take the largest nodes."""
     rooms = [0] * (1 + len(demand.groups))
     learners = demand.num_learners
+    beside_learners = []
     for node in sorted(nodes, key=lambda node: -node.get("CPU", 0.0)):
         here = min(learners, actors_that_fit(node, demand.learner)) if learners else 0
         learners -= here
@@ -75,7 +85,34 @@ def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]
             here = actors_that_fit(left, needs) if number else here
             left = {name: amount - here * needs.get(name, 0.0) for name, amount in left.items()}
             rooms[number] += here
+            if number == 0:
+                beside_learners.append(left)
+    if demand.nodes > 1:
+        return [_room_across(beside_learners, rooms[1], demand)]
     return rooms[1:]
+
+
+def _room_across(nodes: Iterable[Mapping[str, float]], most: int, demand: Demand) -> int:
+    """Return the number of actors, `most` at most, that fit if each takes a part of several nodes."""
+    parts = [actors_that_fit(node, demand.further) for node in nodes]
+    while sum(min(part, most) for part in parts) < most * demand.nodes:
+        most -= 1
+    return most
+
+
+def across_nodes(demand: Demand, nodes: Iterable[Mapping[str, float]]) -> Demand:
+    """Return the demand with the fewest nodes for each actor with which enough of them fit; else one, the largest."""
+    nodes = list(nodes)
+    cpus = demand.actor["CPU"]
+    choices = [
+        replace(demand, nodes=count, actor=demand.actor | {"CPU": math.ceil(cpus / count)})
+        for count in demand.node_counts
+    ]
+    for enough in (demand.num_actors, 1):
+        for choice in choices:
+            if room_for(nodes, choice) >= enough:
+                return choice
+    return choices[0]
 
 
 def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
@@ -93,6 +130,12 @@ def in_words(*groups: dict[str, float]) -> str:
     if PER_NODE in groups[0]:
         text += f" (at most {round(1 / groups[0][PER_NODE])} on a node)"
     return text
+
+
+def actor_in_words(demand: Demand) -> str:
+    """Format the resources of an actor for a message, and its nodes if there are several."""
+    text = in_words(*demand.groups)
+    return text if demand.nodes == 1 else f"{text} on each of {demand.nodes} nodes"
 
 
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
@@ -130,6 +173,12 @@ def check_here(demand: Demand, gpus: int) -> None:
         raise ConfigError(
             f"actor_resources: the {len(demand.groups)} alternatives are for the nodes of a running cluster. Set "
             f"`address`, or name the resources of one."
+        )
+    if 1 not in demand.node_counts:
+        raise ConfigError(
+            f"nodes_per_env={demand.node_counts[0]}: this machine is the only node. Use `nodes_per_env=1`, or a "
+            f"cluster (address).",
+            setting="nodes_per_env",
         )
     if demand.samplers_with_cores:
         _check_cores_here(demand)
@@ -237,7 +286,7 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     elif holds < actors:
         names = dict.fromkeys(name for group in demand.groups for name in group if name != PER_NODE)
         fact = (
-            f"num_actors={actors} actors of {in_words(*demand.groups)} each{_evaluators_of(demand)} do not fit the "
+            f"num_actors={actors} actors of {actor_in_words(demand)} each{_evaluators_of(demand)} do not fit the "
             f"cluster: its {len(nodes)} nodes have {in_words(have(names))} and hold {holds}"
         )
         remedy = "lower `cpus_per_actor` (0.5 lets two share a CPU), or add nodes."
@@ -252,7 +301,7 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     else:
         free = free_room(demand)
         if free < actors:
-            room = f"the cluster has room for {free} of {actors} actors now ({in_words(*demand.groups)} each)"
+            room = f"the cluster has room for {free} of {actors} actors now ({actor_in_words(demand)} each)"
             notify(f"{room}; the others start when other jobs end.")
         return
     if not has_autoscaler(ray):

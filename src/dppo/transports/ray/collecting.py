@@ -13,7 +13,7 @@ from dppo.engine.patience import SETTINGS
 from dppo.errors import ConfigError
 from dppo.hosts.plans import SamplerPlan
 from dppo.transports.ray.actor import PPOActor
-from dppo.transports.ray.actor_class import actor_class
+from dppo.transports.ray.actor_class import ActorClass
 from dppo.transports.ray.pickling import pack_code, packed_model
 from dppo.transports.ray.session import RaySession
 from dppo.transports.ray.transport import ActorKind, RayTransport
@@ -96,7 +96,7 @@ def _kind(plan: SamplerPlan, session: RaySession, files: ActorFiles) -> ActorKin
         options = options | {"max_concurrency": plan.sampling.lag + 2}
     return ActorKind(
         name="actor",
-        classes=[actor_class(PPOActor, group, options) for group in session.demand.groups],
+        classes=[ActorClass(PPOActor, group, options) for group in session.demand.groups],
         arguments=lambda actor_id: (packed_plan, model),
         logs=files.logs,
         by_reference=files.by_reference,

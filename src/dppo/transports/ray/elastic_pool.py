@@ -7,7 +7,7 @@ from threading import Event
 
 from dppo.errors import counted
 from dppo.transports.ray.calls import RayThread, calls_ray
-from dppo.transports.ray.capacity import Demand, in_words, room_for
+from dppo.transports.ray.capacity import Demand, actor_in_words, room_for
 
 NODES_S = 2.0  # between two looks at the nodes
 
@@ -112,7 +112,7 @@ class ElasticPool:
     def _in_words(self, free: int) -> str:
         nodes = counted(len(self._nodes), "node")
         room = counted(self._holds, "actor")
-        line = f"the cluster has room for {room} of {in_words(*self._demand.groups)} on {nodes}"
+        line = f"the cluster has room for {room} of {actor_in_words(self._demand)} on {nodes}"
         if free < min(self._holds, self._demand.most_actors):
             line += f", for {free} of them now"
         if self._holds < self._demand.num_actors:

@@ -11,7 +11,7 @@ from dppo.envs.activity import Phase, place_of
 from dppo.errors import DppoError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.transports.ray.actor import PPOActor
-from dppo.transports.ray.actor_class import actor_class
+from dppo.transports.ray.actor_class import ActorClass
 from dppo.transports.ray.pickling import (
     PackedModel,
     pack,
@@ -35,10 +35,10 @@ class EvaluationActor:
         self._number = number
 
     def configure_process(
-        self, keep_gpus: bool, log: str, node_id: str, driver: int
+        self, keep_gpus: bool, log: str, node_id: str, driver: int, group: Any = None
     ) -> ProgressFile:
         """Do `PPOActor.configure_process`, and import what playing needs, before it is needed."""
-        file = self._process.configure_process(keep_gpus, log, node_id, driver)
+        file = self._process.configure_process(keep_gpus, log, node_id, driver, group)
         with suppress(DppoError):  # which `play` reports
             self._loaded()
         return file
@@ -59,6 +59,7 @@ class EvaluationActor:
         if self._player is None:
             self._player = unpacked_model(self._packed)
             self._player.number = self._number
+            self._player.layout = self._process.on_nodes(self._player.layout)
             self._process.keep(self._player)  # so that SIGTERM closes it
         return self._player
 
@@ -71,7 +72,7 @@ def players_on_ray(player: Any, session: RaySession, limits: PlayLimits, logs: s
     packed = packed_model(player, player.setting)
     kind = ActorKind(
         name="evaluation",
-        classes=[actor_class(EvaluationActor, session.demand.actor, session.options)],
+        classes=[ActorClass(EvaluationActor, session.demand.actor, session.options)],
         arguments=lambda actor_id: (packed, actor_id),
         logs=logs,
     )

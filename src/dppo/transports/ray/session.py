@@ -137,6 +137,9 @@ class RaySession:
         self.node_id: str = self._call(partial(_node_id, self._ray), what)
         if self.started_here:
             return demand
+        if demand.node_counts != (1,):
+            nodes = self._call(usable_nodes, what).values()
+            demand = capacity.across_nodes(demand, nodes)
         if not demand.most_actors:
             self._call(partial(capacity.check_cluster, self._ray, demand, notify), what)
             return demand
@@ -216,7 +219,8 @@ def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand
     )
     if not actors.layout.cores:
         return demand
-    return replace(demand, samplers_with_cores=actors.samplers_per_actor or 0)
+    samplers = actors.samplers_per_actor or 0
+    return replace(demand, samplers_with_cores=samplers, node_counts=actors.node_counts)
 
 
 def store_bytes_for(batch_size: int, num_parameters: int) -> int:

@@ -15,12 +15,14 @@ import ray
 from ray import ObjectRef
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from dppo.engine import messages
 from dppo.engine.messages import Ask, Describe, Event, ForTransport, Kill, Play, Process, Start
 from dppo.errors import ClusterError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.signals import StopSignals
+from dppo.transports.ray.actor_class import ActorClass, group_of
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.capacity import Demand, rooms_for
 from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
@@ -53,8 +55,8 @@ class ActorKind:
 
     name: str
     """Name of the processes in file names of logs: actor-3.log."""
-    classes: Sequence[Any]
-    """Ray's actor classes, by the group of resources: see `Demand`."""
+    classes: Sequence[ActorClass]
+    """Classes of actors, by the group of resources: see `Demand`."""
     arguments: Callable[[int], tuple[Any, ...]]
     """Arguments of the constructor, by the id of the actor."""
     logs: str
@@ -94,6 +96,8 @@ class RayTransport:
         # Of the thread that calls Ray:
         self._handles: dict[Process, Any] = {}
         self._groups: dict[Process, int] = {}
+        # of processes with cores on several nodes
+        self._reserved: dict[Process, PlacementGroup] = {}
         self._policies: dict[int, Any] = {}  # as sent, by version
         # from which the loop takes those that have ended
         self._calls: dict[ObjectRef[Any], _Call] = {}
@@ -155,13 +159,16 @@ class RayTransport:
             rooms = dict(enumerate(rooms_for(usable_nodes().values(), self._demand)))
             group = max(rooms, key=lambda group: rooms[group] - started[group])
         actor_id = start.process.actor_id
-        handle = self._kind.classes[group].remote(*self._kind.arguments(actor_id))
+        reserved = group_of(self._demand)
+        if reserved is not None:
+            self._reserved[start.process] = reserved
+        handle = self._kind.classes[group].start(self._kind.arguments(actor_id), reserved)
         self._handles[start.process] = handle
         self._groups[start.process] = group
         log = f"{self._kind.logs}/{self._kind.name}-{actor_id}.log"
         keep_gpus = "GPU" in self._demand.actor
         configured = handle.configure_process.remote(
-            keep_gpus, log, self._watching.here, os.getpid()
+            keep_gpus, log, self._watching.here, os.getpid(), reserved
         )
         self._expect(configured, start)
 
@@ -233,6 +240,9 @@ class RayTransport:
             ray.wait([handle.close.remote()], timeout=INTERRUPTED_S)
         # its calls end as well, and `events` drops them
         call_with_timeout(KILLING_S, partial(ray.kill, handle))
+        reserved = self._reserved.pop(process, None)
+        if reserved is not None:
+            call_with_timeout(KILLING_S, partial(remove_placement_group, reserved))
 
     # ------------------------------------------------------------------ events
 
@@ -355,6 +365,8 @@ class RayTransport:
         handles = [*self._handles.values(), *self._watching.take_witnesses()]
         self._handles = {}
         call_with_timeout(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
+        reserved = [*self._reserved.values()]
+        call_with_timeout(KILLING_S, lambda: [*map(remove_placement_group, reserved)])
 
 
 def _drained(queue: SimpleQueue[Any]) -> Iterable[Any]:

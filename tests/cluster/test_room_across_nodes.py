@@ -1,0 +1,144 @@
+"""Actors with cores on several nodes: how many fit, how many nodes each takes, and settings that are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from builders import make_config
+from remedies import executes
+
+import dppo
+from dppo.config.parts import Actors, Learners, Sampling
+from dppo.errors import ConfigError
+from dppo.tools.doctor.findings import findings
+from dppo.transports.ray.capacity import (
+    Demand,
+    across_nodes,
+    actor_in_words,
+    check_here,
+    room_for,
+)
+from dppo.transports.ray.session import demand_of
+
+
+def demand(ranks: int, nodes: int | str, **changes: Any) -> Demand:
+    """Return the demand of two actors, each with one environment, whose ranks are on several nodes."""
+    actors = Actors(num_actors=2, ranks_per_env=ranks, nodes_per_env=nodes)
+    placed = actors.placed(Sampling(num_samplers=2))
+    return replace(demand_of(placed, Learners()), **changes)
+
+
+def machines(cpus: tuple[int, ...]) -> list[dict[str, float]]:
+    return [{"CPU": float(count)} for count in cpus]
+
+
+@dataclass
+class Case:
+    """Environments of eight ranks on nodes with so many CPUs."""
+
+    nodes_per_env: int | str
+    cpus: tuple[int, ...]
+    nodes: int
+    """Nodes that each actor takes."""
+    room: int
+    """Actors that fit."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Changes to the demand."""
+
+
+CASES = [
+    Case(
+        2,
+        (4, 4, 4, 4),
+        nodes=2,
+        room=2,
+    ),
+    Case(
+        2,
+        (4, 4, 4),
+        nodes=2,
+        room=1,
+    ),
+    Case(
+        2,
+        (64, 3),
+        nodes=2,
+        room=0,
+    ),
+    Case(
+        "auto",
+        (8, 8),
+        nodes=1,
+        room=2,
+    ),
+    Case(
+        "auto",
+        (8, 4, 4),
+        nodes=2,
+        room=2,
+    ),
+    Case(
+        "auto",
+        (2, 2, 2, 2),
+        nodes=4,
+        room=1,
+    ),
+    Case("auto", (7, 7), nodes=2, room=1, changes={"num_actors": 1}),
+    Case(
+        "auto",
+        (1,),
+        nodes=1,
+        room=0,
+    ),
+    Case(2, (8, 4, 4, 8), nodes=2, room=2, changes={"evaluators": 1}),
+    Case(
+        2,
+        (9, 4, 4),
+        nodes=2,
+        room=1,
+        changes={"num_learners": 1, "learner": {"CPU": 2.0}},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_actors_take_equal_parts_of_several_nodes(case: Case) -> None:
+    nodes = machines(case.cpus)
+    chosen = across_nodes(demand(8, case.nodes_per_env, **case.changes), nodes)
+    assert chosen.nodes == case.nodes
+    assert chosen.actor["CPU"] == 8 / case.nodes
+    assert room_for(nodes, chosen) == case.room
+    processes = chosen.num_actors + chosen.evaluators
+    assert chosen.total()["CPU"] == processes * 8 + chosen.num_learners * 2
+
+
+def test_a_message_names_the_part_on_each_node() -> None:
+    chosen = across_nodes(demand(8, 2), machines((4, 4)))
+    assert actor_in_words(chosen) == "4 CPU on each of 2 nodes"
+
+
+@executes("transports/ray/capacity.py: this machine is the only node. Use `nodes_per_env=1`")
+def test_several_nodes_are_refused_on_one_machine() -> None:
+    with pytest.raises(ConfigError, match=r"nodes_per_env=2: this machine is the only node"):
+        check_here(demand(2, 2), 0)
+    small = {"actor": {"CPU": 0.5}, "samplers_with_cores": 0}
+    check_here(demand(2, 1, **small), 0)
+    check_here(demand(2, "auto", **small), 0)
+
+
+def config_of(nodes_per_env: int | str) -> dppo.Config:
+    settings = {"env_id": "dppo.remote:make", "ranks_per_env": 4, "num_actors": 2}
+    return make_config(settings | {"nodes_per_env": nodes_per_env})
+
+
+@pytest.mark.parametrize("nodes", [0, "all"])
+def test_another_form_of_nodes_per_env_is_refused(nodes: Any) -> None:
+    with pytest.raises(ConfigError, match=f"nodes_per_env={nodes}: must be a number"):
+        config_of(nodes)
+
+
+def test_the_doctor_says_that_it_measures_one_node() -> None:
+    texts = [text for _, text in findings({}, config_of(2))]
+    assert "nodes_per_env=2: all ranks were started on this machine" in texts[0]

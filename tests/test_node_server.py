@@ -1,0 +1,146 @@
+"""The server of a further node: folders and commands for those who know its secret, ended with their connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+from test_slots import alive
+
+from dppo.slots import node as slots_node
+from dppo.slots.guard import HELLO_S, NODES, marked_processes
+from dppo.slots.layout import Layout, Node
+from dppo.slots.node import NodeLease
+from dppo.slots.program import GUARD, SolverError
+from dppo.slots.slots import Slots
+
+MARK = "a mark of these tests alone"
+SECRET = "a secret of these tests"
+
+
+@pytest.fixture
+def owner() -> Iterator[subprocess.Popen[bytes]]:
+    """Return the process with which the server ends."""
+    process = subprocess.Popen(["sleep", "1000"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def node(owner: subprocess.Popen[bytes]) -> Node:
+    """Return this machine as a node with a server."""
+    first = {"address": "127.0.0.1", "secret": SECRET, "owner": owner.pid}
+    answer = subprocess.run(
+        [sys.executable, "-m", "dppo.slots.node"],
+        input=json.dumps(first).encode(),
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+    return Node("other", "127.0.0.1", "", int(answer.stdout), SECRET)
+
+
+def agent(node: Node, folder: Path, command: str, **variables: str) -> subprocess.Popen[str]:
+    """Start what a launcher starts in place of ssh."""
+    access = json.dumps({node.address: (node.port, node.secret)})
+    words = ["agent", node.address, "exec", command]
+    environment = {**os.environ, NODES: access, **variables}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", GUARD, *words],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_agent_prints_and_exits_as_its_command_does(node: Node, tmp_path: Path) -> None:
+    command = agent(node, tmp_path, "sh -c 'pwd; echo $COLOR; exit 7'", COLOR="blue")
+    _, printed = command.communicate(timeout=30)
+    assert printed.split() == [str(tmp_path), "blue"]
+    assert command.returncode == 7
+
+
+def test_an_agent_runs_commands_for_its_own_node_itself(node: Node, tmp_path: Path) -> None:
+    words = [sys.executable, "-I", "-S", GUARD, "agent", "localhost", "echo", "here"]
+    answer = subprocess.run(
+        words,
+        env={NODES: "{}"},
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    assert answer.stdout == b"here\n"
+
+
+def test_a_command_ends_with_its_agent_and_with_the_owner_of_the_server(
+    node: Node, tmp_path: Path, owner: subprocess.Popen[bytes]
+) -> None:
+    detached = "sh -c 'setsid sleep 1000 & echo $! >pid; wait'"
+    for end in ("agent", "owner"):
+        command = agent(node, tmp_path, detached)
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        pid = int((tmp_path / "pid").read_text())
+        assert alive(pid)
+        (command if end == "agent" else owner).kill()
+        wait_until(lambda pid=pid: not alive(pid), 10)  # type: ignore[misc]
+        command.communicate(timeout=10)
+        (tmp_path / "pid").unlink()
+
+
+def test_a_lease_makes_folders_and_ends_what_has_its_mark(node: Node, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    lease = NodeLease(node, 0, MARK, str(folder))
+    assert lease.cores == []
+    assert folder.is_dir()
+    NodeLease(node, 0, "the mark of another lease", str(tmp_path)).close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SolverError, match=r"node other: .*Not a directory"):
+        NodeLease(node, 0, MARK, str(tmp_path / "file" / "folder"))
+    marked = subprocess.Popen(["sleep", "1000"], env={slots_node.MARK: MARK})
+    lease.close()
+    assert marked.wait(20) == -signal.SIGTERM
+    wait_until(lambda: not folder.exists(), 10)
+    assert tmp_path.is_dir()
+
+
+def test_a_lost_node_is_named(
+    node: Node, owner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots_node, "ENDING_S", 0.0)
+    lease = NodeLease(node, 0, MARK)
+    owner.kill()
+    lease.wait()
+    lease.close()
+    wait_until(lambda: not _answers(node), 10)
+    with pytest.raises(SolverError, match="node other does not answer"):
+        Slots(Layout(2, 0, (Node("here", "127.0.0.1"), node)))
+
+
+def _answers(node: Node) -> bool:
+    with socket.socket() as connection:
+        return not connection.connect_ex((node.address, node.port))
+
+
+def test_a_stranger_is_not_served(node: Node, tmp_path: Path) -> None:
+    request = {"secret": "another", "command": f"touch {tmp_path}/made", "folder": "/"}
+    for line in (json.dumps(request), "[]", "nonsense"):
+        with socket.create_connection((node.address, node.port), HELLO_S) as connection:
+            connection.sendall(line.encode() + b"\n")
+            assert connection.recv(1) == b""
+    assert not (tmp_path / "made").exists()
+    NodeLease(node, 0, MARK).close()
+
+
+def test_a_mark_that_any_process_may_have_ends_nothing() -> None:
+    with pytest.raises(AssertionError, match="may be in the environment of any process"):
+        marked_processes("")
