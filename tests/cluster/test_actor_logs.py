@@ -196,6 +196,20 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
     wait_until(lambda: not any(map(alive, children)), 5.0)
 
 
+def test_a_keeper_counts_the_head_as_lost_once_it_cannot_be_reached_for_long(
+    monkeypatch: Patch,
+) -> None:
+    """An actor that is cut off has been replaced; `test_solvers_on_hosts.py` cuts a real cable."""
+    monkeypatch.setattr(keeper, "HEAD_PERIOD_S", 0.0)
+    head = keeper._Head("127.0.0.1:1")  # where nobody listens, but which can be reached
+    assert not head.is_lost()
+    monkeypatch.setattr(keeper, "_is_reachable", lambda _: False)
+    assert not head.is_lost()
+    monkeypatch.setattr(keeper, "HEAD_LOST_S", 0.0)
+    assert head.is_lost()
+    assert not keeper._Head("").is_lost()
+
+
 @pytest.mark.proves("is killed by the kernel for lack of memory")
 def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
     for code, lacks_memory, ending in (

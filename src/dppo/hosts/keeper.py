@@ -4,10 +4,12 @@ The keeper imports nothing of dppo, so that it is small. It is no child of the a
 an actor has started, even detached or through others, has MARKER in its environment; its forks map that file.
 """
 
+import errno
 import fcntl
 import os
 import select
 import signal
+import socket
 import struct
 import sys
 import time
@@ -28,12 +30,17 @@ END_LINES = 12  # of the end of a log
 END_CHARACTERS = 200  # of each line of it
 END_BYTES = 2**15  # in which these lines are looked for
 LAST_LINE_S = 1.0  # longest wait for the keeper's own line at the very end
+HEAD_PERIOD_S = 10.0  # between two looks whether Ray's head can be reached
+HEAD_LOST_S = 60.0  # for which it cannot be reached: a cluster gives up a node, and a run Ray, in about this time
+CONNECT_S = 2.0  # longest wait for a connection with it
+UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
-def begin_log(path: str, marker: str, driver: int = 0) -> str:
+def begin_log(path: str, marker: str, driver: int = 0, head: str = "") -> str:
     """Start a keeper; let this process print to `path`, or without one to a file beside `marker`; "" if that fails.
 
-    If the process `driver` ends, this one gets SIGTERM. Without Linux's /proc, there is nothing of that.
+    This process is ended if the process `driver` ends, or if the network to `head`, the host:port of Ray's GCS, is cut
+    for a minute. Without Linux's /proc, there is nothing of that.
     """
     import subprocess  # not in the program
 
@@ -46,7 +53,7 @@ def begin_log(path: str, marker: str, driver: int = 0) -> str:
         if os.fstat(log).st_nlink > 1 or not os.path.exists("/proc/self/maps"):
             return ""  # a hard link leads to a file of somebody else
         os.write(log, f"\n{time.strftime('%F %T')} dppo: process {os.getpid()} began\n".encode())
-        arguments = [str(os.getpid()), marker, path, str(driver)]
+        arguments = [str(os.getpid()), marker, path, str(driver), head]
         subprocess.run(
             [sys.executable, "-I", "-S", __file__, *arguments],
             env={},
@@ -102,7 +109,42 @@ def _last_line(pid: int, status: str = "") -> str:
 # ------------------------------------------------------------------ the program
 
 
-def keep(pid: int, marker: str, log: str, driver: int) -> None:
+class _Head:
+    """Ray's head, from which an actor gets its work: if it cannot be reached for long, the actor has been replaced.
+
+    Ray itself leaves the processes of a host that is cut off as they are, for many minutes.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._next_look = time.monotonic() + HEAD_PERIOD_S
+        self._failing_since = 0.0
+
+    def is_lost(self) -> bool:
+        now = time.monotonic()
+        if not self._address or now < self._next_look:
+            return False
+        self._next_look = now + HEAD_PERIOD_S
+        if _is_reachable(self._address):
+            self._failing_since = 0.0
+            return False
+        self._failing_since = self._failing_since or now
+        return now - self._failing_since >= HEAD_LOST_S
+
+
+def _is_reachable(address: str) -> bool:
+    """Return whether there is a network to a host; nobody needs to listen at the port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return error.errno not in UNREACHABLE
+    return True
+
+
+def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> None:
     """Wait for the end of the process `pid`; write to its log how it ended; end what it has left."""
     if os.fork():
         os._exit(0)
@@ -111,10 +153,16 @@ def keep(pid: int, marker: str, log: str, driver: int) -> None:
     with suppress(OSError):  # before Linux 5.3, or it has ended
         pidfds = [os.pidfd_open(pid)]
     kills = [_kills_for_memory()]
+    head = _Head(head_address)
+    ending = signal.SIGTERM
     while os.path.exists(f"/proc/{pid}") and not select.select(pidfds, [], [], LOOK_S)[0]:
         if driver and not os.path.exists(f"/proc/{driver}"):
             os.kill(pid, signal.SIGTERM)  # Ray would end it in some seconds, without a warning
             driver = 0
+        if head.is_lost():
+            with suppress(OSError):
+                os.kill(pid, ending)
+            ending = signal.SIGKILL
         kills = [*kills[-LOOKS_FOR_MEMORY:], _kills_for_memory()]
         with suppress(OSError):
             _limit(log)
@@ -214,4 +262,4 @@ def _marked(marker: bytes) -> set[int]:
 
 
 if __name__ == "__main__":
-    keep(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    keep(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])

@@ -35,7 +35,7 @@
 
    With MPI, include mpi.h first, and use dppo_open_all and dppo_step_all on all ranks: rank 0 talks, the others get what
    it received. If DPPO_NAP is set, which dppo does where ranks share cores, the others sleep while they wait for it, and
-   are up to 1 ms late. On an error the program prints a line and exits with status 1.
+   are late by an eighth of the wait, 20 ms at most. On an error the program prints a line and exits with status 1.
 
    The protocol is described in docs/SOLVERS.md of dppo. */
 #if defined(DPPO_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
@@ -115,7 +115,7 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
 #define DPPO_NAME 32
 #define DPPO_WAIT_S 60 /* for dppo to listen, and to answer */
 #define DPPO_SHORTEST_NAP_NS 10000
-#define DPPO_LONGEST_NAP_NS 1000000
+#define DPPO_LONGEST_NAP_NS 20000000
 
 #ifndef MSG_NOSIGNAL
 #define MSG_NOSIGNAL 0
@@ -388,7 +388,7 @@ static void dppo_broadcast(void *data, size_t size, MPI_Comm ranks) {
     MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (done) return;
     nanosleep(&nap, NULL);
-    if (nap.tv_nsec < DPPO_LONGEST_NAP_NS) nap.tv_nsec += nap.tv_nsec / 4;
+    if (nap.tv_nsec < DPPO_LONGEST_NAP_NS) nap.tv_nsec += nap.tv_nsec / 8;
   }
 }
 

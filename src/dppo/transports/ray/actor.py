@@ -93,13 +93,15 @@ class PPOActor:
         write_stacks_on_signal(self._progress_file)
         import ray  # loaded already: Ray has started this process
 
-        this_node = ray.get_runtime_context().get_node_id()
+        context = ray.get_runtime_context()
+        this_node = context.get_node_id()
+        head = context.gcs_address
         host_name = socket.gethostname()
         if this_node == node_id:
-            path = begin_log(log, self._progress_file, driver)
+            path = begin_log(log, self._progress_file, driver, head)
         else:
             self._elsewhere = host_name
-            path = begin_log("", self._progress_file)
+            path = begin_log("", self._progress_file, head=head)
         return ProgressFile(this_node, self._progress_file, host_name, path, self._pid)
 
     def _terminated(self, *_: object) -> None:

@@ -1,0 +1,185 @@
+"""Eight solvers of four ranks each on three hosts: the same weights for any number of actors, whatever is lost.
+
+Hosts are network namespaces of this machine (`hosts.py`), so these tests need root. All are slow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hosts import Host, cluster, possible
+from mpi import compiled_heat, use_mpi
+from processes import command_line, wait_until
+from test_remote import settings
+
+import dppo
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not possible() or shutil.which("mpicc") is None,
+        reason="needs root, iproute2, util-linux and mpicc",
+    ),
+]
+INSTANCES = 8
+RANKS = 4
+STEPS = 4 * INSTANCES * 30  # of a run
+CUT_S = 90.0
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class Bars:
+    """Runs of the heated bar on hosts that share a folder."""
+
+    def __init__(self, hosts: list[Host], folder: Path) -> None:
+        self.hosts = hosts
+        self.folder = folder
+        self.heat = str(folder / "heat")
+
+    def train(self, driver: Host, actors: int, *more: str) -> subprocess.Popen[bytes]:
+        """Start a run whose driver is on this host."""
+        words = [
+            "-m",
+            "dppo",
+            "train",
+            "dppo.remote:make",
+            f"--env-kwargs={json.dumps({'command': [self.heat]})}",
+            f"--ranks-per-env={RANKS}",
+            "--cores-per-rank=0",
+            f"--num-samplers={INSTANCES}",
+            "--num-steps=4",
+            "--update-epochs=1",
+            "--preset=none",
+            f"--total-timesteps={STEPS}",
+            f"--num-actors={actors}",
+            f"--address={self.hosts[0].address}:6379",
+            "--step-timeout-s=20",
+            "--progress=plain",
+            f"--run-dir={self.folder / 'run'}",
+            "--resume=auto",
+        ]
+        return driver.start([*words, *more], "out")
+
+    def ranks(self, host: Host) -> list[int]:
+        """Return the processes of the ranks on a host, without their guards and launchers."""
+        return [pid for pid in host.processes(self.heat) if command_line(pid) == self.heat]
+
+    @property
+    def rows(self) -> int:
+        """Iterations so far."""
+        metrics = self.folder / "run" / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    def out(self) -> str:
+        return "\n".join(
+            (host.folder / "out").read_text(errors="replace")
+            for host in self.hosts
+            if (host.folder / "out").exists()
+        )
+
+    def wait_for_rows(self, number: int) -> None:
+        try:
+            wait_until(lambda: self.rows >= number, 300)
+        except AssertionError as error:
+            raise AssertionError(self.out()[-8000:]) from error
+
+    def wait_for_end(self, driver: subprocess.Popen[bytes], code: int = 0) -> None:
+        """Wait for the end of a run, and for the end of all ranks and launchers within 10 s."""
+        assert driver.wait(400) == code, self.out()[-8000:]
+        wait_until(lambda: not any(host.processes(self.heat) for host in self.hosts), 10)
+
+    def weights(self) -> bytes:
+        return dppo.load_policy(self.folder / "run").weights.tobytes()
+
+
+@pytest.fixture(scope="module")
+def heat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Compile the bar in a folder that is not below /tmp, of which each host has its own."""
+    folder = Path(mkdtemp(dir="/var/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        use_mpi("openmpi", tmp_path_factory.mktemp("mpi"), patch)
+        yield compiled_heat(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(heat: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the weights of a run in one process."""
+    whole = settings(
+        tmp_path_factory.mktemp("alone") / "run",
+        [heat],
+        num_samplers=INSTANCES,
+        ranks_per_env=RANKS,
+        cores_per_rank=0,
+        num_steps=4,
+        total_timesteps=STEPS,
+    )
+    return dppo.load_policy(dppo.train(whole).run_dir).weights.tobytes()
+
+
+@pytest.fixture
+def bars(heat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bars]:
+    for name, value in AS_ROOT.items():
+        monkeypatch.setenv(name, value)
+    folder = Path(heat).parent
+    for hosts in cluster(3, tmp_path, (3, 3, 2)):
+        yield Bars(hosts, folder)
+    shutil.rmtree(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("number", "actors"), [(signal.SIGKILL, 2), (signal.SIGKILL, 8), (signal.SIGSTOP, 8)]
+)
+def test_ranks_that_are_killed_or_hang_on_any_host_change_no_weight(
+    number: int, actors: int, bars: Bars, alone: bytes
+) -> None:
+    driver = bars.train(bars.hosts[0], actors)
+    bars.wait_for_rows(3)
+    used = [host for host in bars.hosts if bars.ranks(host)]
+    assert sum(len(bars.ranks(host)) for host in used) == INSTANCES * RANKS
+    assert len(used) >= min(actors, 3) - 1
+    for host in used:
+        bars.wait_for_rows(bars.rows + 2)
+        os.kill(bars.ranks(host)[-1], number)
+    bars.wait_for_end(driver)
+    assert bars.weights() == alone
+
+
+@pytest.mark.proves("the host of an actor with MPI solvers: collecting, 90 s")
+def test_a_host_that_is_cut_off_for_90_s_changes_no_weight_and_keeps_no_rank(
+    bars: Bars, alone: bytes
+) -> None:
+    """Its ranks end while it is cut off: nobody else could end them, and their actors have been replaced."""
+    driver = bars.train(bars.hosts[0], 8)
+    bars.wait_for_rows(3)
+    host = bars.hosts[2]
+    assert bars.ranks(host)
+    host.cut()
+    time.sleep(CUT_S)
+    wait_until(lambda: not host.processes(bars.heat), 10)
+    host.heal()
+    bars.wait_for_end(driver)
+    assert bars.weights() == alone
+
+
+def test_a_run_goes_on_on_other_hosts_than_it_began(bars: Bars, alone: bytes) -> None:
+    _, second, third = bars.hosts
+    driver = bars.train(second, 8)
+    bars.wait_for_rows(5)
+    second.send(signal.SIGTERM, "--progress")
+    bars.wait_for_end(driver, 143)
+    second.cut()
+    driver = bars.train(third, 2)
+    bars.wait_for_end(driver)
+    assert "Resuming from iter_" in bars.out()
+    assert bars.weights() == alone
