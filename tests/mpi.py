@@ -88,5 +88,5 @@ def compiled_fortran_heat(folder: Path) -> str:
 
 def ranks_of(program: str) -> list[int]:
     """Return the ranks of a program that run, without their guards and launchers."""
-    found = subprocess.run(["pgrep", "-fx", program], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in found.stdout.split()]
+    answer = subprocess.run(["pgrep", "-fx", program], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in answer.stdout.split()]

@@ -46,7 +46,7 @@ class Bars:
         self.folder = folder
         self.heat = str(folder / "heat")
 
-    def train(self, driver: Host, actors: int, *more: str) -> subprocess.Popen[bytes]:
+    def train(self, driver: Host, actors: int, *flags: str) -> subprocess.Popen[bytes]:
         """Start a run whose driver is on this host."""
         words = [
             "-m",
@@ -68,7 +68,7 @@ class Bars:
             f"--run-dir={self.folder / 'run'}",
             "--resume=auto",
         ]
-        return driver.start([*words, *more], "out")
+        return driver.start([*words, *flags], "out")
 
     def ranks(self, host: Host) -> list[int]:
         """Return the processes of the ranks on a host, without their guards and launchers."""
