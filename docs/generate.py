@@ -29,6 +29,12 @@ SIDES = {
     "sac": "`--algo sac`",
     "sb3": "SB3, defaults",
 }
+OFF_POLICY_SIDES = {
+    "sac": SIDES["sac"],
+    "reuse": SIDES["reuse"],
+    "sb3-sac": "SB3's SAC",
+    "crossq": "SB3's CrossQ",
+}
 
 
 def main() -> int:
@@ -261,6 +267,30 @@ def samples() -> str:
     return _table(("task (modest, good)", *SIDES.values()), rows)
 
 
+def greedy() -> str:
+    """Return thousands of env steps to the first good evaluation without noise, and to good training, of each seed."""
+    from samples_figures import stored
+    from samples_tasks import TASKS
+
+    runs = stored(SAMPLES)
+    rows = []
+    for name, task in TASKS.items():
+        cells = []
+        for side in OFF_POLICY_SIDES:
+            lines = runs.get((side, name), {})
+            seeds = [line for _, line in sorted(lines.items()) if "greedy" in line]
+            first = ", ".join(_thousands(line["greedy"]) for line in seeds)
+            in_training = ", ".join(_thousands(line["good"]) for line in seeds)
+            cells.append(f"**{first}**; {in_training}" if seeds else "")
+        if any(cells):
+            rows.append((f"{name} ({task.good:g})", *cells))
+    return _table(("task (good)", *OFF_POLICY_SIDES.values()), rows)
+
+
+def _thousands(steps: int | None) -> str:
+    return "-" if steps is None else f"{steps / 1000:.0f}"
+
+
 def crossings() -> str:
     """Return from which step time on soft actor-critic is faster than reuse, for each task and number of actors."""
     from samples_crossing import ACTORS, rows_of_crossings
@@ -333,6 +363,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "hashes": hashes,
     "samples": samples,
     "shares": shares,
+    "greedy": greedy,
     "crossings": crossings,
 }
 PARTS_OF_PAGES = {
@@ -342,7 +373,7 @@ PARTS_OF_PAGES = {
     "docs/COMING_FROM.md": ("names",),
     "docs/REPRODUCIBILITY.md": ("hashes",),
     "docs/RESULTS.md": ("shares",),
-    "benchmarks/results/samples.md": ("samples", "crossings"),
+    "benchmarks/results/samples.md": ("samples", "greedy", "crossings"),
 }
 
 if __name__ == "__main__":

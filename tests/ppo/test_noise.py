@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import agent_of
+from builders import agent_of, sampler_of
+from worlds.pushed import Pushed
 
 from dppo import streams
 from dppo.config.parts import Network
@@ -12,6 +13,7 @@ from dppo.ppo.acting import wide
 from dppo.ppo.acting.noise import BLOCK_STEPS, CORRELATIONS, PinkNoise, pink
 from dppo.ppo.acting.wide import EVERY, STRETCH_STEPS, WideAgent, hold, is_wide
 from dppo.ppo.distributions.simple import DiagonalGaussian
+from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.choice import choose_network
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces
@@ -145,3 +147,16 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
     assert np.array_equal(outputs.head, expected)
     drawn = agent.distribution.sample(expected, noise)
     assert np.array_equal(actions, drawn)
+
+
+@pytest.mark.parametrize(
+    ("length", "end", "explored"),
+    [(40, 40, False), (41, 40, True), (3072, 40, True), (3073, 40, False)],
+)
+def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: bool) -> None:
+    """Of this sampler, segment 1 explores widely; the episodes end in segment 2."""
+    sampler, _ = sampler_of([Pushed()], num_steps=1024, sampler_id=2, noise_kind="wide")
+    assert [index for index in range(6) if sampler.is_wide(index)] == [1, 5]
+    episode = Episode(0, 0, 1.0, length, None, end=end)
+    (marked,) = sampler._marked([episode], index=2)
+    assert marked.explored == explored

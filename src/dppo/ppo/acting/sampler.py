@@ -17,7 +17,7 @@ from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.acting.guided import GuidedAgent, guided_agent
 from dppo.ppo.acting.noise import PinkNoise
-from dppo.ppo.acting.wide import WideAgent, hold, is_wide
+from dppo.ppo.acting.wide import LONGEST_WITHOUT, WideAgent, hold, is_wide
 from dppo.ppo.exchange.inputs import normalized_part
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import (
@@ -178,12 +178,17 @@ class PPOSampler:
         return report, segment
 
     def _marked(self, episodes: Sequence[Episode], index: int) -> Iterator[Episode]:
-        """Yield the episodes that ended in a segment; those with wide exploration in some segment say so."""
+        """Yield the episodes that ended in a segment; those with wide exploration in some segment say so.
+
+        Those so long that none goes without it do not say so: their returns are all that is known.
+        """
         for episode in episodes:
             earlier = math.ceil((episode.length - episode.end) / self.num_steps)
-            first = index - max(0, earlier)
-            explored = any(self.is_wide(segment) for segment in range(first, index + 1))
-            yield replace(episode, explored=True) if explored else episode
+            segments = range(index - max(0, earlier), index + 1)
+            if episode.length <= LONGEST_WITHOUT and any(map(self.is_wide, segments)):
+                yield replace(episode, explored=True)
+            else:
+                yield episode
 
     def _statistics(self, segment: Segment, scale: ObsScale | None) -> Statistics:
         """Return moments for the normalizers; of returns R <- gamma R + r, which run on from segment to segment.

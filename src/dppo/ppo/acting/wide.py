@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 STRETCH_STEPS = 1024
 """Segments of so many steps, or a few more, are one stretch."""
 EVERY = 4  # stretches
+LONGEST_WITHOUT = (EVERY - 1) * STRETCH_STEPS
+"""Env steps of the longest episodes that may come between two wide stretches."""
 LEAST_LOG_STD = 0.0  # before the tanh: nearly as wide as the bounds
 HOLD_PROBABILITY = 0.2  # of a step in which no noise is held yet
 LONGEST_HOLD = 5  # as a power of two, in steps
