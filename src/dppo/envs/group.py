@@ -258,24 +258,15 @@ class EnvGroup:
 
     def open_episodes(self, log: EnvLog) -> dict[str, Any]:
         """Describe the open episodes [E]: see `Environments`."""
-        columns = [
-            (
-                checked.episode,
-                checked.episode_return,
-                checked.length,
-                checked.checksum(),
-                checked.options,
-            )
-            for checked in self._envs
-        ]
-        episodes, returns, lengths, checksums, options = zip(*columns, strict=True)
+        envs = self._envs
         arrays = {
-            "episodes": np.array(episodes, np.int64),
-            "episode_returns": np.array(returns, np.float64),
-            "episode_lengths": np.array(lengths, np.int64),
-            "checksums": np.array(checksums, np.uint32),
+            "episodes": np.array([env.episode for env in envs], np.int64),
+            "episode_returns": np.array([env.episode_return for env in envs], np.float64),
+            "episode_lengths": np.array([env.length for env in envs], np.int64),
+            "checksums": np.array([env.checksum() for env in envs], np.uint32),
             **self.rows.states(log),
         }
+        options = [env.options for env in envs]
         if any(options):
             arrays["options"] = np.frombuffer(json.dumps(options).encode(), np.uint8)
         return arrays

@@ -188,7 +188,7 @@ class Evaluations(Observer):
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Begin an evaluation if one is due; report those that are over."""
-        if row is self._row:  # a row of its own
+        if row is self._row:  # which `_report` writes
             return
         number = int(row["iteration"])
         steps = int(row["global_step"])
@@ -200,9 +200,10 @@ class Evaluations(Observer):
         self._row = row
         results = self._over(wait=is_last or self._config.num_actors == 0)
         if results:
-            self._report(results[:-1])
-            row |= results[-1]
-        self._row = row
+            *earlier_results, last_result = results
+            self._report(earlier_results)
+            row |= last_result
+            self._row = row  # `_report` has set another one
 
     def _is_due(self, number: int, steps: int) -> bool:
         """Return whether an evaluation is due; the first one of a run with a prior evaluates its clone."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +100,6 @@ class Seed:
             "--progress": "plain",
         }
         words = [str(word) for flag in flags.items() for word in flag]
-        prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dppo", "train", *words],
@@ -109,7 +108,7 @@ class Seed:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=os.environ | {VARIABLE: program()},
-                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509  there are no threads
+                preexec_fn=_end_with_parent(),  # noqa: PLW1509  there are no threads
             )
         self.state = "running"
 
@@ -122,6 +121,14 @@ class Seed:
             self.state = "done"
         elif code is not None:
             self.state = "stopped" if stopped else f"failed (exit code {code})"
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return a function that lets Linux send its process SIGTERM when the parent dies; None elsewhere."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)  # loaded before the fork
+    return lambda: library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def train_seeds(

@@ -57,7 +57,7 @@ class PinkNoise:
         self._steps, self._num_envs = shape
         self._dtype = dtype
         self._segments_of_block = math.ceil(BLOCK_STEPS / self._steps)
-        self._block = -1
+        self._block = -1  # whose noise is kept; none yet
         self._noise = np.empty(0)
 
     def of_segment(self, index: int) -> Float[np.ndarray, "steps envs size"]:

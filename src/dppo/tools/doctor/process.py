@@ -47,11 +47,11 @@ class ProcessWatch:
         mb = self._process.memory_info().rss / 2**20
         cpu_s = 0.0
         names = list[str]()
-        # of shared memory, until the process ends
-        pythons = getattr(resource_tracker._resource_tracker, "_pid", None)
+        # Python's tracker of shared memory is started with the first, and runs until the process ends
+        tracker_pid = getattr(resource_tracker._resource_tracker, "_pid", None)
         started = {*self._process.children(recursive=True), *processes_of_programs()}
         for child in started - self._children_before:
-            if child.pid == pythons:
+            if child.pid == tracker_pid:
                 continue
             with suppress(psutil.Error):
                 child_mb = child.memory_info().rss / 2**20
