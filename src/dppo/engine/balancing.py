@@ -60,12 +60,14 @@ class Balancing:
         if answer.used is not None:
             in_turn = 1
             alone = 1 - answer.used * (num_samplers - 1) / num_samplers
-            self._added += (answer.used / (num_samplers * alone) - self._added) / 2
+            added = answer.used / (num_samplers * alone)
+            self._added += (added - self._added) / 2
         if question.index and not question.rebuilds:
             if timings.total_s > timings.replay_s:
                 rest_s = timings.total_s - timings.env_s
                 fastest_env_s = min([report.env_s for report, _ in answer.made])
-                pace.add(num_samplers, alone * rest_s / in_turn + alone * fastest_env_s)
+                segment_s = alone * rest_s / in_turn + alone * fastest_env_s
+                pace.add(num_samplers, segment_s)
             return
         if not pace.segment_s:
             return
@@ -80,18 +82,21 @@ class Balancing:
         self._overheads.append(max(0.0, extra_s / rebuilt_in_turn))
 
     def _overhead_s(self) -> float:
-        return sorted(self._overheads)[len(self._overheads) // 2]
+        overheads = sorted(self._overheads)
+        return overheads[len(overheads) // 2]
 
     # ------------------------------------------------------------------ predicting
 
     def takes_s(self, actor: Actor, samplers: int = 1) -> float:
         """Return the seconds that an actor is expected to need for a segment of each of some samplers."""
         segment_s = self.typical_s or 1.0
-        if actor.pace.segment_s and abs(actor.pace.segment_s - segment_s) > NOISE_S:
-            segment_s = actor.pace.segment_s
+        own_segment_s = actor.pace.segment_s
+        if own_segment_s and abs(own_segment_s - segment_s) > NOISE_S:
+            segment_s = own_segment_s
         # More samplers in threads than were measured may share what the process does not show: other CPUs, a licence.
         measured = actor.pace.samplers
-        return self._times(min(samplers, measured)) * max(1.0, samplers / measured) * segment_s
+        more_than_measured = max(1.0, samplers / measured)
+        return self._times(min(samplers, measured)) * more_than_measured * segment_s
 
     def _times(self, samplers: int) -> float:
         """Return the time for a segment of each of some samplers, in units of the time of one alone."""
@@ -103,7 +108,10 @@ class Balancing:
         return self.takes_s(actor, len(actor.samplers))
 
     def _one_more_s(self, actor: Actor) -> float:
-        return self.takes_s(actor, len(actor.samplers) + 1) - self._all_take_s(actor)
+        return self._with_one_more_s(actor) - self._all_take_s(actor)
+
+    def _with_one_more_s(self, actor: Actor) -> float:
+        return self.takes_s(actor, len(actor.samplers) + 1)
 
     def replay_s(self, sampler: int, actor: Actor) -> float:
         """Predict how long an actor would need to rebuild a sampler; 0 while no pace is known."""
@@ -113,7 +121,8 @@ class Balancing:
         return self._overhead_s() + self.takes_s(actor) * replayed
 
     def _open_steps(self, sampler: int) -> float:
-        return self._ledger.open_steps(sampler, self._hosting.positions[sampler].arrived)
+        position = self._hosting.positions[sampler]
+        return self._ledger.open_steps(sampler, position.arrived)
 
     def needs_s(self, actor: Actor, samplers: Sequence[int], *, rebuilt: bool) -> float:
         """Return the seconds that an actor would need for a segment of each of some samplers."""
@@ -121,7 +130,8 @@ class Balancing:
         if not rebuilt:
             return segments_s
         replays_s = sum(self.replay_s(sampler, actor) for sampler in samplers)
-        return segments_s + replays_s * self._times(len(samplers)) / len(samplers)
+        count = len(samplers)
+        return segments_s + replays_s * self._times(count) / count
 
     def left_s(self, actor: Actor, now: float) -> float:
         """Return the seconds until an actor is expected to answer its current question.
@@ -138,7 +148,8 @@ class Balancing:
             return float(len(actor.samplers))
         hosted = max(1, len(actor.samplers))
         each_s = self.takes_s(actor, hosted) / hosted
-        to_do = sum(end - self._hosting.positions[sampler].arrived for sampler in actor.samplers)
+        positions = [self._hosting.positions[sampler] for sampler in actor.samplers]
+        to_do = sum(end - position.arrived for position in positions)
         if not actor.queue:
             return each_s * to_do
         queued = sum(len(question.samplers) for question in actor.queue.values())
@@ -154,9 +165,12 @@ class Balancing:
         self._began = min(self._began, now)
         self._planned_at = now
         paces = sorted([actor.pace.segment_s for actor in running if actor.pace.segment_s])
-        self.typical_s = paces[len(paces) // 2] if paces else 0.0
-        longest_s = max([self._all_take_s(actor) for actor in self._actors.values()], default=0.0)
-        with_one_more_s = [self.takes_s(actor, len(actor.samplers) + 1) for actor in running]
+        self.typical_s = 0.0
+        if paces:
+            self.typical_s = paces[len(paces) // 2]
+        as_now_s = [self._all_take_s(actor) for actor in self._actors.values()]
+        longest_s = max(as_now_s, default=0.0)
+        with_one_more_s = [self._with_one_more_s(actor) for actor in running]
         least_s = min(with_one_more_s, default=math.inf)
         # otherwise no move gains anything
         if least_s < (1 + MARGIN) * longest_s:
@@ -224,9 +238,8 @@ class Balancing:
         """Move samplers of an actor if others are sooner; if that depends on its next answers, let it wait for them."""
         giver.waits = False
         late_s = self._finish_s(giver, end, now)
-        for sampler in sorted(
-            giver.samplers, key=lambda sampler: (self._open_steps(sampler), -sampler)
-        ):
+        by_cost = sorted(giver.samplers, key=lambda sampler: (self._open_steps(sampler), -sampler))
+        for sampler in by_cost:
             while self._takers and not self._can_take(self._takers[0][2]):
                 heappop(self._takers)
             if not self._takers:
@@ -235,10 +248,11 @@ class Balancing:
             early_s = max(0.0, ready_at - now)
             giver_s = self._all_take_s(giver)
             # gained in each later iteration
-            lasting_s = giver_s - self.takes_s(taker, len(taker.samplers) + 1)
+            lasting_s = giver_s - self._with_one_more_s(taker)
             # With threads, one segment more takes nearly nothing: that an actor is ahead now is no reason to move.
             required_s = (MARGIN if self._added < 1 else -MARGIN) * giver_s
-            if taker is giver or early_s >= (1 - MARGIN) * late_s or lasting_s < required_s:
+            is_soon_enough = early_s < (1 - MARGIN) * late_s
+            if taker is giver or not is_soon_enough or lasting_s < required_s:
                 return
             replay_s = 0.0
             # a new actor takes a sampler at once, wherever that is
@@ -249,7 +263,8 @@ class Balancing:
                     return
                 replay_s = self.replay_s(sampler, taker)
                 segment_s = self.takes_s(giver)
-                if replay_s > min(segment_s, late_s - early_s) + giver.pace.waited_s:
+                gained_now_s = min(segment_s, late_s - early_s)
+                if replay_s > gained_now_s + giver.pace.waited_s:
                     giver.pace.waited_s += max(0.0, min(segment_s, lasting_s))
                     return
             self._hosting.rehost(sampler, taker)
@@ -273,9 +288,8 @@ class Balancing:
             host = position.host
             if len(host.samplers) > 1 and host.state is State.RUNNING:
                 # A sampler that has been asked for moves when its segments have arrived, with so much more to replay.
-                cost_s = self.replay_s(sampler, actor) + segment_s * (
-                    position.asked - position.arrived
-                )
+                asked_for = position.asked - position.arrived
+                cost_s = self.replay_s(sampler, actor) + segment_s * asked_for
                 costs.append((cost_s, -len(host.samplers), sampler))
         cost_s, _, sampler = min(costs, default=(math.inf, 0, 0))
         if cost_s <= segment_s * (pace.rested / pace.rest_before_retry - 1):
@@ -291,9 +305,8 @@ class Balancing:
         """Add to the cost of the slowest actor; return a line about it, once."""
         slowest = max(running, key=lambda actor: actor.pace.segment_s)
         longest_s = max(map(self._all_take_s, running))
-        fair_s = self.typical_s * self._times(
-            math.ceil(len(self._hosting.positions) / len(running))
-        )
+        fair_share = math.ceil(len(self._hosting.positions) / len(running))
+        fair_s = self.typical_s * self._times(fair_share)
         cost_s = max(0.0, min(longest_s, period_s) - fair_s)
         slowest.pace.cost_s += cost_s
         if cost_s <= MARGIN * period_s:

@@ -186,7 +186,8 @@ class CheckedEnv:
                 raise BadResult(describe_bad(answer, step=True)) from None
             if self._meter is not None:
                 self._meter.add(info)
-            obs = (self.checks.pack_last if terminated else self.checks.pack)(returned)
+            pack = self.checks.pack_last if terminated else self.checks.pack
+            obs = pack(returned)
             if type(reward) is not float or not abs(reward) <= MAX_REWARD:
                 reward = reward_of(reward)
             if self._masks is not None:

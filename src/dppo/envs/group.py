@@ -196,10 +196,11 @@ class EnvGroup:
         """
         row, env = outside.row
         checked = self._envs[env]
-        ended = next(
-            (episode for episode in log.episodes if episode.env == env and episode.end > row), None
-        )
-        if ended is not None:
+        later_ends = [
+            episode for episode in log.episodes if episode.env == env and episode.end > row
+        ]
+        if later_ends:
+            ended = later_ends[0]
             place = checked.place(ended.index, ended.length - ended.end + row)
         else:
             place = checked.place(checked.episode, checked.length - steps + row)
@@ -207,9 +208,8 @@ class EnvGroup:
         if wrong:
             raise EnvironmentFault(f"{message} {WRONG_SPACE}")
         if not self._reported_outside:
-            log.incidents.append(
-                Incident(IncidentKind.OUTSIDE_SPACE, f"{message} It is used as it is.", env=env)
-            )
+            text = f"{message} It is used as it is."
+            log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, text, env=env))
         self._reported_outside = True
 
     def restore(
@@ -223,15 +223,11 @@ class EnvGroup:
                 episode = int(carry.episodes[env])
                 length = int(carry.episode_lengths[env])
                 text = f"abandoned episode {episode} after {length} steps and started a new one: {reason}"
-                kind = (
-                    IncidentKind.EPISODE_ABANDONED
-                    if reason == NO_REPLAY
-                    else IncidentKind.REPLAY_MISMATCH
-                )
-                owner = self._settings.owner
-                incidents.append(
-                    Incident(kind, f"{owner}, env {env}: {text}", env=env, lost_steps=length)
-                )
+                kind = IncidentKind.REPLAY_MISMATCH
+                if reason == NO_REPLAY:
+                    kind = IncidentKind.EPISODE_ABANDONED
+                message = f"{self._settings.owner}, env {env}: {text}"
+                incidents.append(Incident(kind, message, env=env, lost_steps=length))
                 self.begin_episode(env, episode + 1, log)
             obs[env] = self.rows.shown(env)
         self.rows.begin_segment(log)
@@ -277,4 +273,6 @@ class EnvGroup:
 
 
 def _counts_lives(env: Any) -> bool:
-    return isinstance(env.env if isinstance(env, EnvThread) else env, Lives | LifeStack)
+    if isinstance(env, EnvThread):
+        env = env.env
+    return isinstance(env, Lives | LifeStack)

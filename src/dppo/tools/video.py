@@ -18,6 +18,7 @@ MAX_TILES = 9  # episodes side by side
 MAX_WIDTH = 1280  # pixels of a video
 MIN_SIDE = 256  # pixels of the longer side, up to which images are enlarged
 MARGIN = 8  # pixels around each of several tiles
+FASTEST = 1  # level of compression
 GRAY = 64
 DEFAULT_FPS = 30.0
 MAX_FPS = 1000
@@ -44,12 +45,16 @@ class Video:
 
     def __init__(self, path: Path, env: Any, episodes: int = 1, repeat: int = 1) -> None:
         """Prepare a video of so many episodes of `env`, of which an image is shown for `repeat` of its frames."""
-        fps: Any = (getattr(env, "metadata", None) or {}).get("render_fps")
+        metadata = getattr(env, "metadata", None) or {}
+        fps: Any = metadata.get("render_fps")
         is_number = isinstance(fps, int | float | np.integer | np.floating)
-        self._fps = (float(fps) if is_number and 0 < fps <= MAX_FPS else DEFAULT_FPS) / repeat
+        if not is_number or not 0 < fps <= MAX_FPS:
+            fps = DEFAULT_FPS
+        self._fps = float(fps) / repeat
         self._path = path.absolute()  # the environment may change the current folder
         self._env = env
-        self._images: list[list[bytes]] = [[] for _ in range(min(episodes, MAX_TILES))]
+        num_tiles = min(episodes, MAX_TILES)
+        self._images: list[list[bytes]] = [[] for _ in range(num_tiles)]
         self._columns = math.ceil(math.sqrt(len(self._images)))
         self._tile: tuple[int, int] | None = None  # height and width
 
@@ -62,7 +67,8 @@ class Video:
             margin = MARGIN if len(self._images) > 1 else 0
             self._tile = _tile_size(image, MAX_WIDTH // self._columns, margin)
         height, width = self._tile
-        self._images[episode].append(zlib.compress(_fitted(image, height, width).tobytes(), 1))
+        tile = _fitted(image, height, width)
+        self._images[episode].append(zlib.compress(tile.tobytes(), FASTEST))
 
     def write(self) -> None:
         """Write the file, which appears when it is complete, and log it. Raises DppoError."""
@@ -78,23 +84,23 @@ class Video:
             ) from None
         finally:
             temporary.unlink(missing_ok=True)
-        logger.info(
-            "%s: %s, %s", self._path, counted(sum(map(bool, self._images)), "episode"), facts
-        )
+        num_episodes = sum(map(bool, self._images))
+        logger.info("%s: %s, %s", self._path, counted(num_episodes, "episode"), facts)
 
     def _encode(self, path: Path) -> str:
         import av
 
         frames = max(map(len, self._images))
-        with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as container:
-            stream: Any = container.add_stream(
-                "libx264", rate=Fraction(self._fps).limit_denominator(1000)
-            )
+        rate = Fraction(self._fps).limit_denominator(1000)
+        options = {"movflags": "faststart"}
+        with av.open(str(path), "w", format="mp4", options=options) as container:
+            stream: Any = container.add_stream("libx264", rate=rate)
             stream.pix_fmt = "yuv420p"
             stream.options = {"crf": "20", "preset": "veryfast"}
             stream.height, stream.width = self._picture(0).shape[:2]
             for picture in map(self._picture, range(frames)):
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                container.mux(stream.encode(frame))
             container.mux(stream.encode())
         return f"{counted(frames, 'image')} of {stream.width} x {stream.height}, {self._fps:g} per second"
 
@@ -103,10 +109,12 @@ class Video:
         assert self._tile is not None
         height, width = self._tile
         rows = math.ceil(len(self._images) / self._columns)
-        picture = np.full((rows * height, self._columns * width, 3), GRAY, np.uint8)
+        shape = (rows * height, self._columns * width, 3)
+        picture = np.full(shape, GRAY, np.uint8)
         for tile, images in enumerate(self._images):
             if images:
-                data = zlib.decompress(images[min(number, len(images) - 1)])
+                shown = images[min(number, len(images) - 1)]
+                data = zlib.decompress(shown)
                 image = np.frombuffer(data, np.uint8).reshape(height, width, 3)
                 if number >= len(images):
                     image = image // 2
@@ -128,7 +136,8 @@ def image_of(env: Any) -> np.ndarray:
         image = np.asarray(rendered)
     except (TypeError, ValueError):  # of parts that do not fit together
         image = np.empty(0)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (3, 4) or not image.size:
+    is_image = image.dtype == np.uint8 and image.ndim == 3 and image.size > 0
+    if not is_image or image.shape[2] not in (3, 4):
         mode = f"whose render_mode is {getattr(env, 'render_mode', None)!r}"
         raise ConfigError(
             f"video: render() of the environment, {mode}, returned {_describe(rendered, image)}, not an image "
@@ -154,25 +163,32 @@ def _tile_size(image: np.ndarray, max_side: int, margin: int) -> tuple[int, int]
     longer = max(image.shape[:2])
     enlarged_by = max(1, MIN_SIDE // longer)
     reduced_by = math.ceil(longer / max_side)
-    height, width = (max(1, size // reduced_by) * enlarged_by + margin for size in image.shape[:2])
-    return height + height % 2, width + width % 2
+    height, width, _ = image.shape
+    tile_height = max(1, height // reduced_by) * enlarged_by + margin
+    tile_width = max(1, width // reduced_by) * enlarged_by + margin
+    return tile_height + tile_height % 2, tile_width + tile_width % 2
 
 
 def _fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Return an image, enlarged or reduced by a whole number, in the middle of one of this size."""
-    needed = max(math.ceil(image.shape[0] / height), math.ceil(image.shape[1] / width))
-    factor = min(needed, *image.shape[:2])
-    if factor > 1:
-        image = _reduced(image, factor)
-    factor = max(1, min(height // image.shape[0], width // image.shape[1]))
-    image = image.repeat(factor, 0).repeat(factor, 1)[:height, :width]
+    image_height, image_width, _ = image.shape
+    needed = max(math.ceil(image_height / height), math.ceil(image_width / width))
+    reduced_by = min(needed, image_height, image_width)
+    if reduced_by > 1:
+        image = _reduced(image, reduced_by)
+        image_height, image_width, _ = image.shape
+    enlarged_by = max(1, min(height // image_height, width // image_width))
+    image = image.repeat(enlarged_by, 0).repeat(enlarged_by, 1)[:height, :width]
     spare = (height - image.shape[0], width - image.shape[1], 0)
-    return np.pad(image, [(size // 2, size - size // 2) for size in spare], constant_values=GRAY)
+    margins = [(size // 2, size - size // 2) for size in spare]
+    return np.pad(image, margins, constant_values=GRAY)
 
 
 def _reduced(image: np.ndarray, factor: int) -> np.ndarray:
     """Return the means of squares of pixels; rows and columns that fill no square are left out."""
     height = image.shape[0] // factor
     width = image.shape[1] // factor
-    squares = image[: height * factor, : width * factor].reshape(height, factor, width, factor, -1)
-    return (squares.astype(np.uint32).sum(axis=(1, 3)) // factor**2).astype(np.uint8)
+    whole = image[: height * factor, : width * factor]
+    squares = whole.reshape(height, factor, width, factor, -1)
+    sums = squares.astype(np.uint32).sum(axis=(1, 3))
+    return (sums // factor**2).astype(np.uint8)

@@ -24,7 +24,8 @@ class NumpyMLP(ActingNetwork):
         """Without `estimates_values`, values are zero, and a trunk for them alone is not computed."""
         self._estimates_values = estimates_values or len(spec.layers.trunks) == 1
         self._num_obs_axes = len(spec.spaces.obs.shape)
-        self._activation: Any = _relu if spec.layers.activation == "relu" else np.tanh
+        is_relu = spec.layers.activation == "relu"
+        self._activation: Any = _relu if is_relu else np.tanh
         names = spec.parameter_names
         trunks = names.hidden if self._estimates_values else names.hidden[:1]
         # places of the parameters in the flat vector of weights
@@ -32,12 +33,13 @@ class NumpyMLP(ActingNetwork):
 
         def stacked(parameter: str) -> np.ndarray:
             """Return the places of a parameter of each trunk: weights [K, inputs, units], biases [K, 1, units]."""
-            return np.stack([np.atleast_2d(places[f"{trunk}.{parameter}"].T) for trunk in trunks])
+            of_trunks = [places[f"{trunk}.{parameter}"].T for trunk in trunks]
+            return np.stack([np.atleast_2d(array) for array in of_trunks])
 
-        self._layer_places = [
-            (stacked(f"{2 * number}.weight"), stacked(f"{2 * number}.bias"))
-            for number in range(len(spec.layers.hidden_sizes))
-        ]
+        self._layer_places = []
+        for number in range(len(spec.layers.hidden_sizes)):
+            layer = 2 * number  # an activation follows each layer
+            self._layer_places.append((stacked(f"{layer}.weight"), stacked(f"{layer}.bias")))
         self._head_places = (
             places[f"{names.policy}.weight"].T.copy(),
             places[f"{names.policy}.bias"],
@@ -49,7 +51,9 @@ class NumpyMLP(ActingNetwork):
 
     @override
     def load(self, weights: np.ndarray) -> None:
-        self._layers = [(weights[weight], weights[bias]) for weight, bias in self._layer_places]
+        self._layers = []
+        for weight, bias in self._layer_places:
+            self._layers.append((weights[weight], weights[bias]))
         self._heads = [weights[place] for place in self._head_places]
         if self._log_std_places is not None:
             self._log_std = weights[self._log_std_places]
@@ -96,7 +100,8 @@ def _relu(x: np.ndarray, out: np.ndarray) -> np.ndarray:
 def _with_columns(head: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return `head` [..., H] followed by the same `columns` in each row."""
     width = head.shape[-1]
-    whole = np.empty((*head.shape[:-1], width + len(columns)), head.dtype)
+    shape = (*head.shape[:-1], width + len(columns))
+    whole = np.empty(shape, head.dtype)
     whole[..., :width] = head
     whole[..., width:] = columns
     return whole
@@ -125,8 +130,9 @@ class NumpyMemory(ActingNetwork):
     def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> Outputs:
         """Return head, values and state [..., E, S] of `obs` [..., E, *O]."""
         assert state is not None, "a network with memory needs its state"
-        by_trunk = state.reshape(*state.shape[:-1], self._num_trunks, -1).swapaxes(-2, -3)
-        h, new_by_trunk = self._cells.step(self._mlp.hidden(obs), by_trunk)
+        by_trunk = state.reshape(*state.shape[:-1], self._num_trunks, -1)
+        inputs = self._mlp.hidden(obs)
+        h, new_by_trunk = self._cells.step(inputs, by_trunk.swapaxes(-2, -3))
         head, values = self._mlp.outputs(h)
         new_state = new_by_trunk.swapaxes(-2, -3).reshape(state.shape)
         return Outputs(head, values, new_state)
@@ -148,7 +154,8 @@ class NumpyCells:
 
         def stacked(name: str) -> np.ndarray:
             arrays = [_reordered(cell[name], gate_order) for cell in cells]
-            return np.stack([np.atleast_2d(array.T) for array in arrays])
+            transposed = [np.atleast_2d(array.T) for array in arrays]
+            return np.stack(transposed)
 
         self._by_x = stacked("weight_ih")  # [K, inputs, gates]
         self._by_h = stacked("weight_hh")
@@ -206,7 +213,8 @@ class NumpyCells:
 def _reordered(parameter: np.ndarray, gate_order: list[int]) -> np.ndarray:
     """Return a copy with its gates in this order; all but the last gate go through a sigmoid and are halved."""
     num_gates = len(gate_order)
-    by_gate = parameter.reshape(num_gates, -1, *parameter.shape[1:])
+    inputs = parameter.shape[1:]
+    by_gate = parameter.reshape(num_gates, -1, *inputs)
     gates = by_gate[gate_order]
     gates[:-1] /= 2
-    return gates.reshape(-1, *parameter.shape[1:])
+    return gates.reshape(-1, *inputs)

@@ -26,8 +26,10 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
         dtype=torch.float64,
         device=batch.logprobs.device,
     )
-    weighted, terminates, minus_smallest, largest = parallel.gather(facts).amax(dim=0).tolist()
-    batch = replace(batch, terminates=bool(terminates), rewards=(-minus_smallest, largest))
+    of_all = parallel.gather(facts).amax(dim=0).tolist()
+    weighted, terminates, minus_smallest, largest = of_all
+    rewards = (-minus_smallest, largest)
+    batch = replace(batch, terminates=bool(terminates), rewards=rewards)
     if weighted and batch.weights is None:
         batch = replace(batch, weights=torch.ones_like(batch.logprobs))
     return batch
@@ -54,13 +56,14 @@ def draw_minibatches(
         floor: give the advantages of each minibatch mean zero and deviation one (detail 7), or less if their deviation
             is below this; None: leave them as they are.
     """
-    permutation = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
-    shuffled = indexed(batch).take(permutation)
+    permutation = torch.from_numpy(order.permutation(batch.sequences))
+    shuffled = indexed(batch).take(permutation.to(batch.logprobs.device))
     count = min(count, batch.sequences)
     size, remainder = divmod(batch.sequences, count)
     sizes = [size + 1] * remainder + [size] * (count - remainder)
     if floor is not None:
-        shuffled = replace(shuffled, advantages=_standardized(shuffled, sizes, floor, parallel))
+        advantages = _standardized(shuffled, sizes, floor, parallel)
+        shuffled = replace(shuffled, advantages=advantages)
     minibatches = shuffled.split(sizes)
     if batch.weights is not None:
         yield from _weighted(minibatches, parallel)
@@ -74,7 +77,8 @@ def indexed(batch: Batch) -> Batch:
     if isinstance(batch.obs, IndexedObs):
         return batch
     leaves = batch.obs.values() if isinstance(batch.obs, dict) else [batch.obs]
-    if sum(leaf.nbytes for leaf in leaves) <= LARGE:
+    size = sum(leaf.nbytes for leaf in leaves)
+    if size <= LARGE:
         return batch
     index = torch.arange(len(batch), device=batch.logprobs.device)
     return replace(batch, obs=IndexedObs(batch.obs, index))
@@ -84,7 +88,8 @@ def _weighted(minibatches: list[Batch], parallel: Parallel) -> Iterator[tuple[Ba
     """Scale the weights of each minibatch by its transitions on all ranks; leave out minibatches without any."""
     weights = [minibatch.weights for minibatch in minibatches if minibatch.weights is not None]
     counts = torch.stack([column.sum() for column in weights])
-    totals = parallel.gather(counts).sum(dim=0).tolist()
+    of_ranks = parallel.gather(counts)
+    totals = of_ranks.sum(dim=0).tolist()
     for minibatch, column, transitions in zip(minibatches, weights, totals, strict=True):
         if transitions:
             scale = len(minibatch) * parallel.size / transitions
@@ -100,15 +105,13 @@ def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Par
     weights: Sequence[Tensor | None] = [None] * len(tables)
     if shuffled.weights is not None:
         weights = shuffled.weights.split(lengths)
+    standardized = []
     parts = zip(shuffled.advantages.split(lengths), weights, tables, strict=True)
-    return torch.cat(
-        [
-            _standardized_rows(
-                column.view(table), None if weight is None else weight.view(table), floor, parallel
-            )
-            for column, weight, table in parts
-        ]
-    )
+    for advantages, weight, table in parts:
+        weights_in_table = None if weight is None else weight.view(table)
+        rows = _standardized_rows(advantages.view(table), weights_in_table, floor, parallel)
+        standardized.append(rows)
+    return torch.cat(standardized)
 
 
 def _standardized_rows(
@@ -118,4 +121,5 @@ def _standardized_rows(
     moments = moments_of_all(row_moments(advantages, weights), parallel)
     counts, means, squares = moments.split(1, dim=1)
     deviations = (squares / (counts - 1).clamp(min=1)).sqrt()
-    return ((advantages - means) / (deviations.clamp(min=floor) + 1e-8)).flatten()
+    divisors = deviations.clamp(min=floor) + 1e-8
+    return ((advantages - means) / divisors).flatten()

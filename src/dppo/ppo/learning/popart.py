@@ -59,7 +59,8 @@ class PopArt:
 
     def learn(self, batch: Batch, parallel: Parallel) -> Batch:
         """Count the targets of `batch` on all ranks, change the unit, and return the batch with values in it."""
-        count, mean, m2 = moments_of_rows(batch.returns.double()[None], batch, parallel)[0].tolist()
+        (moments,) = moments_of_rows(batch.returns.double()[None], batch, parallel)
+        count, mean, m2 = moments.tolist()
         before = self.scale
         self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))
         after = self.scale
@@ -68,14 +69,15 @@ class PopArt:
             flat[self._weight] *= before.std / after.std
             flat[self._bias] *= before.std / after.std
             flat[self._bias] += (before.mean - after.mean) / after.std
-        return replace(
-            batch, values=after.standardize(batch.values), returns=after.standardize(batch.returns)
-        )
+        values = after.standardize(batch.values)
+        returns = after.standardize(batch.returns)
+        return replace(batch, values=values, returns=returns)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the moments as a named array, which is part of the trainer's state."""
         moments = self._moments
-        return {VALUE_TARGETS: np.array([moments.count, float(moments.mean), float(moments.m2)])}
+        numbers = [moments.count, float(moments.mean), float(moments.m2)]
+        return {VALUE_TARGETS: np.array(numbers)}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `state`; the weights belong to it already."""
@@ -84,7 +86,9 @@ class PopArt:
 
 def value_figures(scale: ValueScale | None) -> dict[str, float]:
     """Return the unit of values for the metrics; none if it is that of rewards."""
-    return {} if scale is None else {"value_mean": scale.mean, "value_std": scale.std}
+    if scale is None:
+        return {}
+    return {"value_mean": scale.mean, "value_std": scale.std}
 
 
 def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
@@ -98,7 +102,8 @@ def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
         layers.pop()
     places = spec.unflatten(np.arange(spec.num_parameters))
     names = value_layer(places)
-    if set(names) != {"weight", "bias"} or not layers or not isinstance(layers[-1], nn.Linear):
+    is_linear = bool(layers) and isinstance(layers[-1], nn.Linear)
+    if not is_linear or set(names) != {"weight", "bias"}:
         raise ConfigError(
             "norm_value=True: the network has no linear layer with one output and a bias that is called `value`, or "
             "that ends a Sequential of that name, to correct when the unit of values changes. Let values come from "

@@ -25,9 +25,9 @@ MAX_GRADIENT_STEPS = 256  # of soft actor-critic in a timed iteration
 
 def iteration_times(config: Config, env: Any, spaces: Spaces, until: float) -> dict[str, float]:
     """Return the median seconds of collecting an iteration and of its update, for facts."""
-    # the first iteration is a warm-up
-    times = list(_iterations(config, env, spaces, until))[1:]
-    collect_s, update_s = (median(column) for column in zip(*times, strict=True))
+    _warm_up, *times = _iterations(config, env, spaces, until)
+    collect_s = median(collect_s for collect_s, _ in times)
+    update_s = median(update_s for _, update_s in times)
     return {"collect_s": collect_s, "update_s": config.reuse * update_s}
 
 
@@ -56,7 +56,8 @@ def times_of_algorithms(
 
 def _suits_sac(spaces: Spaces) -> bool:
     leaves = spaces.of_network().leaves().values()
-    return suits_sac(spaces.actions) and not any(is_image(leaf) for leaf in leaves)
+    has_images = any(is_image(leaf) for leaf in leaves)
+    return suits_sac(spaces.actions) and not has_images
 
 
 def _iterations(
@@ -66,15 +67,20 @@ def _iterations(
     from dppo.learners.trainers import LocalTrainer
 
     sizes = (config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length)
+    plan = plan_of(config, lambda **_: env, *sizes)
     ledger = ReplayLedger(config.num_samplers, replay=False)
-    collector = InProcessCollector(plan_of(config, lambda **_: env, *sizes), ledger)
+    collector = InProcessCollector(plan, ledger)
     run_config, _ = resolve(config, facts_of(spaces.actions))
     trainer = LocalTrainer(trainer_plan(run_config), spaces)
     reward_scale = 1.0 if config.norm_reward else None
     obs_scale = no_statistics(spaces, obs=config.norm_obs, returns=False).obs_scale()
     last_s = 0.0
     iteration = 0
-    while iteration < 2 or (iteration < MAX_ITERATIONS and time.monotonic() + last_s < until):
+    while True:
+        if iteration >= 2:
+            is_time_up = time.monotonic() + last_s >= until
+            if is_time_up or iteration == MAX_ITERATIONS:
+                return
         policy = PolicySnapshot(iteration, trainer.weights(), obs_scale)
         collector.request(policy, iteration)
         collected = collector.receive(StopSignals())

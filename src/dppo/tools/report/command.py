@@ -41,9 +41,8 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 def main(argv: list[str]) -> int:
     """Write the page; return the exit code."""
     options = {"--out FILE": "The page. (default: RUN/report.html)"}
-    flags, word = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, {"options": options}).split_one(
-        argv
-    )
+    parser = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, {"options": options})
+    flags, word = parser.split_one(argv)
     run = run_dir_of(Path(word))
     out = flags.get("out", run / "report.html")
     data = page(facts_of(run)).encode("utf8", "replace")
@@ -103,8 +102,11 @@ def _since_then(run: Path, hashes: Any) -> str:
     if not isinstance(hashes, dict):
         return "unknown"
     files = [run / CONFIG, run / METRICS, *checkpoints.paths_in(run)[-1:]]
-    names = [path.relative_to(run).as_posix() for path in files if path.is_file()]
-    changed = [name for name in names if hashes.get(name) != sha256_of(run / name)]
+    changed = []
+    for path in files:
+        name = path.relative_to(run).as_posix()
+        if path.is_file() and hashes.get(name) != sha256_of(path):
+            changed.append(name)
     if changed:
         return f"changed: {', '.join(changed)}"
     return "unchanged"
@@ -146,8 +148,11 @@ def _lifetimes(run: Path) -> dict[str, list[Bar]]:
     for path in logs[:MAX_FILES]:
         bars = lifetimes[path.stem] = list[Bar]()
         with suppress(OSError, OverflowError, ValueError):
-            for when, event in PROCESS.findall(read_run_file(path).decode("utf8", "replace")):
-                at = time.mktime(time.strptime(when, TIME_FORMAT)) if when else still_running_until
+            text = read_run_file(path).decode("utf8", "replace")
+            for when, event in PROCESS.findall(text):
+                at = still_running_until
+                if when:
+                    at = time.mktime(time.strptime(when, TIME_FORMAT))
                 if "began" in event:
                     bars.append(Bar(at, max(at, still_running_until), f"{event} {when}"))
                 elif bars:
