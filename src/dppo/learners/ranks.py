@@ -220,10 +220,9 @@ class RayTrainers:
             segments = experience.segments[rank * share : (rank + 1) * share]
             update = handle.update.options(num_returns=3)
             calls.append(update.remote(without_segments, rank in self._reporters, *segments))
+        updates, weights, states = zip(*calls, strict=True)
         try:
-            answers = wait_while_alive(
-                self.ranks, [update for update, _, _ in calls], self._check, self._clock
-            )
+            answers = wait_while_alive(self.ranks, updates, self._check, self._clock)
         except ObjectLostError as error:
             self._lose(error)  # because some ranks wait for those whose segments are lost
             number = experience.iteration + 1
@@ -231,9 +230,9 @@ class RayTrainers:
                 f"the segments of iteration {number} were lost with the node that held them ({last_line(error)})"
             ) from None
         raise_faults(answers)
-        self._check()  # the same for the earlier weights, which are released here
-        self._weights = ray.get(calls[0][1], timeout=FETCH_TIMEOUT_S)
-        self._states = [calls[rank][2] for rank in self._reporters]  # fetched when they are needed
+        self._check()  # as above: the earlier weights are released here
+        self._weights = ray.get(weights[0], timeout=FETCH_TIMEOUT_S)
+        self._states = [states[rank] for rank in self._reporters]  # fetched when they are needed
         self._losses = 0
         return answers[0]
 
