@@ -76,11 +76,9 @@ class ActorPlayers:
 
     def _leave_out(self, error: Exception) -> None:
         """Leave out all evaluations from now on."""
-        lost = (
-            error
-            if isinstance(error, ClusterError)
-            else ClusterError(f"evaluations failed: {in_a_line(error)}")
-        )
+        lost = ClusterError(f"evaluations failed: {in_a_line(error)}")
+        if isinstance(error, ClusterError):
+            lost = error
         while not self._closing.is_set():
             self._engine.give_up(lost)
             self._deliver()

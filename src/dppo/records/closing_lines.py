@@ -61,11 +61,9 @@ def _ending(result: Result, error: BaseException | None) -> str:
         ending = f"Stopped by {result.stopped_by}"
     speed = ""
     if not nothing_done:
-        steps_per_s = (
-            f"{result.steps_per_s:,.0f}"
-            if result.steps_per_s >= 10
-            else f"{result.steps_per_s:.2g}"
-        )
+        steps_per_s = f"{result.steps_per_s:.2g}"
+        if result.steps_per_s >= 10:
+            steps_per_s = f"{result.steps_per_s:,.0f}"
         speed = f" ({steps_per_s} steps/s while training)"
     progress = f"{counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')}"
     return f"{ending} after {progress} in {result.wall_s:.1f} s{speed}."

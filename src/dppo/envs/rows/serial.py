@@ -117,11 +117,9 @@ class SerialRows:
         log: EnvLog,
     ) -> list[str]:
         """Bring back one episode after the other: see `Rows`."""
-        options = (
-            [None] * len(self.envs)
-            if carry.options is None
-            else json.loads(carry.options.tobytes())
-        )
+        options = [None] * len(self.envs)
+        if carry.options is not None:
+            options = json.loads(carry.options.tobytes())
         restorer = Restorer(self, group.repairs, self._states, carry, log)
         return [
             restorer.restore(env, actions[env] if actions else None, options[env])

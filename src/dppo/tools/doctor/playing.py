@@ -118,17 +118,21 @@ def steps_of(report: SegmentReport, segment: Segment) -> list[Step]:
     phases = [incident.fault.phase for incident in report.incidents if incident.fault]
     valid_steps = segment.valid.all(1)
     only_steps_failed = set(phases) <= {"step"}
-    first_fault = int(valid_steps.argmin()) if only_steps_failed and not valid_steps.all() else 0
+    first_fault = 0
+    if only_steps_failed and not valid_steps.all():
+        first_fault = int(valid_steps.argmin())
     observations = segment.obs[-length:]
     steps = []
     for number in range(length):
+        obs = np.ascontiguousarray(observations[number])
+        checksum = 0
+        if number == length - 1:
+            checksum = zlib.crc32(report.carry.checksums.tobytes())
         steps.append(
             Step(
-                obs_checksum=zlib.crc32(np.ascontiguousarray(observations[number]).tobytes()),
+                obs_checksum=zlib.crc32(obs.tobytes()),
                 rewards=segment.rewards[number].tolist(),
-                episodes_checksum=zlib.crc32(report.carry.checksums.tobytes())
-                if number == length - 1
-                else 0,
+                episodes_checksum=checksum,
                 faults=len(phases) if number >= first_fault else 0,
             )
         )

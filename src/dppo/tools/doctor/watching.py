@@ -127,14 +127,11 @@ class Watch:
             self.facts["hung"] = text.rstrip(". ")
 
     def _note_death(self, code: int) -> None:
-        end = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
-        text = (
-            f"its process {end} while {self._doing()}. {self._place() or self.facts['last_line']}"
-        )
+        end = f"ended with exit code {code}"
+        if code < 0:
+            end = f"was ended by {signal.Signals(-code).name}"
+        place = self._place() or self.facts["last_line"]
+        text = f"its process {end} while {self._doing()}. {place}"
         self.facts["died"] = text.rstrip(". ")
 
     def _doing(self) -> str:
