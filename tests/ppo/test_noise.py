@@ -11,7 +11,7 @@ from dppo import streams
 from dppo.config.parts import Network
 from dppo.ppo.acting import wide
 from dppo.ppo.acting.noise import BLOCK_STEPS, CORRELATIONS, PinkNoise, pink
-from dppo.ppo.acting.wide import FIRST, OFTEN, SELDOM, STRETCH_STEPS, WideAgent, hold, is_wide
+from dppo.ppo.acting.wide import EVERY, STRETCH_STEPS, WideAgent, hold, is_wide
 from dppo.ppo.distributions.simple import DiagonalGaussian
 from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.choice import choose_network
@@ -83,22 +83,23 @@ def test_segments_of_any_length_join_without_a_break() -> None:
     assert long.shape == (BLOCK_STEPS + 1, 2, 3)
 
 
-def test_at_first_one_sampler_of_four_explores_widely_at_any_time() -> None:
-    for index in (0, STRETCH - 1, STRETCH, FIRST * STRETCH - 1):
+def test_at_any_time_one_sampler_of_four_explores_widely() -> None:
+    for index in (0, STRETCH - 1, STRETCH, 9 * STRETCH):
         flags = []
         for sampler in range(8):
             flags.append(is_wide(sampler, index, 64))
-        assert sum(flags) == 8 // OFTEN
+        assert sum(flags) == 8 // EVERY
 
 
 @pytest.mark.parametrize("num_steps", [64, 100, 3000])
-def test_a_sampler_explores_widely_often_at_first_and_seldom_later(num_steps: int) -> None:
-    segments = -(-STRETCH_STEPS // num_steps)  # of a stretch
+def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> None:
+    segments_of_stretch = -(-STRETCH_STEPS // num_steps)
+    segments = EVERY * segments_of_stretch
     flags = []
-    for index in range((FIRST + SELDOM) * segments):
+    for index in range(3 * segments):
         flags.append(is_wide(2, index, num_steps))
-    assert sum(flags[: FIRST * segments]) == FIRST // OFTEN * segments
-    assert sum(flags[FIRST * segments :]) == segments
+    assert sum(flags) == 3 * segments_of_stretch
+    assert flags[:segments] == flags[segments : 2 * segments]
 
 
 def test_noise_is_held_for_powers_of_two() -> None:
@@ -155,7 +156,7 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
 def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: bool) -> None:
     """Of this sampler, segment 1 explores widely; the episodes end in segment 2."""
     sampler, _ = sampler_of([Pushed()], num_steps=1024, sampler_id=2, noise_kind="wide")
-    assert [index for index in range(FIRST) if sampler.is_wide(index)] == [1]
+    assert [index for index in range(6) if sampler.is_wide(index)] == [1, 5]
     episode = Episode(0, 0, 1.0, length, None, end=end)
     (marked,) = sampler._marked([episode], index=2)
     assert marked.explored == explored

@@ -131,8 +131,8 @@ class Sampling:
     """Steps T of each environment in one iteration."""
     noise: Noise = setting("white")
     """Exploration noise of continuous actions: white is independent in each env step; pink moves steadily for a while
-    instead of trembling. wide, the default of algo=sac alone, is white, but at times each sampler takes actions
-    from all over the bounds and holds them for up to 32 steps: in a quarter of its first 4,096, later in 1 of 16."""
+    instead of trembling. wide, the default of algo=sac alone, is white, but for a quarter of the time each
+    sampler takes actions from all over the bounds and holds them for up to 32 steps."""
     overlap: bool = False
     """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
     policy_lag: int = setting(0, ge=0)

@@ -1,4 +1,4 @@
-"""Wide exploration: in some stretches of a sampler's segments, actions far from the policy's."""
+"""Wide exploration: in every fourth stretch of a sampler's segments, actions far from the policy's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 STRETCH_STEPS = 1024
 """Segments of so many steps, or a few more, are one stretch."""
-OFTEN = 4  # of so many stretches, one is wide
-FIRST = 4  # stretches for which this holds
-SELDOM = 16  # of so many later ones, one is wide
-LONGEST_WITHOUT = (OFTEN - 1) * STRETCH_STEPS
+EVERY = 4  # of so many stretches, one is wide
+LONGEST_WITHOUT = (EVERY - 1) * STRETCH_STEPS
 """Env steps of the longest episodes that may come between two wide stretches."""
 LEAST_LOG_STD = 0.0  # before the tanh: nearly as wide as the bounds
 HOLD_PROBABILITY = 0.2  # of a step in which no noise is held yet
@@ -31,8 +29,7 @@ def is_wide(sampler_id: int, index: int, num_steps: int) -> bool:
     It is a function of its arguments alone, so that any process decides the same. Samplers take turns.
     """
     stretch = index // math.ceil(STRETCH_STEPS / num_steps)
-    every = OFTEN if stretch < FIRST else SELDOM
-    return (stretch + sampler_id + 1) % every == 0
+    return (stretch + sampler_id + 1) % EVERY == 0
 
 
 def hold(
