@@ -13,7 +13,13 @@ import dppo
 from dppo.config.parts import Actors, Learners, Sampling
 from dppo.errors import ConfigError
 from dppo.tools.doctor.findings import findings
-from dppo.transports.ray.capacity import Demand, across_nodes, actor_in_words, check_here, room_for
+from dppo.transports.ray.capacity import (
+    Demand,
+    across_nodes,
+    actor_in_words,
+    check_here,
+    room_for,
+)
 from dppo.transports.ray.session import demand_of
 
 
@@ -43,16 +49,57 @@ class Case:
 
 
 CASES = [
-    Case(2, (4, 4, 4, 4), nodes=2, room=2),
-    Case(2, (4, 4, 4), nodes=2, room=1),
-    Case(2, (64, 3), nodes=2, room=0),
-    Case("auto", (8, 8), nodes=1, room=2),
-    Case("auto", (8, 4, 4), nodes=2, room=2),
-    Case("auto", (2, 2, 2, 2), nodes=4, room=1),
+    Case(
+        2,
+        (4, 4, 4, 4),
+        nodes=2,
+        room=2,
+    ),
+    Case(
+        2,
+        (4, 4, 4),
+        nodes=2,
+        room=1,
+    ),
+    Case(
+        2,
+        (64, 3),
+        nodes=2,
+        room=0,
+    ),
+    Case(
+        "auto",
+        (8, 8),
+        nodes=1,
+        room=2,
+    ),
+    Case(
+        "auto",
+        (8, 4, 4),
+        nodes=2,
+        room=2,
+    ),
+    Case(
+        "auto",
+        (2, 2, 2, 2),
+        nodes=4,
+        room=1,
+    ),
     Case("auto", (7, 7), nodes=2, room=1, changes={"num_actors": 1}),
-    Case("auto", (1,), nodes=1, room=0),
+    Case(
+        "auto",
+        (1,),
+        nodes=1,
+        room=0,
+    ),
     Case(2, (8, 4, 4, 8), nodes=2, room=2, changes={"evaluators": 1}),
-    Case(2, (9, 4, 4), nodes=2, room=1, changes={"num_learners": 1, "learner": {"CPU": 2.0}}),
+    Case(
+        2,
+        (9, 4, 4),
+        nodes=2,
+        room=1,
+        changes={"num_learners": 1, "learner": {"CPU": 2.0}},
+    ),
 ]
 
 
