@@ -13,13 +13,7 @@ import dppo
 from dppo.config.parts import Actors, Learners, Sampling
 from dppo.errors import ConfigError
 from dppo.tools.doctor.findings import findings
-from dppo.transports.ray.capacity import (
-    Demand,
-    across_nodes,
-    actor_in_words,
-    check_here,
-    room_for,
-)
+from dppo.transports.ray.capacity import Demand, across_nodes, actor_in_words, check_here, room_for
 from dppo.transports.ray.session import demand_of
 
 
@@ -49,57 +43,26 @@ class Case:
 
 
 CASES = [
-    Case(
-        2,
-        (4, 4, 4, 4),
-        nodes=2,
-        room=2,
-    ),
-    Case(
-        2,
-        (4, 4, 4),
-        nodes=2,
-        room=1,
-    ),
-    Case(
-        2,
-        (64, 3),
-        nodes=2,
-        room=0,
-    ),
-    Case(
-        "auto",
-        (8, 8),
-        nodes=1,
-        room=2,
-    ),
-    Case(
-        "auto",
-        (8, 4, 4),
-        nodes=2,
-        room=2,
-    ),
-    Case(
-        "auto",
-        (2, 2, 2, 2),
-        nodes=4,
-        room=1,
-    ),
+    # four nodes are two pairs
+    Case(2, (4, 4, 4, 4), nodes=2, room=2),
+    # one node of three is left over
+    Case(2, (4, 4, 4), nodes=2, room=1),
+    # a large node does not make up for a small one
+    Case(2, (64, 3), nodes=2, room=0),
+    # ranks that fit on one node stay there
+    Case("auto", (8, 8), nodes=1, room=2),
+    # as many actors as are wanted fit on two nodes each
+    Case("auto", (8, 4, 4), nodes=2, room=2),
+    # one actor fits, on all nodes
+    Case("auto", (2, 2, 2, 2), nodes=4, room=1),
+    # a single actor may have two nodes
     Case("auto", (7, 7), nodes=2, room=1, changes={"num_actors": 1}),
-    Case(
-        "auto",
-        (1,),
-        nodes=1,
-        room=0,
-    ),
+    # nothing fits
+    Case("auto", (1,), nodes=1, room=0),
+    # an actor of evaluations takes as much as another
     Case(2, (8, 4, 4, 8), nodes=2, room=2, changes={"evaluators": 1}),
-    Case(
-        2,
-        (9, 4, 4),
-        nodes=2,
-        room=1,
-        changes={"num_learners": 1, "learner": {"CPU": 2.0}},
-    ),
+    # a learner takes its part of the largest node
+    Case(2, (9, 4, 4), nodes=2, room=1, changes={"num_learners": 1, "learner": {"CPU": 2.0}}),
 ]
 
 
@@ -115,7 +78,8 @@ def test_actors_take_equal_parts_of_several_nodes(case: Case) -> None:
 
 
 def test_a_message_names_the_part_on_each_node() -> None:
-    chosen = across_nodes(demand(8, 2), machines((4, 4)))
+    nodes = machines((4, 4))
+    chosen = across_nodes(demand(8, 2), nodes)
     assert actor_in_words(chosen) == "4 CPU on each of 2 nodes"
 
 
@@ -140,5 +104,6 @@ def test_another_form_of_nodes_per_env_is_refused(nodes: Any) -> None:
 
 
 def test_the_doctor_says_that_it_measures_one_node() -> None:
-    texts = [text for _, text in findings({}, config_of(2))]
+    config = config_of(2)
+    texts = [text for _, text in findings({}, config)]
     assert "nodes_per_env=2: all ranks were started on this machine" in texts[0]
