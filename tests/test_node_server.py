@@ -71,7 +71,8 @@ def test_an_agent_prints_and_exits_as_its_command_does(node: Node, tmp_path: Pat
 
 
 def test_an_agent_runs_commands_for_its_own_node_itself(node: Node, tmp_path: Path) -> None:
-    words = [sys.executable, "-I", "-S", GUARD, "agent", "localhost", "echo", "here"]
+    agent = [sys.executable, "-I", "-S", GUARD, "agent"]
+    words = [*agent, "localhost", "echo", "here"]
     no_nodes = {NODES: "{}"}
     answer = subprocess.run(words, env=no_nodes, capture_output=True, check=True, timeout=30)
     assert answer.stdout == b"here\n"
