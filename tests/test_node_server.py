@@ -84,13 +84,15 @@ def test_a_command_ends_with_its_agent_and_with_the_owner_of_the_server(
     detached = "sh -c 'setsid sleep 1000 & echo $! >pid; wait'"
     for end in ("agent", "owner"):
         command = agent(node, tmp_path, detached)
-        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        pid = int((tmp_path / "pid").read_text())
+        file = tmp_path / "pid"
+        wait_until(lambda file=file: file.exists() and file.read_text())  # type: ignore[misc]
+        pid = int(file.read_text())
         assert alive(pid)
-        (command if end == "agent" else owner).kill()
+        ended = command if end == "agent" else owner
+        ended.kill()
         wait_until(lambda pid=pid: not alive(pid), 10)  # type: ignore[misc]
         command.communicate(timeout=10)
-        (tmp_path / "pid").unlink()
+        file.unlink()
 
 
 def test_a_lease_makes_folders_and_ends_what_has_its_mark(node: Node, tmp_path: Path) -> None:
