@@ -158,6 +158,32 @@ def test_a_solver_that_is_killed_is_started_again_and_its_episode_replayed(tmp_p
     env.close()
 
 
+KILLED_TWICE = """
+import glob, os, signal
+number = len(glob.glob("killed-*"))
+if number < 2:
+    open(f"killed-{number}", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_solver_that_is_killed_while_it_starts_or_repeats_its_episode_is_started_again(
+    tmp_path: Path,
+) -> None:
+    undisturbed = make(solver(tmp_path), scratch_dir=str(tmp_path))
+    expected = played(undisturbed, 5)
+    undisturbed.close()
+    killed = "if steps == {0: 4, 1: 2}.get(len(glob.glob('at-*'))): "
+    killed += "open(f'at-{steps}', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
+    words = solver(tmp_path, killed)
+    program = Path(words[1])
+    program.write_text(KILLED_TWICE + program.read_text())
+    env = make(words, scratch_dir=str(tmp_path))
+    assert played(env, 5) == expected
+    env.close()
+    assert len(list(tmp_path.glob("killed-*"))) == 2
+
+
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [

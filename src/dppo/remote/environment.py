@@ -17,13 +17,14 @@ from dppo.remote.client import TERMINATED, TRUNCATED
 from dppo.remote.connection import MAX_UNIX_PATH, Listener
 from dppo.remote.protocol import Part
 from dppo.remote.session import Handed, Session, SolverEnded
-from dppo.slots.program import SolverError
+from dppo.slots.program import SolverError, SolverKilled
 from dppo.slots.slots import Slots
 
 ADDRESS = "DPPO_ADDRESS"  # variables of the solver
 SECRET = "DPPO_SECRET"
 SOLVER = "DPPO_SOLVER"  # the number of the instance: sampler.environment
 PORTS_PER_SAMPLER = 10
+STARTS = 3  # of a solver that is killed before it connects, or while its episode is replayed
 RESTARTS = "solver_restarts"  # its name in info
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "aprun", "prterun")
 
@@ -136,6 +137,17 @@ class _Start:
         if solver.command is None:
             logger.warning("solver %s: is awaited at %s", solver.name, listener.address)
             return Session(listener.accept(self._timeout_s, lambda: None), None)
+        for _ in range(STARTS - 1):
+            try:
+                return self._started()
+            except SolverKilled as error:
+                logger.warning("solver %s: %s\nIt is started again.", solver.name, error)
+        return self._started()
+
+    def _started(self) -> Session:
+        listener = self._listener
+        solver = self._solver
+        assert solver.command is not None
         variables = {ADDRESS: listener.address, SECRET: listener.secret, SOLVER: solver.name}
         program = solver.slots.launch(
             solver.command, solver.folder, variables, as_it_is=bool(solver.launcher)
@@ -153,8 +165,9 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
     Observations are a Box if the solver declares a single part, otherwise a Dict by the names of its parts. An action
     is a Box: of the shape of its part if there is only one, otherwise the numbers of all parts in a row.
 
-    A solver that ends in an episode is started again, once in a step: the episode is replayed up to this step, and goes
-    on if the last observation is the same to the last bit. `info["solver_restarts"]` counts these starts.
+    A solver that ends in an episode is started again: the episode is replayed up to this step, and goes on if the last
+    observation is the same to the last bit. `info["solver_restarts"]` counts these starts. One that then ends in the
+    same step has failed; one that is killed before it comes to this step is started again, three times in all.
     """
 
     def __init__(self, listener: Listener, start: _Start, session: Session) -> None:
@@ -216,21 +229,30 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
 
     def _replay(self, error: SolverEnded, action: np.ndarray) -> Handed:
         """Start the solver again, and bring it to where it ended, for the step of `action`."""
-        number = len(self._actions) + 1
-        place = f"in step {number} of an episode"
+        place = f"in step {len(self._actions) + 1} of an episode"
+        self._repeat(error, place, STARTS)
+        try:
+            return self._live().act(action)
+        except SolverEnded as second:
+            raise SolverError(f"the solver ended twice {place} {second}") from None
+
+    def _repeat(self, error: SolverEnded, place: str, starts: int) -> None:
+        """Start the solver, at most so many times, until it has repeated the actions of the episode."""
         handed = self._begin_again(error, place)
         session = self._live()
         try:
             for earlier in self._actions:
                 handed = session.act(earlier)
-            if self._last is None or handed.numbers.tobytes() != self._last.tobytes():
-                raise SolverError(
-                    f"the solver ended {place} {error}\nIt was started again, but the same actions led to another "
-                    f"observation than before: its episodes do not follow from the seed and the actions"
-                )
-            return session.act(action)
-        except SolverEnded as second:
-            raise SolverError(f"the solver ended twice {place} {second}") from None
+        except SolverEnded as another:
+            if starts == 1:
+                raise SolverError(f"the solver ended in each replay {place} {another}") from None
+            self._repeat(another, place, starts - 1)
+            return
+        if self._last is None or handed.numbers.tobytes() != self._last.tobytes():
+            raise SolverError(
+                f"the solver ended {place} {error}\nIt was started again, but the same actions led to another "
+                f"observation than before: its episodes do not follow from the seed and the actions"
+            )
 
     def _begin_again(self, error: SolverEnded, place: str) -> Handed:
         """Start the solver again, and its episode."""

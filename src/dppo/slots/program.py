@@ -25,12 +25,17 @@ LOG = "solver.log"  # in its folder
 END_BYTES = 4096
 END_LINES = 12  # of which srun adds up to five after the last of the solver
 START_S = 30.0  # for the keeper to start, on a busy machine
+BY_SIGNAL = 128  # beyond which an exit status of a launcher stands for a signal
 EXIT_S = 2.0  # for a program to exit after its connection has closed
 END_S = 12.0  # for the keeper to end all ranks
 
 
 class SolverError(RuntimeError):
     """A solver that ended, does not answer, or does not keep to the protocol."""
+
+
+class SolverKilled(SolverError):
+    """A solver that a signal ended before it connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +103,14 @@ class Program:
         reports = self._reports(START_S)
         with suppress(subprocess.TimeoutExpired):
             self._keeper.wait(START_S)  # its first process, which has left the keeper itself behind
-        if not reports or "refused" in reports[0]:
+        if not reports or "ended" in reports[0]:
             self._close()
-            reason = reports[0]["refused"] if reports else "its keeper did not start"
+            raise SolverKilled(f"command={shlex.join(self._words)}: its keeper did not start")
+        if "refused" in reports[0]:
+            self._close()
             raise SolverError(
-                f"command={shlex.join(self._words)}: cannot be started ({reason}). It is looked for in PATH, or as an "
-                f"absolute path, because each solver runs in a folder of its own"
+                f"command={shlex.join(self._words)}: cannot be started ({reports[0]['refused']}). It is looked for in "
+                f"PATH, or as an absolute path, because each solver runs in a folder of its own"
             )
         self.pid: int = reports[0]["started"]
         """Process id of the launcher, or of the program itself."""
@@ -132,8 +139,12 @@ class Program:
 
     def check(self) -> None:
         """Raise SolverError if the program has ended."""
-        if self.poll() is not None:
-            raise SolverError(f"the solver ended before it connected {self.end()}")
+        code = self.poll()
+        if code is None:
+            return
+        text = f"the solver ended before it connected {self.end()}"
+        by_signal = code < 0 or code > BY_SIGNAL
+        raise SolverKilled(text) if by_signal else SolverError(text)
 
     def end(self, wait_s: float = EXIT_S) -> str:
         """Return how the program ended, with its last lines, waiting for its exit."""
