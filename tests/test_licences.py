@@ -50,29 +50,32 @@ def actors(*hosted: tuple[int, ...]) -> list[Actor]:
 
 def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_them() -> None:
     slots = Slots(replace(Limits(), most_hosted=3))
-    first, other = actors((0, 1), (2, 3))
-    assert slots.grant(first, (0, 1), 0.0) == (0, 1)
-    assert slots.grant(other, (2, 3), 0.0) == (2,)  # and sampler 3 waits
+    samplers = (0, 1)
+    others = (2, 3)
+    first, other = actors(samplers, others)
+    assert slots.grant(first, samplers, 0.0) == samplers
+    assert slots.grant(other, others, 0.0) == (2,)  # and sampler 3 waits
     assert slots.take_waiting() == [other]
-    assert slots.grant(first, (0, 1), 1.0) == (0, 1)  # it has them
+    assert slots.grant(first, samplers, 1.0) == samplers  # it has them
     slots.ended(first)
     first.end(1.0)
-    assert slots.grant(first, (0, 1), 2.0) == ()
+    assert slots.grant(first, samplers, 2.0) == ()
     described = str(slots)
     assert "of 3 of at most 3 samplers exist (licences)" in described
     assert "those of 2 in processes that have just ended" in described
-    assert slots.grant(first, (0, 1), 2.0 + ENDING_S) == (0, 1)
-    assert slots.grant(other, (2, 3), 2.0 + ENDING_S) == (2,)
+    assert slots.grant(first, samplers, 2.0 + ENDING_S) == samplers
+    assert slots.grant(other, others, 2.0 + ENDING_S) == (2,)
 
 
 def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if_need_be() -> None:
     slots = Slots(replace(Limits(), most_hosted=2))
-    giver, taker = actors((0, 1), ())
-    slots.grant(giver, (0, 1), 0.0)
-    giver.assign((0, 1), 0, (0, 1))
+    samplers = (0, 1)
+    giver, taker = actors(samplers, ())
+    slots.grant(giver, samplers, 0.0)
+    giver.assign(samplers, 0, samplers)
     giver.samplers = (0,)
     taker.samplers = (1,)
-    giver.queue[1] = Question(0, (0, 1), (0, 1))
+    giver.queue[1] = Question(0, samplers, hosted=samplers)
     assert slots.grant(taker, (1,), 1.0) == ()
     assert slots.idle_holders([giver, taker]) == []
     giver.queue.clear()
@@ -83,8 +86,9 @@ def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if
 
 def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
     slots = Slots(replace(Limits(), start_s=2.0))
-    first, other = actors((0, 1), (2,))
-    assert slots.grant(first, (0, 1), 10.0) == (0, 1)
+    samplers = (0, 1)
+    first, other = actors(samplers, (2,))
+    assert slots.grant(first, samplers, 10.0) == samplers
     assert slots.grant(other, (2,), 10.0) == ()
     assert slots.grant(other, (2,), 13.9) == ()
     assert slots.grant(other, (2,), 14.0) == (2,)
