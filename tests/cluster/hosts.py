@@ -136,21 +136,26 @@ class Host:
         own = (f"--node-ip-address={self.address}", "--disable-usage-stats")
         words = ["-m", "ray.scripts.scripts", "start", *role, *sizes, *own]
         for _ in range(STARTS):
+            process = self.start(words, "ray.log", **env)
             with suppress(subprocess.TimeoutExpired):
-                if self.start(words, "ray.log", **env).wait(START_S) == 0:
+                if process.wait(START_S) == 0:
                     return
+            process.kill()
+            process.wait()
             self.send(signal.SIGKILL, "ray")
             time.sleep(1)
         raise AssertionError((self.folder / "ray.log").read_text())
 
-    def processes(self, title: str) -> list[int]:
-        """Return the ids, on this machine, of the processes of the host whose command line contains `title`."""
+    def processes(self, title: str, *, whole: bool = False) -> list[int]:
+        """Return the ids, on this machine, of the processes of the host whose command line contains, or is, `title`."""
         found = []
         here = self._processes_of(self._sleeper_of(self._first.pid))
         for folder in Path("/proc").glob("[0-9]*"):
             pid = int(folder.name)
             with suppress(OSError):
-                if self._processes_of(pid) == here and title in command_line(pid):
+                line = command_line(pid)
+                is_titled = line == title if whole else title in line
+                if is_titled and self._processes_of(pid) == here:
                     found.append(pid)
         return sorted(found)
 

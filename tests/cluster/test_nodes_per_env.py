@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hosts import Host, Hosts, possible
 from mpi import FAMILIES, compiled_heat, use_mpi
-from processes import command_line, wait_until
+from processes import wait_until
 from test_remote import settings
 
 import dppo
@@ -100,17 +100,12 @@ class Spread:
 
     def ranks(self, host: Host) -> list[int]:
         """Return the ranks of a host, without their guards."""
-        return [pid for pid in host.processes(self._heat) if command_line(pid) == self._heat]
+        return host.processes(self._heat, whole=True)
 
-    def left(self, hosts: Sequence[Host]) -> list[str]:
-        """Return the command lines of ranks, guards and launchers' daemons on these hosts."""
-        pids = [
-            pid
-            for host in hosts
-            for title in (*STARTED, self._heat)
-            for pid in host.processes(title)
-        ]
-        return [command_line(pid) for pid in pids]
+    def left(self, hosts: Sequence[Host]) -> list[int]:
+        """Return the ranks, guards and daemons of launchers on these hosts."""
+        titles = (*STARTED, self._heat)
+        return [pid for host in hosts for title in titles for pid in host.processes(title)]
 
     def kill(self) -> None:
         """Kill the driver."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hosts import Host, Hosts, possible
 from mpi import FAMILIES, use_mpi
-from processes import command_line, wait_until
+from processes import wait_until
 
 from dppo.machine import usable_cores
 
@@ -89,7 +89,7 @@ class Pair:
 def ranks(host: Host) -> list[int]:
     """Return the ranks that sleep on a host, without guards and launchers."""
     title = " ".join(SLEEPS)
-    return [pid for pid in host.processes(title) if command_line(pid) == title]
+    return host.processes(title, whole=True)
 
 
 @pytest.fixture(params=FAMILIES)

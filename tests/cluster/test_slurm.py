@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from mpi import compiled_heat, use_mpi
-from processes import command_line, wait_until
+from processes import wait_until
 from slurm import Slurm, slurm_of, slurm_possible
 from test_remote import settings
 
@@ -26,33 +28,36 @@ with_mpi = pytest.mark.skipif(shutil.which("mpicc") is None, reason="needs mpicc
 TWO_NODES = "--nodes=2 --cpus-per-task=2"
 
 
+@dataclass
 class HeatedBars:
-    """Runs of the heated bar, each of two ranks, on two nodes."""
+    """Runs of the heated bar on two nodes."""
 
-    def __init__(
-        self, slurm: Slurm, instances: int, iterations: int, cores_per_rank: int, pause_ms: int = 0
-    ) -> None:
-        self.slurm = slurm
-        self.heat = compiled_heat(slurm.folder, pause_ms)
-        self._instances = instances
-        self._steps = instances * 8 * iterations
-        self._cores_per_rank = cores_per_rank
+    slurm: Slurm
+    instances: int
+    iterations: int
+    cores_per_rank: int
+    ranks_per_env: int = 2
+    nodes_per_env: int = 1
+    pause_ms: int = 0
+    substeps: int = 20
+
+    def __post_init__(self) -> None:
+        self.heat = compiled_heat(self.slurm.folder, self.pause_ms, self.substeps)
+        self._steps = self.instances * 8 * self.iterations
 
     def submit(self) -> str:
         return self.slurm.submit(
             TWO_NODES,
             f"""dppo.remote:make --env-kwargs '{{"command": ["{self.heat}"]}}'""",
-            f"--ranks-per-env 2 --cores-per-rank {self._cores_per_rank} --num-samplers {self._instances} "
+            f"--ranks-per-env {self.ranks_per_env} --nodes-per-env {self.nodes_per_env} "
+            f"--cores-per-rank {self.cores_per_rank} --num-samplers {self.instances} "
             "--num-steps 8 --update-epochs 1 --preset none --progress plain "
             f"--total-timesteps {self._steps}",
         )
 
     def ranks(self) -> list[int]:
         """Return the number of ranks on each host."""
-        return [
-            sum(command_line(pid) == self.heat for pid in host.processes(self.heat))
-            for host in self.slurm.hosts
-        ]
+        return [len(host.processes(self.heat, whole=True)) for host in self.slurm.hosts]
 
     def wait_for_end(self, job: str, state: str) -> None:
         """Wait for the end of a job, and for the end of all ranks and launchers within 10 s."""
@@ -65,9 +70,9 @@ class HeatedBars:
         use_mpi("openmpi", folder, monkeypatch)
         whole = settings(
             folder / "whole",
-            [compiled_heat(folder)],
-            num_samplers=self._instances,
-            ranks_per_env=2,
+            [compiled_heat(folder, substeps=self.substeps)],
+            num_samplers=self.instances,
+            ranks_per_env=self.ranks_per_env,
             cores_per_rank=0,
             num_steps=8,
             total_timesteps=self._steps,
@@ -110,6 +115,32 @@ def test_ranks_under_srun_lead_to_the_same_weights_through_signals_resumes_and_a
         slurm.call("scontrol update nodename=h2 state=drain reason=test")
         bars.wait_for_end(drained, "COMPLETED")
         assert "Resuming from iter_" in slurm.log, slurm.log
+        assert "is not bound" not in slurm.log
+        bars.end_with_the_weights_of_one_process(tmp_path, monkeypatch)
+
+
+@with_mpi
+def test_ranks_of_one_solver_on_two_nodes_are_started_by_srun_and_none_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the hosts have the same two cores
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+    monkeypatch.setenv("DPPO_NAP", "1")
+    with slurm_of(2, tmp_path) as slurm:
+        bars = HeatedBars(
+            slurm, 1, iterations=8, cores_per_rank=1, ranks_per_env=4, nodes_per_env=2, substeps=1
+        )
+        stopped = bars.submit()
+        slurm.wait_for_rows(2)
+        assert bars.ranks() == [2, 2]
+        [further] = [host for host in slurm.hosts if not host.processes("ray::PPOActor")]
+        os.kill(further.processes(bars.heat, whole=True)[0], signal.SIGKILL)
+        slurm.wait_for_rows(slurm.rows + 2)
+        slurm.call(f"scancel --signal=TERM {stopped}")
+        bars.wait_for_end(stopped, "FAILED")
+        assert "Stopped by SIGTERM" in slurm.log, slurm.log
+        resumed = bars.submit()
+        bars.wait_for_end(resumed, "COMPLETED")
         assert "is not bound" not in slurm.log
         bars.end_with_the_weights_of_one_process(tmp_path, monkeypatch)
 
