@@ -11,7 +11,7 @@ from dppo import streams
 from dppo.config.parts import Network
 from dppo.ppo.acting import wide
 from dppo.ppo.acting.noise import BLOCK_STEPS, CORRELATIONS, PinkNoise, pink
-from dppo.ppo.acting.wide import EVERY, STRETCH_STEPS, WideAgent, hold, is_wide
+from dppo.ppo.acting.wide import EVERY, STRETCH_STEPS, WideAgent, WideExploration, hold
 from dppo.ppo.distributions.simple import DiagonalGaussian
 from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.choice import choose_network
@@ -87,7 +87,7 @@ def test_at_any_time_one_sampler_of_four_explores_widely() -> None:
     for index in (0, STRETCH - 1, STRETCH, 9 * STRETCH):
         flags = []
         for sampler in range(8):
-            flags.append(is_wide(sampler, index, 64))
+            flags.append(WideExploration(sampler, 64).covers(index))
         assert sum(flags) == 8 // EVERY
 
 
@@ -97,7 +97,7 @@ def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> 
     segments = EVERY * segments_of_stretch
     flags = []
     for index in range(3 * segments):
-        flags.append(is_wide(2, index, num_steps))
+        flags.append(WideExploration(2, num_steps).covers(index))
     assert sum(flags) == 3 * segments_of_stretch
     assert flags[:segments] == flags[segments : 2 * segments]
 
@@ -156,7 +156,8 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
 def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: bool) -> None:
     """Of this sampler, segment 1 explores widely; the episodes end in segment 2."""
     sampler, _ = sampler_of([Pushed()], num_steps=1024, sampler_id=2, noise_kind="wide")
-    assert [index for index in range(6) if sampler.is_wide(index)] == [1, 5]
+    assert sampler.wide is not None
+    assert [index for index in range(6) if sampler.wide.covers(index)] == [1, 5]
     episode = Episode(0, 0, 1.0, length, None, end=end)
-    (marked,) = sampler._marked([episode], index=2)
+    (marked,) = sampler.wide.marked([episode], index=2)
     assert marked.explored == explored

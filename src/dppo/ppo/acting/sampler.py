@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -17,12 +16,11 @@ from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.acting.guided import GuidedAgent, guided_agent
 from dppo.ppo.acting.noise import PinkNoise
-from dppo.ppo.acting.wide import LONGEST_WITHOUT, WideAgent, hold, is_wide
+from dppo.ppo.acting.wide import WideAgent, WideExploration, hold, wide_agent
 from dppo.ppo.exchange.inputs import normalized_part
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import (
     EnvLog,
-    Episode,
     Incident,
     PolicySnapshot,
     Rebuild,
@@ -70,9 +68,13 @@ class PPOSampler:
         distribution = spec.distribution
         self.draw_noise: Callable[[int], np.ndarray] = self._white_noise
         """Returns the exploration noise [T, E, n] of a segment, given its index."""
+        self.wide: WideExploration | None = None
         if self.noise_kind == "pink":
             shape = (self.num_steps, num_envs)
             self.draw_noise = PinkNoise(self.noise, distribution, shape, spec.dtype).of_segment
+        if self.noise_kind == "wide":
+            self.wide = WideExploration(self.sampler_id, self.num_steps)
+            self.draw_noise = partial(self._wide_noise, self.wide)
         action = (distribution.action_dtype(spec.dtype), distribution.action_shape)
         self.head_dtype = np.dtype((spec.dtype, (distribution.head_size,)))
         self.dtypes = {
@@ -101,16 +103,17 @@ class PPOSampler:
             additions.append(_with_successors)
         return additions
 
-    def is_wide(self, index: int) -> bool:
-        """Return whether a segment explores widely."""
-        return self.noise_kind == "wide" and is_wide(self.sampler_id, index, self.num_steps)
-
     def _white_noise(self, index: int) -> np.ndarray:
-        spec = self.agent.spec
+        return self._noise_by(self.noise(index))
+
+    def _wide_noise(self, wide: WideExploration, index: int) -> np.ndarray:
         generator = self.noise(index)
-        num_envs = self.envs.num_envs
-        noise = spec.distribution.noise(generator, self.num_steps, num_envs, spec.dtype)
-        return hold(noise, generator) if self.is_wide(index) else noise
+        noise = self._noise_by(generator)
+        return hold(noise, generator) if wide.covers(index) else noise
+
+    def _noise_by(self, generator: np.random.Generator) -> np.ndarray:
+        spec = self.agent.spec
+        return spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
 
     def collect(
         self, request: SegmentRequest, snapshot: PolicySnapshot
@@ -153,13 +156,15 @@ class PPOSampler:
             memory=copy(self.memory),
             **open_episodes,
         )
+        episodes = log.episodes
+        if self.wide is not None:
+            episodes = self.wide.marked(episodes, request.index)
         open_actions = [
             _last_actions(segment, env, self.num_steps, length)
             for env, length in enumerate(carry.episode_lengths)
         ]
         ended_actions = [
-            _last_actions(segment, episode.env, episode.end, episode.length)
-            for episode in log.episodes
+            _last_actions(segment, episode.env, episode.end, episode.length) for episode in episodes
         ]
         report = SegmentReport(
             sampler_id=self.sampler_id,
@@ -168,7 +173,7 @@ class PPOSampler:
             steps=int(segment.valid.sum()),
             carry=carry,
             open_actions=tuple(open_actions),
-            episodes=tuple(self._marked(log.episodes, request.index)),
+            episodes=tuple(episodes),
             ended_actions=tuple(ended_actions),
             statistics=statistics,
             incidents=tuple(log.incidents),
@@ -176,19 +181,6 @@ class PPOSampler:
             info=log.info,
         )
         return report, segment
-
-    def _marked(self, episodes: Sequence[Episode], index: int) -> Iterator[Episode]:
-        """Yield the episodes that ended in a segment; those with wide exploration in some segment say so.
-
-        Those so long that none goes without it do not say so: their returns are all that is known.
-        """
-        for episode in episodes:
-            earlier = math.ceil((episode.length - episode.end) / self.num_steps)
-            segments = range(index - max(0, earlier), index + 1)
-            if episode.length <= LONGEST_WITHOUT and any(map(self.is_wide, segments)):
-                yield replace(episode, explored=True)
-            else:
-                yield episode
 
     def _statistics(self, segment: Segment, scale: ObsScale | None) -> Statistics:
         """Return moments for the normalizers; of returns R <- gamma R + r, which run on from segment to segment.
@@ -279,21 +271,27 @@ class _Rollout:
             noise.append(sampler.draw_noise(request.index))
         self._noise = np.stack(noise)
         self.agent.load(snapshot)
-        self.acting = self._what_acts()
+        self.acting: PPOAgent | GuidedAgent | WideAgent = self.agent
+        if first.wide is not None:
+            self._let_some_explore_widely()
+        if first.phase is not None:
+            self._let_controllers_act(first.phase)
         self.memory = None if first.memory is None else _Memory(samplers)
         self.time_limits: list[list[_TimeLimit]] = [[] for _ in samplers]
 
-    def _what_acts(self) -> PPOAgent | GuidedAgent | WideAgent:
-        """Return the policy, or what acts in its place in these segments."""
-        phase = self._samplers[0].phase
-        if phase is not None:
-            envs = [sampler.envs for sampler in self._samplers]
-            guided = guided_agent(phase, self.agent, envs, self.snapshot)
-            if guided is not None:
-                return guided
-        pairs = zip(self._samplers, self.requests, strict=True)
-        wide = [sampler.is_wide(request.index) for sampler, request in pairs]
-        return WideAgent(self.agent, np.array(wide)) if any(wide) else self.agent
+    def _let_some_explore_widely(self) -> None:
+        flags = []
+        for sampler, request in zip(self._samplers, self.requests, strict=True):
+            assert sampler.wide is not None
+            flags.append(sampler.wide.covers(request.index))
+        self.acting = wide_agent(self.agent, flags)
+
+    def _let_controllers_act(self, phase: ControllerPhase) -> None:
+        """Let the controllers act if these are the segments in which they do."""
+        envs = [sampler.envs for sampler in self._samplers]
+        guided = guided_agent(phase, self.agent, envs, self.snapshot)
+        if guided is not None:
+            self.acting = guided
 
     def run(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.network import Outputs
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -23,13 +26,34 @@ HOLD_PROBABILITY = 0.2  # of a step in which no noise is held yet
 LONGEST_HOLD = 5  # as a power of two, in steps
 
 
-def is_wide(sampler_id: int, index: int, num_steps: int) -> bool:
-    """Return whether a sampler explores widely in the segment `index`, of `num_steps` steps.
+class WideExploration:
+    """The segments in which a sampler explores widely.
 
-    It is a function of its arguments alone, so that any process decides the same. Samplers take turns.
+    They depend on its number and their index alone, so that any process decides the same. Samplers take turns.
     """
-    stretch = index // math.ceil(STRETCH_STEPS / num_steps)
-    return (stretch + sampler_id + 1) % EVERY == 0
+
+    def __init__(self, sampler_id: int, num_steps: int) -> None:
+        """Prepare for segments of `num_steps` steps."""
+        self._sampler_id = sampler_id
+        self._num_steps = num_steps
+
+    def covers(self, index: int) -> bool:
+        """Return whether the sampler explores widely in the segment `index`."""
+        stretch = index // math.ceil(STRETCH_STEPS / self._num_steps)
+        return (stretch + self._sampler_id + 1) % EVERY == 0
+
+    def marked(self, episodes: Sequence[Episode], index: int) -> list[Episode]:
+        """Return the episodes that ended in a segment; those with wide exploration in some segment say so.
+
+        Those so long that none goes without it do not say so: their returns are all that is known.
+        """
+        marked = []
+        for episode in episodes:
+            earlier = math.ceil((episode.length - episode.end) / self._num_steps)
+            segments = range(index - max(0, earlier), index + 1)
+            explored = episode.length <= LONGEST_WITHOUT and any(map(self.covers, segments))
+            marked.append(replace(episode, explored=True) if explored else episode)
+        return marked
 
 
 def hold(
@@ -47,6 +71,11 @@ def hold(
         starts = begins[step] & ~holds
         ends[starts] = step + lengths[step, starts]
     return following
+
+
+def wide_agent(agent: PPOAgent, wide: Sequence[bool]) -> PPOAgent | WideAgent:
+    """Return what acts for several samplers, of which those in `wide` explore widely."""
+    return WideAgent(agent, np.array(wide)) if any(wide) else agent
 
 
 class WideAgent:
