@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders import make_config
+from processes import in_ray_thread
 from remedies import executes
 
 import dppo
 from dppo.config.parts import Actors, Learners, Sampling
 from dppo.errors import ConfigError
 from dppo.tools.doctor.findings import findings
-from dppo.transports.ray.capacity import Demand, across_nodes, actor_in_words, check_here, room_for
+from dppo.transports.ray import capacity
+from dppo.transports.ray.capacity import Demand, across_nodes, check_here, room_for
 from dppo.transports.ray.session import demand_of
 
 
@@ -77,10 +81,22 @@ def test_actors_take_equal_parts_of_several_nodes(case: Case) -> None:
     assert chosen.total()["CPU"] == processes * 8 + chosen.num_learners * 2
 
 
-def test_a_message_names_the_part_on_each_node() -> None:
-    nodes = machines((4, 4))
-    chosen = across_nodes(demand(8, 2), nodes)
-    assert actor_in_words(chosen) == "4 CPU on each of 2 nodes"
+@pytest.mark.parametrize(
+    ("nodes_per_env", "message"),
+    [
+        (2, r"2 x 4 CPU each .* its 3 nodes have 12 CPU and hold 1\. The ranks of 1 sampler fit"),
+        (1, r"8 CPU each .* hold 0\. .* let ranks have several \(`nodes_per_env=auto`\)"),
+    ],
+)
+def test_too_few_nodes_are_refused_with_the_number_that_fits(
+    nodes_per_env: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = machines((4, 4, 4))
+    ray = SimpleNamespace(nodes=lambda: [{"Resources": node, "Alive": True} for node in nodes])
+    monkeypatch.setattr(capacity, "has_autoscaler", lambda ray: False)
+    chosen = across_nodes(demand(8, nodes_per_env), nodes)
+    with pytest.raises(ConfigError, match=message):
+        in_ray_thread(partial(capacity.check_cluster, ray, chosen, print))
 
 
 @executes("transports/ray/capacity.py: this machine is the only node. Use `nodes_per_env=1`")

@@ -49,7 +49,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         "num_actors=0 starts no actors, which alone have cores",
         {"nodes_per_env": 2, "ranks_per_env": 4},
     ),
-    ("a single rank is on one node", {"nodes_per_env": 2} | ACTORS),
+    ("a single rank is on one node", {"nodes_per_env": "auto"} | ACTORS),
     (
         "cores_per_rank=0 lets ranks share the cores of one node",
         {"nodes_per_env": 2, "ranks_per_env": 4, "cores_per_rank": 0} | ACTORS,

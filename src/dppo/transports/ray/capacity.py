@@ -133,9 +133,9 @@ def in_words(*groups: dict[str, float]) -> str:
 
 
 def actor_in_words(demand: Demand) -> str:
-    """Format the resources of an actor for a message, and its nodes if there are several."""
+    """Format the resources of an actor for a message: `1 CPU`, or `2 x 8 CPU` on two nodes."""
     text = in_words(*demand.groups)
-    return text if demand.nodes == 1 else f"{text} on each of {demand.nodes} nodes"
+    return text if demand.nodes == 1 else f"{demand.nodes} x {text}"
 
 
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
@@ -297,7 +297,7 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
         remedy = remedy[0].upper() + remedy[1:]
         if demand.samplers_with_cores:
             hosted = holds * demand.samplers_with_cores
-            remedy = f"The ranks of {counted(hosted, 'sampler')} fit. {CORES_REMEDY} Or add nodes."
+            remedy = f"The ranks of {counted(hosted, 'sampler')} fit. {CORES_REMEDY} Or add nodes{_spread(demand)}."
     else:
         free = free_room(demand)
         if free < actors:
@@ -307,6 +307,10 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     if not has_autoscaler(ray):
         raise ConfigError(f"{fact}. {remedy}")
     notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
+
+
+def _spread(demand: Demand) -> str:
+    return "" if demand.nodes > 1 else ", or let ranks have several (`nodes_per_env=auto`)"
 
 
 @calls_ray
