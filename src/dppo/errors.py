@@ -175,7 +175,10 @@ def in_gigabytes(size: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    """Return `1 step`, or `1,024 steps`."""
+    if number != 1:
+        noun = plural or f"{noun}s"
+    return f"{number:,} {noun}"
 
 
 def unknown_name(kind: str, name: str, known: Collection[str], meant: Iterable[str] = ()) -> str:

@@ -60,7 +60,9 @@ def command(*words: object) -> str:
 def as_setting_and_flag(name: str, value: object) -> str:
     """Return a setting as it is written in Python and on the command line: `num_actors=8 (--num-actors 8)`."""
     flag = f"--{name.replace('_', '-')}"
-    return f"{name}={value} ({flag if value is True else f'{flag} {value}'})"
+    if value is not True:
+        flag += f" {value}"
+    return f"{name}={value} ({flag})"
 
 
 def as_called(text: str) -> str:

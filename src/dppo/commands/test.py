@@ -42,7 +42,11 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    kind = "quick" if "--quick" in argv else "slow" if "--slow" in argv else "fast"
+    kind = "fast"
+    if "--quick" in argv:
+        kind = "quick"
+    elif "--slow" in argv:
+        kind = "slow"
     chosen = QUICK if kind == "quick" else TWO_PROCESSES
     everything = ["-m", ""] if kind == "slow" else []  # undoes the -m "not slow" of pyproject.toml
     passed_on = [word for word in argv if word not in ("--quick", "--slow")]

@@ -154,4 +154,5 @@ def at_index(index: tuple[int, ...]) -> str:
     """Return how messages name the place of an element, if there are several."""
     if not index:
         return ""
-    return f" at index {index[0] if len(index) == 1 else index}"
+    place = index[0] if len(index) == 1 else index
+    return f" at index {place}"
