@@ -196,7 +196,7 @@ def _measured(facts: dict[str, Any]) -> Iterator[str]:
         count = counted(len(next(iter(returns.values()))), "episode")
         yield f"returns  {described(returns)}; {count} of each"
     if "busy" in facts:
-        yield f"CPU      used {facts['busy']:.0%} of the time of steps and resets; else it waits"
+        yield f"CPU      used {facts['busy']:.0%} of the time of steps and resets; otherwise it waits"
     if "update_s" in facts:
         yield f"update   {facts['update_s']:.3g} s"
 
