@@ -21,6 +21,7 @@ from dppo.slots.layout import Layout, Node
 from dppo.slots.node import NodeLease
 from dppo.slots.program import GUARD, SolverError
 from dppo.slots.slots import Slots
+from dppo.transports.ray.nodes import NodeKeeper
 
 MARK = "a mark of these tests alone"
 SECRET = "a secret of these tests"
@@ -137,6 +138,12 @@ def test_a_stranger_is_not_served(node: Node, tmp_path: Path) -> None:
             assert connection.recv(1) == b""
     assert not (tmp_path / "made").exists()
     NodeLease(node, 0, MARK).close()
+
+
+def test_a_node_without_the_same_python_or_dppo_is_named() -> None:
+    missing = "/no/such/python"
+    host = socket.gethostname()
+    assert NodeKeeper().start([GUARD, missing]) == f"{missing} is missing on node {host}"
 
 
 def test_a_mark_that_any_process_may_have_ends_nothing() -> None:

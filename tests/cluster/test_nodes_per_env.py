@@ -174,21 +174,25 @@ def test_ranks_on_two_hosts_lead_to_the_weights_of_one_when_one_is_killed_or_han
 
 
 @pytest.mark.proves("has ranks on several nodes, and one node is cut off")
+@pytest.mark.parametrize("place", ["beside its actor", "apart from its actor"])
 def test_no_rank_is_left_on_either_side_of_a_cut_and_the_actor_is_replaced(
-    folder: Path, heat: str
+    place: str, folder: Path, heat: str
 ) -> None:
     with spread(folder, heat, 0, 2, 2, 2) as run:
         run.start()
         run.goes_on(3)
         before = [host for host in run.hosts if run.ranks(host)]
-        cut_off = run.further_host()
+        further = run.further_host()
+        cut_off = further
+        if place == "beside its actor":
+            [cut_off] = [host for host in before if host is not further]
         cut_off.cut()
         first_ranks = {pid for host in before for pid in run.ranks(host)}
         wait_until(lambda: not any(first_ranks & set(run.ranks(host)) for host in before), 10)
         wait_until(lambda: not run.left([cut_off]), 5)
         weights = run.weights()
         logs = [path for host in before for path in host.folder.parent.glob("dppo-log-*")]
-        reason = f"node {cut_off.name}, which has ranks of this actor's environments, is lost"
+        reason = f"node {further.name}, which has ranks of this actor's environments, is lost"
         assert any(reason in log.read_text() for log in logs), run.out
         wait_until(lambda: not run.left(run.hosts), 10)
     assert weights == weights_on_one_host(folder, heat)

@@ -57,10 +57,11 @@ class EvaluationActor:
 
     def _loaded(self) -> Any:
         if self._player is None:
-            self._player = unpacked_model(self._packed)
-            self._player.number = self._number
-            self._player.layout = self._process.on_nodes(self._player.layout)
-            self._process.keep(self._player)  # so that SIGTERM closes it
+            player: Any = unpacked_model(self._packed)
+            player.number = self._number
+            player.layout = self._process.on_nodes(player.layout)
+            self._process.keep(player)  # so that SIGTERM closes it
+            self._player = player
         return self._player
 
 
