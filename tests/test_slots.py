@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import psutil
 import pytest
 from builders import make_config
 from processes import wait_until
@@ -189,6 +190,16 @@ def test_no_rank_outlives_a_killed_process_even_one_that_is_stopped(tmp_path: Pa
     finally:
         os.kill(child, signal.SIGKILL)
         driver.stdout.close()
+
+
+def test_a_keeper_that_was_stopped_ends_the_program_and_itself(tmp_path: Path) -> None:
+    program = Slots(Layout()).launch(["sleep", "1000"], tmp_path)
+    keeper = psutil.Process(program.pid).parent()
+    assert keeper is not None
+    keeper.suspend()
+    program.terminate()
+    assert program.poll() == -signal.SIGTERM
+    wait_until(lambda: not keeper.is_running())
 
 
 @pytest.mark.usefixtures("mpirun")

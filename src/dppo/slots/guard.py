@@ -165,7 +165,7 @@ class Keeper:
 
     def run(self, environment_pid: int) -> None:
         """Look after the ranks until all have ended."""
-        _tell({"started": self._launcher.pid})
+        _tell({"started": self._launcher.pid, "keeper": os.getpid()})
         pidfds = _pidfd(environment_pid)
         exited = os.pidfd_open(self._launcher.pid)
         while self._launcher.poll() is None and not any(self._codes.values()):

@@ -112,6 +112,7 @@ class Program:
                 f"command={shlex.join(self._words)}: cannot be started ({reports[0]['refused']}). It is looked for in "
                 f"PATH, or as an absolute path, because each solver runs in a folder of its own"
             )
+        self._keeper_pid: int = reports[0]["keeper"]
         self.pid: int = reports[0]["started"]
         """Process id of the launcher, or of the program itself."""
         self._take_note(reports[1:])
@@ -188,6 +189,7 @@ class Program:
             return
         with suppress(OSError):
             os.write(self._input, b"\n")
+            os.kill(self._keeper_pid, signal.SIGCONT)  # it may have been stopped
         self._wait(END_S)
 
     def _wait(self, wait_s: float) -> bool:
