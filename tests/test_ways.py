@@ -91,9 +91,9 @@ def test_the_figures_of_soft_actor_critic_are_those_of_the_bench(
         assert SAC not in WAYS
         return
     shares = []
-    for name, steps in needed.items():
+    for name, needed_steps in needed.items():
         if by_defaults := reached(runs, "dppo", name, "good"):
-            shares.append(steps / median(by_defaults))
+            shares.append(needed_steps / median(by_defaults))
     learned = [round(steps, -3) for steps in needed.values() if steps < math.inf]
     not_learned = tuple(name for name, steps in needed.items() if steps == math.inf)
     expected = KnownTasks(len(learned), int(min(learned)), int(max(learned)), not_learned)
