@@ -110,6 +110,7 @@ class Spread:
     def kill(self) -> None:
         """Kill the driver."""
         self.hosts[0].send(signal.SIGKILL, "--progress")
+        self.close()
 
     def close(self) -> None:
         if self._driver is not None:
@@ -199,8 +200,12 @@ def test_no_rank_is_left_on_either_side_of_a_cut_and_the_actor_is_replaced(
 
 
 def test_no_rank_is_left_on_any_host_after_the_driver_is_killed(folder: Path, heat: str) -> None:
+    """The next run finds all cores free."""
     with spread(folder, heat, 0, 2, 2) as run:
         run.start()
         run.goes_on(3)
         run.kill()
         wait_until(lambda: not run.left(run.hosts), 10)
+        wait_until(lambda: not any(host.processes("dppo.slots.node") for host in run.hosts), 30)
+        run.start(resume="auto")
+        run.goes_on()
