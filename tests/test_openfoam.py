@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import make_config
-from processes import Disturbance, send
+from mpi import ranks_of, use_mpi
+from processes import Disturbance, send, wait_until
 from recorder import Recorder
 
 import dppo
+from dppo.slots.slots import Slots
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "simulators"
 
@@ -68,9 +72,60 @@ def test_the_lid_that_holds_a_target_is_known(
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     openfoam = importlib.import_module("openfoam")
-    flow = openfoam.make(str(tmp_path))
+    flow = openfoam.make(str(tmp_path), Slots())
     _, info = flow.reset(seed=1)
     lid = np.array([openfoam.lid_for(info["target"])], np.float32)
     rewards = [flow.step(lid)[1] for _ in range(openfoam.LENGTH)]
     assert rewards[-1] > -0.02
     assert rewards[-1] > rewards[0]
+
+
+def test_controllers_show_what_can_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    openfoam = importlib.import_module("openfoam")
+
+    def play(controller: Any) -> float:
+        result = dppo.evaluate(controller, env="openfoam:make", episodes=3)
+        return float(np.mean(result.returns))
+
+    best = play(openfoam.Best())
+    assert best > -0.1
+    assert play(openfoam.Steady()) < best - 0.05
+
+
+class KillsARank(dppo.Observer):
+    """Kills one of the two ranks of a step, once."""
+
+    def __init__(self) -> None:
+        self._thread = threading.Thread(target=self._kill)
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        if row["iteration"] == 1:
+            self._thread.start()
+
+    def _kill(self) -> None:
+        wait_until(lambda: ranks_of("icoFoam -parallel"))
+        os.kill(ranks_of("icoFoam -parallel")[-1], signal.SIGKILL)
+
+    def on_end(self, result: dppo.Result | None, error: BaseException | None) -> None:
+        self._thread.join()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_a_flow_of_two_ranks_has_the_same_weights_when_one_is_killed(
+    num_actors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_mpi("openmpi", tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    sizes = {"ranks_per_env": 2, "cores_per_rank": 0, "num_steps": 2, "total_timesteps": 12}
+    whole = dppo.train(settings(tmp_path / "whole", **sizes))
+    killed = settings(tmp_path / "killed", **sizes, num_actors=num_actors, info_keys=("failures",))
+    result = dppo.train(killed, observers=[KillsARank()])
+    assert result.weights_sha256 == whole.weights_sha256
+    assert max(row["info/failures_max"] for row in result.metrics) == 1
+    assert not ranks_of("icoFoam -parallel")

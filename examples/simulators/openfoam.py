@@ -3,9 +3,11 @@
 The policy moves the lid of a square cavity, and reads four probes. It is to bring the velocity at another place to a
 target that differs from episode to episode. Once the flow is steady, one velocity of the lid does so, that of
 `lid_for(target)`; before, while the fluid is at rest, the lid has to move faster. The whole field is for the critic.
+Two controllers show what can be reached: `Steady` and `Best`.
 
 Each step is a run of icoFoam that goes on from the last time folder. This folder is also the state by reference: it is
-never changed after `get_state` has returned it, but copied.
+never changed after `get_state` has returned it, but copied. With `--ranks-per-env 2`, each step decomposes the case,
+runs icoFoam in parallel, and puts the new time folder together.
 """
 
 import os
@@ -18,6 +20,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.slots.slots import Slots
+
 CELLS = 16  # in each direction
 SIDE = 0.1  # m
 VISCOSITY = 0.01  # m2/s: a lid at 1 m/s makes a flow of Reynolds number 10
@@ -29,6 +33,9 @@ PROBES = [(3, 8), (12, 8), (8, 2), (8, 13)]  # cells (x, y)
 PLACE = (8, 4)
 SHARE = -0.1357  # velocity at PLACE, in units of that of the lid, once the flow is steady
 FASTEST = MAX_LID * abs(SHARE)
+# velocity at PLACE in the steps after the lid has moved at 1 for one step, in units of FASTEST: the flow is slow enough
+# to be linear
+RESPONSE = np.sign(SHARE) * np.array([0.618, 0.224, 0.0965, 0.0378, 0.0142, 0.0053, 0.002])
 TIMEOUT_S = 60.0  # of a program
 LID = re.compile(r"(lid\s*\{[^}]*value\s+uniform \()\S+")
 
@@ -81,16 +88,49 @@ application icoFoam;
 startFrom startTime; startTime {start:g}; stopAt endTime; endTime {end:g}; deltaT {step};
 writeControl timeStep; writeInterval {steps}; writePrecision 12; timePrecision 8;
 """
+DECOMPOSITION = (
+    "numberOfSubdomains {ranks}; method simple; simpleCoeffs {{ n ({ranks} 1 1); delta 0.001; }}\n"
+)
+VARIABLES = {"WM_PROJECT_DIR": "/usr/share/openfoam"}
 
 
-def make(scratch_dir: str) -> gym.Env[Any, Any]:
+def make(scratch_dir: str, slots: Slots) -> gym.Env[Any, Any]:
     """Return the environment, with its case in `scratch_dir`."""
-    return Cavity(Path(scratch_dir, "case"))
+    return Cavity(Path(scratch_dir, "case"), slots)
 
 
 def lid_for(target: float) -> float:
     """Return the action that holds the target, in units of FASTEST, once the flow is steady."""
     return target * np.sign(SHARE)
+
+
+class Steady:
+    """Moves the lid at the velocity that holds the target, and waits for the flow."""
+
+    def act(self, observation: dict[str, np.ndarray]) -> np.ndarray:
+        return np.array([lid_for(target_in(observation))], np.float32)
+
+
+class Best:
+    """Moves the lid so that the target is reached in the next step: nothing is better, within the bounds of the lid."""
+
+    def __init__(self) -> None:
+        self._actions: list[float] = []
+
+    def reset(self) -> None:
+        self._actions.clear()
+
+    def act(self, observation: dict[str, np.ndarray]) -> np.ndarray:
+        latest = self._actions[::-1][: len(RESPONSE) - 1]
+        still_moving = float(np.dot(RESPONSE[1 : 1 + len(latest)], latest))
+        action = float(np.clip((target_in(observation) - still_moving) / RESPONSE[0], -1, 1))
+        self._actions.append(action)
+        return np.array([action], np.float32)
+
+
+def target_in(observation: dict[str, np.ndarray]) -> float:
+    """Return the target of an episode, in units of FASTEST."""
+    return float(observation["probes"][-2])
 
 
 class Cavity(gym.Env[dict[str, np.ndarray], np.ndarray]):
@@ -100,7 +140,7 @@ class Cavity(gym.Env[dict[str, np.ndarray], np.ndarray]):
     all cells. Reward: minus the distance from the target, in units of FASTEST.
     """
 
-    def __init__(self, case: Path) -> None:
+    def __init__(self, case: Path, slots: Slots) -> None:
         """Write the case, and make its mesh."""
         numbers = {"field": 2 * CELLS**2, "probes": 2 * len(PROBES) + 2}
         self.observation_space = gym.spaces.Dict(
@@ -108,6 +148,7 @@ class Cavity(gym.Env[dict[str, np.ndarray], np.ndarray]):
         )
         self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
         self._case = case
+        self._slots = slots
         self._steps = 0
         self._target = 0.0
         self._action = 0.0
@@ -115,6 +156,7 @@ class Cavity(gym.Env[dict[str, np.ndarray], np.ndarray]):
         self._write("system/fvSchemes", SCHEMES)
         self._write("system/fvSolution", SOLUTION)
         self._write("constant/transportProperties", f"nu {VISCOSITY};\n")
+        self._write("system/decomposeParDict", DECOMPOSITION.format(ranks=slots.layout.ranks))
         self._write("0/U", VELOCITY, "volVectorField")
         self._write("0/p", PRESSURE, "volScalarField")
         self._write_control()
@@ -140,14 +182,19 @@ class Cavity(gym.Env[dict[str, np.ndarray], np.ndarray]):
         (before / "new").write_text(changed)
         (before / "new").replace(before / "U")  # the file that get_state returned is another one
         self._write_control()
-        self._run("icoFoam")
+        failures = 0
+        try:
+            self._advance()
+        except RuntimeError:  # it may have been killed, and would go on from the same folder
+            failures = 1
+            self._advance()
         self._steps += 1
         if self._steps > 1:
             shutil.rmtree(before)
         x, y = PLACE
         velocity_here = float(self._velocities()[y, x, 0]) / FASTEST
         reward = -abs(velocity_here - self._target)
-        info = {"target": self._target, "velocity": velocity_here}
+        info = {"target": self._target, "velocity": velocity_here, "failures": failures}
         return self._observation(), reward, False, self._steps == LENGTH, info
 
     def get_state(self) -> dict[str, Any]:
@@ -207,17 +254,28 @@ class Cavity(gym.Env[dict[str, np.ndarray], np.ndarray]):
             "system/controlDict", CONTROL.format(start=start, end=end, step=TIME_STEP, steps=STEPS)
         )
 
-    def _run(self, program: str) -> None:
+    def _advance(self) -> None:
+        if self._slots.layout.ranks == 1:
+            self._run("icoFoam")
+            return
+        self._run("decomposePar", "-force")
+        program = self._slots.launch(["icoFoam", "-parallel"], self._case, VARIABLES)
+        program.terminate(TIMEOUT_S)
+        if program.poll() != 0:
+            raise RuntimeError(f"icoFoam failed {program.end()}")
+        self._run("reconstructPar", "-latestTime")
+
+    def _run(self, *words: str) -> None:
         """Run a program of OpenFOAM in the case; raise RuntimeError with its last lines if it fails."""
         process = subprocess.run(
-            [program],
+            words,
             cwd=self._case,
-            env={"WM_PROJECT_DIR": "/usr/share/openfoam", **os.environ},
+            env={**VARIABLES, **os.environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=TIMEOUT_S,
             check=False,
         )
-        if process.returncode or not self._time().is_dir():
-            raise RuntimeError(f"{program} failed: {process.stdout[-500:]}")
+        if process.returncode:
+            raise RuntimeError(f"{words[0]} failed: {process.stdout[-500:]}")
