@@ -9,6 +9,8 @@ print and leave detached processes behind. Meanwhile this program kills and free
 as a network does that loses packets, takes a node away and gives it back, ends the driver with SIGTERM and, later, with
 SIGKILL, and resumes it. The last two thirds pass without a restart of the driver, so that what it accumulates shows. At
 the end, the weights are compared with those of a run in one process without any of that.
+
+`--ranks` does the same to the processes of MPI solvers: see `soak_ranks.py`.
 """
 
 from __future__ import annotations
@@ -454,6 +456,25 @@ def _rates(samples: list[dict[str, float]]) -> np.ndarray:
     )
 
 
+def of_ranks(asked: argparse.Namespace) -> None:
+    """Run the command with faults to the processes of solvers."""
+    import soak_ranks
+
+    if asked.drive:
+        return soak_ranks.drive(asked.drive)
+    if asked.repeat:
+        return soak_ranks.repeat(asked.repeat, asked.iterations)
+    with tempfile.TemporaryDirectory(prefix="soak", ignore_cleanup_errors=True) as folder:
+        found = soak_ranks.soak(asked.minutes, Path(folder))
+    if asked.json:
+        asked.json.write_text(json.dumps(found) + "\n")
+    print(json.dumps(found, indent=1))
+    if not found["equal_weights"]:
+        sys.exit("the weights differ from those of one process")
+    if any(found["left"].values()):
+        sys.exit(f"processes are left {soak_ranks.END_S:g} s after the end: {found['left']}")
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
@@ -462,11 +483,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--ranks", action="store_true", help="faults to the processes of solvers")
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--repeat", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--iterations", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.ranks:
+        return of_ranks(asked)
     if asked.drive:
         return drive(asked.drive, asked.address)
     if asked.repeat:
