@@ -203,6 +203,18 @@ def test_a_keeper_that_was_stopped_ends_the_program_and_itself(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("mpirun")
+def test_a_keeper_that_was_stopped_goes_on_when_a_rank_ends(tmp_path: Path) -> None:
+    program = Slots(Layout(2, 0)).launch(["sleep", "1000"], tmp_path)
+    wait_until(lambda: len(program.exit_codes) == 2)
+    keeper = psutil.Process(program.pid).parent()
+    assert keeper is not None
+    keeper.suspend()
+    os.kill(program.ranks[1].pid, signal.SIGKILL)
+    wait_until(lambda: not keeper.is_running())
+    assert program.poll() == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("mpirun")
 @executes("slots/launchers.py: neither mpirun nor srun is in PATH. Install Open MPI or MPICH")
 def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Slots(Layout(3, 0))
