@@ -212,6 +212,7 @@ def test_a_keeper_that_was_stopped_goes_on_when_a_rank_ends(tmp_path: Path) -> N
     os.kill(program.ranks[1].pid, signal.SIGKILL)
     wait_until(lambda: not keeper.is_running())
     assert program.poll() == -signal.SIGKILL
+    program.terminate()
 
 
 @pytest.mark.usefixtures("mpirun")
