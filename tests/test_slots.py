@@ -204,8 +204,8 @@ def test_a_keeper_that_was_stopped_ends_the_program_and_itself(tmp_path: Path) -
 
 @pytest.mark.usefixtures("mpirun")
 def test_a_keeper_that_was_stopped_goes_on_when_a_rank_ends(tmp_path: Path) -> None:
-    program = Slots(Layout(2, 0)).launch(["sleep", "1000"], tmp_path)
-    wait_until(lambda: len(program.exit_codes) == 2)
+    program = Slots(Layout(3, 0)).launch(["sleep", "1000"], tmp_path)
+    wait_until(lambda: len(program.exit_codes) == 3)
     keeper = psutil.Process(program.pid).parent()
     assert keeper is not None
     keeper.suspend()
