@@ -116,6 +116,30 @@ class PositionsOnly(gym.ObservationWrapper):
         return observation[[0, 2]]
 
 
+class Sensors(gym.ObservationWrapper):
+    """Show some numbers of the state as `sensors`, and all of them as `state`, for a critic."""
+
+    def __init__(self, env: gym.Env, sensors: list[int]) -> None:
+        super().__init__(env)
+        self._sensors = sensors
+        state: Any = env.observation_space
+        seen = gym.spaces.Box(state.low[sensors], state.high[sensors], dtype=np.float32)
+        self.observation_space = gym.spaces.Dict({"sensors": seen, "state": state})
+
+    def observation(self, observation: np.ndarray) -> dict[str, np.ndarray]:
+        return {"sensors": observation[self._sensors], "state": observation}
+
+
+def cartpole_sensors() -> gym.Env:
+    """Make CartPole whose sensors have no velocities."""
+    return Sensors(gym.make("CartPole-v1"), [0, 2])
+
+
+def pendulum_sensors() -> gym.Env:
+    """Make Pendulum whose sensors have the angle, and not its velocity."""
+    return Sensors(gym.make("Pendulum-v1"), [0, 1])
+
+
 class Stamping(gym.Wrapper):
     """Write the time of day into the file `stamp` at the first step of all processes."""
 

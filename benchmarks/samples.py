@@ -12,7 +12,7 @@ A run is stored in samples.jsonl as it ends, so that the command can be interrup
 defaults), `reuse` (--reuse 4 --num-steps 32), `fast` (--preset fast: CleanRL's settings), `sb3` (the defaults of PPO,
 MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-Baselines3). For continuous actions:
 `sac` (--algo sac), `sb3-sac` and `crossq` (SAC and sb3-contrib's CrossQ with their defaults, 8 environments, and a
-gradient step for each env step).
+gradient step for each env step). On tasks with sensors: `critic-obs` (its critic sees the state).
 Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, Box2D and MiniGrid, and tasks without
 theirs are skipped.
 
@@ -60,6 +60,7 @@ OURS: dict[str, dict[str, Any]] = {
     "reuse": {"reuse": 4, "num_steps": 32},
     "fast": presets()["fast"],
     "sac": {"algo": "sac"},
+    "critic-obs": {"drop_obs": [], "critic_obs": ["state"]},
 }
 
 
@@ -159,6 +160,8 @@ def _possible(name: str, side: str) -> bool:
     if side == "zoo" and name not in ZOO:
         return False
     if side in OFF_POLICY and not TASKS[name].continuous:
+        return False
+    if side == "critic-obs" and "Sensors" not in name:
         return False
     return all(importlib.util.find_spec(module) for module in TASKS[name].needs)
 

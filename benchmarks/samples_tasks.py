@@ -68,6 +68,17 @@ TASKS = {
     "CartPoleNoVelocity": Task(
         "bench_envs:cartpole_positions", 100_000, 195, 475, {"memory": "lstm"}
     ),
+    # the side `critic-obs` shows the state to the critic
+    "CartPoleSensors": Task(
+        "bench_envs:cartpole_sensors", 100_000, 195, 475, {"memory": "lstm", "drop_obs": ("state",)}
+    ),
+    "PendulumSensors": Task(
+        "bench_envs:pendulum_sensors",
+        100_000,
+        -800,
+        -250,
+        {"memory": "lstm", "drop_obs": ("state",)},
+    ),
 }
 
 RELU_256 = {
