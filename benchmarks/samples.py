@@ -12,7 +12,8 @@ A run is stored in samples.jsonl as it ends, so that the command can be interrup
 defaults), `reuse` (--reuse 4 --num-steps 32), `fast` (--preset fast: CleanRL's settings), `sb3` (the defaults of PPO,
 MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-Baselines3). For continuous actions:
 `sac` (--algo sac), `sb3-sac` and `crossq` (SAC and sb3-contrib's CrossQ with their defaults, 8 environments, and a
-gradient step for each env step). On tasks with sensors: `critic-obs` (its critic sees the state).
+gradient step for each env step). On tasks with sensors: `sensors` (its critic sees as
+little as its policy) and `critic-obs` (its critic sees the state).
 Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, Box2D and MiniGrid, and tasks without
 theirs are skipped.
 
@@ -54,12 +55,14 @@ STORE = HERE / "samples.jsonl"
 SIDES = ("dppo", "reuse", "fast", "sb3", "zoo", "sac", "sb3-sac", "crossq")
 PEERS = ("sb3", "zoo", "sb3-sac", "crossq")  # of Stable-Baselines3
 OFF_POLICY = ("sac", "sb3-sac", "crossq")  # for tasks with continuous actions
+OF_SENSORS = ("sensors", "critic-obs")  # for tasks with sensors, and no other sides for these
 SHOWN = ("dppo", "reuse", "sb3")  # unless others are named: these have run most of the tasks
 LONGEST_S = 7200.0
 OURS: dict[str, dict[str, Any]] = {
     "reuse": {"reuse": 4, "num_steps": 32},
     "fast": presets()["fast"],
     "sac": {"algo": "sac"},
+    "sensors": {},
     "critic-obs": {"drop_obs": [], "critic_obs": ["state"]},
 }
 
@@ -161,7 +164,7 @@ def _possible(name: str, side: str) -> bool:
         return False
     if side in OFF_POLICY and not TASKS[name].continuous:
         return False
-    if side == "critic-obs" and "Sensors" not in name:
+    if ("Sensors" in name) != (side in OF_SENSORS):
         return False
     return all(importlib.util.find_spec(module) for module in TASKS[name].needs)
 

@@ -68,7 +68,7 @@ TASKS = {
     "CartPoleNoVelocity": Task(
         "bench_envs:cartpole_positions", 100_000, 195, 475, {"memory": "lstm"}
     ),
-    # the side `critic-obs` shows the state to the critic
+    # the side `sensors` hides the state from policy and critic, `critic-obs` from the policy alone
     "CartPoleSensors": Task(
         "bench_envs:cartpole_sensors", 100_000, 195, 475, {"memory": "lstm", "drop_obs": ("state",)}
     ),

@@ -263,7 +263,8 @@ def samples() -> str:
     for name, task in TASKS.items():
         held_out = ", held out" if task.held_out else ""
         cells = [describe_runs(runs, side, name) for side in SIDES]
-        rows.append((f"{name}{held_out} ({task.modest:g}, {task.good:g})", *cells))
+        if any(cells):
+            rows.append((f"{name}{held_out} ({task.modest:g}, {task.good:g})", *cells))
     return _table(("task (modest, good)", *SIDES.values()), rows)
 
 
