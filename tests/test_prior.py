@@ -13,6 +13,8 @@ from worlds import priors
 
 import dppo
 from dppo.errors import ConfigError, ControllerFault
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.plans import sampler_plan
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.learning.batch import Batch
@@ -43,6 +45,22 @@ PENDULUM: dict[str, Any] = {
     "prior_steps": 2 * 64,
     "progress": "off",
 }
+
+
+@pytest.mark.parametrize(("prior", "first"), [("worlds.priors:Integrator", 4), (None, 0)])
+def test_soft_actor_critic_explores_widely_only_after_the_controller(
+    prior: str | None, first: int
+) -> None:
+    """Two iterations belong to the controller, and with the lag two more; sampler 3 is the first to explore."""
+    changes = {"algo": "sac", "num_samplers": 4, "policy_lag": 2, "total_timesteps": 12 * 128}
+    steps = {"prior_steps": 2 * 128 if prior else None}
+    config = make_config(PENDULUM | changes | steps | {"prior": prior})
+    built = build_sampler(sampler_plan(config), 3)
+    wide = built.sampler.wide
+    assert wide is not None
+    covered = [index for index in range(12) if wide.covers(index)]
+    built.envs.close()
+    assert covered == [*range(first, 12)]
 
 
 @pytest.mark.parametrize("bounds", ["clip", "rescale", "squash"])

@@ -102,6 +102,13 @@ def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> 
     assert flags[:segments] == flags[segments : 2 * segments]
 
 
+def test_nothing_is_wide_while_a_controller_acts() -> None:
+    wide_from_the_start = WideExploration(3, 64)
+    later = WideExploration(3, 64, first_segment=5)
+    assert [wide_from_the_start.covers(index) for index in (0, 4, 5)] == [True, True, True]
+    assert [later.covers(index) for index in (0, 4, 5)] == [False, False, True]
+
+
 def test_noise_is_held_for_powers_of_two() -> None:
     white = np.arange(4000.0).reshape(2000, 2, 1)
     noise = hold(white, np.random.default_rng(1))
@@ -155,7 +162,7 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
 )
 def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: bool) -> None:
     """Of this sampler, segment 1 explores widely; the episodes end in segment 2."""
-    sampler, _ = sampler_of([Pushed()], num_steps=1024, sampler_id=2, noise_kind="wide")
+    sampler, _ = sampler_of([Pushed()], num_steps=1024, sampler_id=2, wide=WideExploration(2, 1024))
     assert sampler.wide is not None
     assert [index for index in range(6) if sampler.wide.covers(index)] == [1, 5]
     episode = Episode(0, 0, 1.0, length, None, end=end)

@@ -32,6 +32,7 @@ from dppo.hosts.plans import SamplerPlan, TrainerPlan
 from dppo.hosts.sac import check_actions, check_observations
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
+from dppo.ppo.acting.wide import WideExploration
 from dppo.ppo.networks.choice import choose_network
 from dppo.spaces.actions import is_continuous
 from dppo.spaces.spaces import MAX_WHOLE, Spaces, holds_float64, is_image
@@ -159,8 +160,19 @@ def _make_sampler(
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
         phase=_phase(plan, spaces),
-        noise_kind=plan.sampling.noise,
+        is_noise_pink=plan.sampling.noise == "pink",
+        wide=_wide_exploration(plan, sampler_id),
     )
+
+
+def _wide_exploration(plan: SamplerPlan, sampler_id: int) -> WideExploration | None:
+    """Return which segments explore widely; none of those in which a controller acts."""
+    if plan.sampling.noise != "wide":
+        return None
+    of_controller = 0
+    if plan.sizes.prior_iterations:
+        of_controller = plan.sizes.prior_iterations + plan.sampling.lag
+    return WideExploration(sampler_id, plan.sampling.num_steps, of_controller)
 
 
 def _make_in_turn(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:

@@ -27,9 +27,6 @@ def rate_of(name: str, text: str, example: str) -> tuple[int, float]:
     return int(match[1]), SECONDS[match[2]]
 
 
-Noise = Literal["white", "pink", "wide"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Env:
     """The environment."""
@@ -129,7 +126,7 @@ class Sampling:
     """Environments E of each sampler, stepped one after the other."""
     num_steps: int = setting(64, gt=0)
     """Steps T of each environment in one iteration."""
-    noise: Noise = setting("white")
+    noise: Literal["white", "pink", "wide"] = setting("white")
     """Exploration noise of continuous actions: white is independent in each env step; pink moves steadily for a while
     instead of trembling. wide, the default of algo=sac alone, is white, but for a quarter of the time each
     sampler takes actions from all over the bounds and holds them for up to 32 steps."""

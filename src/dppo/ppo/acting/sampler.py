@@ -11,7 +11,6 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from dppo.config.parts import PPO
-from dppo.config.parts.env import Noise
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.acting.guided import GuidedAgent, guided_agent
@@ -54,8 +53,10 @@ class PPOSampler:
     """K, the frames of an observation that segments hold once each; 1 for whole observations."""
     phase: ControllerPhase | None = None
     """The first segments, in which a controller acts; None without any."""
-    noise_kind: Noise = "white"
-    """As the setting `noise`."""
+    is_noise_pink: bool = False
+    """Noise has the correlations of `PinkNoise` from step to step."""
+    wide: WideExploration | None = None
+    """The segments in which the sampler explores widely; None without any."""
 
     def __post_init__(self) -> None:
         num_envs = self.envs.num_envs
@@ -68,12 +69,10 @@ class PPOSampler:
         distribution = spec.distribution
         self.draw_noise: Callable[[int], np.ndarray] = self._white_noise
         """Returns the exploration noise [T, E, n] of a segment, given its index."""
-        self.wide: WideExploration | None = None
-        if self.noise_kind == "pink":
+        if self.is_noise_pink:
             shape = (self.num_steps, num_envs)
             self.draw_noise = PinkNoise(self.noise, distribution, shape, spec.dtype).of_segment
-        if self.noise_kind == "wide":
-            self.wide = WideExploration(self.sampler_id, self.num_steps)
+        if self.wide is not None:
             self.draw_noise = partial(self._wide_noise, self.wide)
         action = (distribution.action_dtype(spec.dtype), distribution.action_shape)
         self.head_dtype = np.dtype((spec.dtype, (distribution.head_size,)))

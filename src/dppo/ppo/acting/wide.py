@@ -32,15 +32,17 @@ class WideExploration:
     They depend on its number and their index alone, so that any process decides the same. Samplers take turns.
     """
 
-    def __init__(self, sampler_id: int, num_steps: int) -> None:
-        """Prepare for segments of `num_steps` steps."""
+    def __init__(self, sampler_id: int, num_steps: int, first_segment: int = 0) -> None:
+        """Prepare for segments of `num_steps` steps; before `first_segment`, the policy does not act yet."""
         self._sampler_id = sampler_id
         self._num_steps = num_steps
+        self._first_segment = first_segment
 
     def covers(self, index: int) -> bool:
         """Return whether the sampler explores widely in the segment `index`."""
         stretch = index // math.ceil(STRETCH_STEPS / self._num_steps)
-        return (stretch + self._sampler_id + 1) % EVERY == 0
+        is_turn = (stretch + self._sampler_id + 1) % EVERY == 0
+        return is_turn and index >= self._first_segment
 
     def marked(self, episodes: Sequence[Episode], index: int) -> list[Episode]:
         """Return the episodes that ended in a segment; those with wide exploration in some segment say so.

@@ -1,7 +1,7 @@
 """PPOTrainer: K epochs of minibatch SGD on each batch."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dppo import streams
-from dppo.config.parts import ResolvedPPO, annealed, annealed_settings
+from dppo.config.parts import ResolvedPPO, annealed
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, TrainerState, Update
 from dppo.ppo.exchange.scales import ValueScale
@@ -90,10 +90,6 @@ class PPOTrainer:
         self.device = self._parameters.weights.device
         self._optimizer = optimizer_for(self.model, self.ppo)
         self._objective = objective_class(self.ppo.loss)
-        self._settings_at: Callable[[float], ResolvedPPO] = lambda share: self.ppo
-        """Returns the settings after a share of the run."""
-        if annealed_settings(self.ppo):
-            self._settings_at = partial(annealed, self.ppo)
         self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
         self.popart = PopArt(self.model) if self.ppo.norm_value else None
         # a single rank draws minibatches as a trainer in the driver does
@@ -116,7 +112,7 @@ class PPOTrainer:
             self.sequence_length,
         )
         batch = replace(batch, iterations=min(experience.iteration + 1, self.ppo.reuse))
-        settings = self._settings_at(experience.iteration / self.iterations)
+        settings = annealed(self.ppo, experience.iteration / self.iterations)
         return self.train_on(batch, settings, self.order(experience.iteration), experience)
 
     def order(self, iteration: int) -> np.random.Generator:
