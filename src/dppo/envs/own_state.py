@@ -99,7 +99,7 @@ def _in_its_thread(env: Any, call: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeState:
-    """An environment's own state, and where its open episode is."""
+    """The state that an environment has returned, and the position in its open episode."""
 
     state: bytes
     episode: int
@@ -112,7 +112,7 @@ class Start:
     """An environment at the start of a segment, from which the actions of the segment lead to its end."""
 
     env: Any
-    """The instance: another one at the end of the segment proves nothing."""
+    """The instance; if there is another one at the end of the segment, that state is not proven."""
     before: EpisodeState
 
 
@@ -299,7 +299,7 @@ class OwnStates:
         self._reported = True
 
     def is_in(self, checked: CheckedEnv, state: bytes) -> bool:
-        """Return whether an environment is in a state, as far as `get_state` tells."""
+        """Return whether the state of an environment, by `get_state`, equals a state."""
         try:
             return self._equals(self._current(checked), state)
         except INTERRUPTIONS:
@@ -334,7 +334,7 @@ class OwnStates:
         self._report_once(f"{self.owner}: {problem}. The episode is replayed.", log)
 
     def put(self, checked: CheckedEnv, wanted: EpisodeState) -> str:
-        """Bring an environment to a state between two segments; return what is wrong then, "" if nothing is."""
+        """Bring an environment to a state between two segments; return the problem, or ""."""
         problem = self._set(checked, wanted.state)
         checked.episode = wanted.episode
         checked.episode_return = wanted.episode_return
@@ -384,7 +384,7 @@ def states_in(carry: SamplerCarry) -> list[EpisodeState]:
 
 
 def proofs_in(carry: SamplerCarry) -> list[Proof | None]:
-    """Return what proves the state of each environment; None for those that nothing proves."""
+    """Return the proof of the state of each environment; None for environments without one."""
     if carry.proofs is None:
         return [None] * len(carry.episodes)
     proofs: list[Proof | None] = []

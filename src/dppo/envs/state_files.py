@@ -121,7 +121,7 @@ class StateFiles:
         )
 
     def _name(self, new: Path, name: str) -> None:
-        """Give the folder `new` its name; an equal one, perhaps of another process, stays."""
+        """Give the folder `new` its name; keep an equal folder that has this name, perhaps from another process."""
         try:
             new.rename(self.folder / name)
         except OSError:

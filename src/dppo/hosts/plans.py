@@ -57,7 +57,7 @@ def sampler_plan(config: Config) -> SamplerPlan:
 
 
 def trainer_plan(config: Config) -> TrainerPlan:
-    """Return the parts of `config`, which must be resolved, that trainers are built from."""
+    """Return the settings from which a trainer is built; `config` must be resolved."""
     ppo = config.ppo if config.algo == "sac" else ResolvedPPO(**vars(config.ppo))
     return TrainerPlan(
         ppo,

@@ -66,7 +66,7 @@ def open_session(
     )
     stack.callback(session.close)
     stop.add_check(session.check)
-    stop.check()  # Ray has started meanwhile
+    stop.check()  # while Ray started, a signal may have arrived
     if not session.started_here:  # a Ray that was started here has inherited the variables
         session.options = environment_of(variables, config.upload, logger.info)
     return session
@@ -217,7 +217,7 @@ class PartsFactory:
         return self.stack.enter_context(closing(players))
 
     def core_use(self) -> CoreUse | None:
-        """Return what measures, from now on, how busy the cores are; None if actors run on other machines."""
+        """Return a meter that measures from now on how busy the cores are; None if actors run on other machines."""
         if self.session is None or not self.session.started_here:
             return None
         from dppo.transports.ray.core_use import CoreUse

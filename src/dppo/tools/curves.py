@@ -107,7 +107,7 @@ def curve_of(
 
 
 def baseline_return(rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean return of the user's controller, as the last evaluation has it; None without a baseline."""
+    """Return the mean return of the user's controller from the last evaluation; None without a baseline."""
     for row in reversed(rows):
         value = row.get("eval/baseline_return", math.nan)
         if math.isfinite(value):

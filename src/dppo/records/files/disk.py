@@ -30,10 +30,10 @@ REMEDIES = {  # by the system's number of an error
 
 
 class Disk:
-    """The operations that change a disk. Tests put one in place of DISK whose n-th operation fails."""
+    """The operations that change a disk. Tests replace DISK by an object whose n-th operation fails."""
 
     def write(self, path: Path, *parts: bytes | memoryview) -> None:
-        """Write a new file; flush a large one piece by piece, so that a slow disk is told from one that blocks."""
+        """Write a new file; flush a large one piece by piece, so that a slow disk is not taken for a blocked one."""
         with open(path, "xb") as file:
             for part in parts:
                 data = memoryview(part)
