@@ -253,6 +253,24 @@ def test_the_words_of_each_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launchers.without_launcher(variables) == {"OMPI_MCA_btl": "self"}
 
 
+@executes("slots/launchers.py: Install Python and dppo at a path without these, or use")
+@pytest.mark.parametrize("folder", ["my python", "python:3"])
+def test_an_agent_whose_path_a_launcher_would_divide_is_refused(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda program, path: f"/bin/{program}")
+    monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
+    spread = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
+    launchers.launcher_words(spread, {})
+    monkeypatch.setattr(sys, "executable", f"/opt/{folder}/bin/python")
+    with pytest.raises(
+        SolverError, match=rf"nodes_per_env=2: mpirun starts /opt/{folder}/bin/python on"
+    ):
+        launchers.launcher_words(spread, {})
+    launchers.launcher_words(Layout(4), {})
+    launchers.launcher_words(spread, {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"})
+
+
 def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_chose_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from dppo.slots.program import GUARD, SolverError
 VERSION_S = 10.0
 # arguments of Python with which it stands in for ssh
 AGENT = ["-I", "-S", GUARD, "agent"]
+# launchers divide the words of an agent at these, and know no quotes
+DIVIDERS = re.compile(r"[\s:]")
 # variables of a launcher that has started this process, from which a new one would take itself for a part of it
 OF_LAUNCHERS = ("OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP", "PMIX_", "PMI_", "PRTE_", "HYDI_")
 # variables of Slurm, from which srun would take the shape of the job for that of its step
@@ -41,22 +42,33 @@ def launcher_words(layout: Layout, variables: Mapping[str, str]) -> list[str]:
             f"ranks_per_env={ranks}: neither mpirun nor srun is in PATH. Install Open MPI or MPICH, load the module of "
             f"your cluster, or use `ranks_per_env=1`"
         )
+    if layout.nodes:
+        _check_agent(len(layout.nodes))
     addresses = [node.address for node in layout.nodes]
     hosts = ",".join(f"{address}:{layout.ranks_per_node}" for address in addresses)
     if _family(program) == "open-mpi":
         where = ["--host", hosts or f"localhost:{ranks}", "--bind-to", "none"]
         if hosts:
-            agent = shlex.join([sys.executable, *AGENT])
+            agent = " ".join([sys.executable, *AGENT])
             where += ["--map-by", "slot", "--mca", "plm_rsh_agent", agent]
             where += ["--leave-session-attached"]  # a daemon ends with its agent
         return [program, "-n", str(ranks), *where]
     words = [program, "-launcher", "fork"]
     if hosts:
         # the only way to give a launcher arguments
-        words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={shlex.join(AGENT)}", program]
+        words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={' '.join(AGENT)}", program]
         words += ["-launcher", "rsh", "-launcher-exec", sys.executable, "-hosts", hosts]
         words += ["-localhost", addresses[0]]
     return [*words, "-bind-to", "none", "-n", str(ranks)]
+
+
+def _check_agent(num_nodes: int) -> None:
+    for path in (sys.executable, GUARD):
+        if DIVIDERS.search(path):
+            raise SolverError(
+                f"nodes_per_env={num_nodes}: mpirun starts {path} on the other nodes, and would divide it at a "
+                f"space or colon. Install Python and dppo at a path without these, or use `nodes_per_env=1`"
+            )
 
 
 def _slurm_nodes(layout: Layout, variables: Mapping[str, str]) -> list[str]:
