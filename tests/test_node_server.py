@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from processes import wait_until
 from test_slots import alive
@@ -94,6 +95,60 @@ def test_a_command_ends_with_its_agent_and_with_the_owner_of_the_server(
         wait_until(lambda pid=pid: not alive(pid), 10)  # type: ignore[misc]
         command.communicate(timeout=10)
         file.unlink()
+
+
+def test_what_a_command_has_left_ends_if_its_agent_is_gone_before_it(
+    node: Node, tmp_path: Path
+) -> None:
+    detached = "sh -c 'setsid sleep 1000 & echo $! >pid; read line <go; echo; echo; exit 0'"
+    os.mkfifo(tmp_path / "go")
+    command = agent(node, tmp_path, detached)
+    file = tmp_path / "pid"
+    wait_until(lambda: file.exists() and file.read_text())
+    pid = int(file.read_text())
+    shell = psutil.Process(pid).parent()
+    assert shell is not None
+    attending = shell.parent()
+    assert attending is not None
+    attending.suspend()  # so that it notices both ends at once
+    command.kill()
+    command.communicate(timeout=10)
+    (tmp_path / "go").write_text("\n")
+    wait_until(lambda: not alive(shell.pid))
+    attending.resume()
+    wait_until(lambda: not alive(pid), 10)
+
+
+def test_an_agent_names_a_node_that_does_not_answer(
+    node: Node, owner: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    owner.kill()
+    wait_until(lambda: not _answers(node), 10)
+    command = agent(node, tmp_path, "true")
+    _, printed = command.communicate(timeout=30)
+    assert printed.startswith(f"node {node.address} does not answer: ")
+    assert command.returncode == 255
+
+
+def test_a_program_that_is_started_again_leases_its_folder_once(node: Node, tmp_path: Path) -> None:
+    slots = Slots(Layout(2, 0, (Node("here", "127.0.0.1"), node)))
+    counts = []
+    for _ in range(3):
+        slots.launch(["true"], tmp_path, as_it_is=True).terminate(wait_s=30)
+        counts.append(_connections(node))
+    slots.close()
+    assert counts == [2, 2, 2]
+    assert _connections(node) == 0
+
+
+def _connections(node: Node) -> int:
+    """Return how many connections this process has with the server of a node."""
+    ports = [
+        connection.raddr.port
+        for connection in psutil.Process().net_connections("tcp4")
+        if connection.raddr
+    ]
+    return ports.count(node.port)
 
 
 def test_a_lease_makes_folders_and_ends_what_has_its_mark(node: Node, tmp_path: Path) -> None:

@@ -130,16 +130,19 @@ def act_as_ssh(host: str, words: list[str]) -> NoReturn:
     if host not in nodes:  # a launcher may name this node, too
         _replace_by(["sh", "-c", " ".join(words)])
     port, secret = nodes[host]
-    connection = connected(host, port)
     mark = secrets.token_hex(16)
     request = {"secret": secret, "cores": 0, "mark": mark, "folder": os.getcwd()}
-    send(connection, request | {"command": " ".join(words), "variables": {**os.environ}})
     code = b""
-    while not code:
-        printed, _, code = connection.recv(65536).partition(b"\0")
-        if not printed and not code:
-            break
-        os.write(2, printed)
+    try:
+        connection = connected(host, port)
+        send(connection, request | {"command": " ".join(words), "variables": {**os.environ}})
+        while not code:
+            printed, _, code = connection.recv(65536).partition(b"\0")
+            if not printed and not code:
+                break
+            os.write(2, printed)
+    except OSError as error:
+        print(f"node {host} does not answer: {error}", file=sys.stderr, flush=True)
     os._exit(int(code or b"255"))
 
 

@@ -109,14 +109,16 @@ def _attend(connection: socket.socket, secret: str, owner: int) -> None:
     except (NoCores, OSError) as error:
         send(connection, {"refused": str(error)})
         return
-    if "command" in request:
-        _run(request, connection, owner)
-    else:
-        send(connection, {"cores": lease.cores})
-        _wait(connection, owner, request["mark"])
-    end_marked(request["mark"])
-    if is_made:
-        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        if "command" in request:
+            _run(request, connection, owner)
+        else:
+            send(connection, {"cores": lease.cores})
+            _wait(connection, owner, request["mark"])
+    finally:  # the other side may be gone when it is written to
+        end_marked(request["mark"])
+        if is_made:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(request: dict[str, Any], connection: socket.socket, owner: int) -> None:

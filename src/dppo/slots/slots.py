@@ -23,6 +23,7 @@ class Slots:
         self.sampler_id = sampler_id
         self.env_index = env_index
         self._mark = f"dppo-slots-{secrets.token_hex(16)}"
+        self._folders = set[str]()  # which the other nodes have until the end
         share = layout.cores // max(1, len(layout.nodes))
         with ExitStack() as stack:
             self._lease = Lease(share)
@@ -101,8 +102,10 @@ class Slots:
         folder = os.path.abspath(cwd)
         if not self._elsewhere:
             return Program(started, folder, variables, self._lease.handles)
-        for node in self.layout.nodes[1:]:
-            self._leases.enter_context(closing(NodeLease(node, 0, self._mark, folder)))
+        if folder not in self._folders:
+            for node in self.layout.nodes[1:]:
+                self._leases.enter_context(closing(NodeLease(node, 0, self._mark, folder)))
+            self._folders.add(folder)
         variables[MARK] = self._mark
         return Program(
             started, folder, variables, self._lease.handles, self.layout.nodes[0].address
