@@ -46,7 +46,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"backup_requests": True, "licences": 64} | ACTORS,
     ),
     (
-        "num_actors=0 starts no actors, which alone have cores",
+        "num_actors=0 starts no actors. Use `num_actors=1` or more",
         {"nodes_per_env": 2, "ranks_per_env": 4},
     ),
     ("a single rank is on one node", {"nodes_per_env": "auto"} | ACTORS),

@@ -207,15 +207,10 @@ NEEDS = (
         "only a network with memory learns from sequences. Set `memory`, or leave it out",
     ),
     Need(
-        "address upload cpus_per_actor actor_gpus actor_resources actors_per_node segment_timeout_s start_timeout_s "
-        "reset_timeout_s step_timeout_s max_actor_restarts on_other_cpu dashboard",
+        "address upload cpus_per_actor nodes_per_env actor_gpus actor_resources actors_per_node segment_timeout_s "
+        "start_timeout_s reset_timeout_s step_timeout_s max_actor_restarts on_other_cpu dashboard",
         lambda c: c.num_actors != 0,
         "num_actors=0 starts no actors. Use `num_actors=1` or more",
-    ),
-    Need(
-        "nodes_per_env",
-        lambda c: c.num_actors != 0,
-        "num_actors=0 starts no actors, which alone have cores on several nodes. Use `num_actors=1` or more",
     ),
     Need(
         "nodes_per_env",
