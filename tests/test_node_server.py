@@ -186,7 +186,9 @@ def _answers(node: Node) -> bool:
 
 
 def test_a_stranger_is_not_served(node: Node, tmp_path: Path) -> None:
-    request = {"secret": "another", "command": f"touch {tmp_path}/made", "folder": "/"}
+    command = f"touch {tmp_path}/made"
+    request = {"cores": 0, "mark": MARK, "folder": "/", "command": command, "variables": {}}
+    request["secret"] = "another"
     for line in (json.dumps(request), "[]", "nonsense"):
         with socket.create_connection((node.address, node.port), HELLO_S) as connection:
             connection.sendall(line.encode() + b"\n")
