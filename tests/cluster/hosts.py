@@ -35,6 +35,12 @@ def possible() -> bool:
     )
 
 
+def iterations_of(run: Path) -> int:
+    """Return the number of iterations of a run so far."""
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
 def _do(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=30)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
-from hosts import Host, Hosts, possible
+from hosts import Host, Hosts, iterations_of, possible
 
 PLUGINS = Path(os.environ.get("SLURM_PLUGINS", "/usr/lib/x86_64-linux-gnu/slurm-wlm"))
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmstepd", "sbatch")
@@ -102,8 +102,7 @@ class Slurm:
     @property
     def rows(self) -> int:
         """Iterations of the run so far."""
-        metrics = self.folder / "run" / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        return iterations_of(self.folder / "run")
 
     @property
     def log(self) -> str:

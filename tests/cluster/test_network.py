@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Command
-from hosts import Host, Hosts, possible
+from hosts import Host, Hosts, iterations_of, possible
 from test_lost_ray import Listener
 
 import dppo
@@ -60,8 +60,7 @@ class Driver:
 
     @property
     def iterations(self) -> int:
-        metrics = self._host.folder / "run" / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        return iterations_of(self._host.folder / "run")
 
     @property
     def weights(self) -> bytes:

@@ -17,7 +17,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
-from hosts import Host, Hosts, possible
+from hosts import Host, Hosts, iterations_of, possible
 from mpi import FAMILIES, compiled_heat, use_mpi
 from processes import wait_until
 from test_remote import settings
@@ -74,8 +74,7 @@ class Spread:
 
     @property
     def rows(self) -> int:
-        metrics = self._run / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        return iterations_of(self._run)
 
     def goes_on(self, number: int = 2) -> None:
         """Wait for more iterations."""

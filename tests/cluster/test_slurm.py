@@ -64,6 +64,12 @@ class HeatedBars:
         self.slurm.wait_for_state(job, state)
         wait_until(lambda: not any(host.processes(self.heat) for host in self.slurm.hosts), 10)
 
+    def stop(self, job: str) -> None:
+        """Send SIGTERM to a job, which saves its run."""
+        self.slurm.call(f"scancel --signal=TERM {job}")
+        self.wait_for_end(job, "FAILED")
+        assert "Stopped by SIGTERM" in self.slurm.log, self.slurm.log
+
     def end_with_the_weights_of_one_process(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -107,9 +113,7 @@ def test_ranks_under_srun_lead_to_the_same_weights_through_signals_resumes_and_a
         assert all(host.processes(f"rank 0:1 -- {bars.heat}") for host in slurm.hosts)
         slurm.hosts[1].send(signal.SIGKILL, bars.heat)
         slurm.wait_for_rows(slurm.rows + 2)
-        slurm.call(f"scancel --signal=TERM {stopped}")
-        bars.wait_for_end(stopped, "FAILED")
-        assert "Stopped by SIGTERM" in slurm.log, slurm.log
+        bars.stop(stopped)
         drained = bars.submit()
         slurm.wait_for_rows(slurm.rows + 2)
         slurm.call("scontrol update nodename=h2 state=drain reason=test")
@@ -136,9 +140,7 @@ def test_ranks_of_one_solver_on_two_nodes_are_started_by_srun_and_none_is_left(
         [further] = [host for host in slurm.hosts if not host.processes("ray::PPOActor")]
         os.kill(further.processes(bars.heat, whole=True)[0], signal.SIGKILL)
         slurm.wait_for_rows(slurm.rows + 2)
-        slurm.call(f"scancel --signal=TERM {stopped}")
-        bars.wait_for_end(stopped, "FAILED")
-        assert "Stopped by SIGTERM" in slurm.log, slurm.log
+        bars.stop(stopped)
         resumed = bars.submit()
         bars.wait_for_end(resumed, "COMPLETED")
         assert "is not bound" not in slurm.log

@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
-from hosts import Host, cluster, possible
+from hosts import Host, cluster, iterations_of, possible
 from mpi import compiled_heat, use_mpi
-from processes import command_line, wait_until
+from processes import wait_until
 from test_remote import settings
 
 import dppo
@@ -35,7 +35,6 @@ INSTANCES = 8
 RANKS = 4
 STEPS = 4 * INSTANCES * 30  # of a run
 CUT_S = 90.0
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class Bars:
@@ -72,13 +71,12 @@ class Bars:
 
     def ranks(self, host: Host) -> list[int]:
         """Return the processes of the ranks on a host, without their guards and launchers."""
-        return [pid for pid in host.processes(self.heat) if command_line(pid) == self.heat]
+        return host.processes(self.heat, whole=True)
 
     @property
     def rows(self) -> int:
         """Iterations so far."""
-        metrics = self.folder / "run" / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        return iterations_of(self.folder / "run")
 
     def out(self) -> str:
         return "\n".join(
@@ -128,9 +126,7 @@ def alone(heat: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def bars(heat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bars]:
-    for name, value in AS_ROOT.items():
-        monkeypatch.setenv(name, value)
+def bars(heat: str, tmp_path: Path) -> Iterator[Bars]:
     folder = Path(heat).parent
     for hosts in cluster(3, tmp_path, (3, 3, 2)):
         yield Bars(hosts, folder)
