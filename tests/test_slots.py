@@ -54,8 +54,8 @@ def locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put an mpirun for three ranks into PATH."""
+def mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an mpirun for three ranks into PATH; return its file."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "mpirun"
@@ -63,6 +63,7 @@ def mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return program
 
 
 def alive(pid: int) -> bool:
@@ -133,6 +134,27 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     assert f"(rank 1 on {os.uname().nodename} {words}). Its last lines:\n  diverged" in end
     assert sorted(program.ranks) == [0, 1, 2]
     assert not any(alive(rank.pid) for rank in program.ranks.values())
+
+
+def test_the_end_of_a_rank_ends_no_other_whose_number_begins_like_it(
+    tmp_path: Path, mpirun: Path
+) -> None:
+    mpirun.write_text(MPIRUN.format(ranks=11))
+    gates = [tmp_path / name for name in ("first", "others")]
+    for gate in gates:
+        os.mkfifo(gate)
+    script = "gate=others; [ $OMPI_COMM_WORLD_RANK != 1 ] || gate=first; read line <$gate; exit 0"
+    program = Slots(Layout(11, 0)).launch(["sh", "-c", script], tmp_path)
+    wait_until(lambda: len(program.exit_codes) == 11)
+    guard = psutil.Process(program.ranks[1].pid).parent()
+    assert guard is not None
+    gates[0].write_text("\n")
+    wait_until(lambda: not alive(guard.pid))
+    others = os.open(gates[1], os.O_RDWR)  # which does not wait for readers
+    os.write(others, b"\n" * 10)
+    program.terminate(wait_s=30)
+    os.close(others)
+    assert set(program.exit_codes.values()) == {0}
 
 
 @pytest.mark.usefixtures("mpirun")
