@@ -27,9 +27,8 @@ import dppo
 SOURCE = Path(__file__).resolve().parents[1] / "examples" / "solvers" / "heat.c"
 INCLUDE = Path(dppo.__file__).parent / "remote"
 FAULT_S = 3.0  # from one fault to the next, on average
-YOUNG_S = (
-    4.0  # age of processes that are spared in most cases: a solver has to come to life now and then
-)
+# age of processes that are spared in most cases: a solver has to come to life now and then
+YOUNG_S = 4.0
 END_S = 10.0  # in which all processes of the run must have ended
 # how often each kind is chosen
 KINDS = {"rank": 4, "guard": 2, "launcher": 2, "keeper": 1, "actor": 1}
@@ -95,28 +94,39 @@ class Solvers:
     def __init__(self, driver: subprocess.Popen[bytes], heat: str) -> None:
         self._driver = psutil.Process(driver.pid)
         self._heat = heat
+        self.keepers: dict[int, psutil.Process] = {}
+        """All keepers seen so far by their ids: one whose launcher has ended is not found any more."""
 
     def by_kind(self) -> dict[str, list[psutil.Process]]:
         """Return the processes of each kind that run."""
-        found: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
+        kinds: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
             if self._heat not in words or process.pid == self._driver.pid:
                 continue
             if words == [self._heat]:
-                found["rank"].append(process)
+                kinds["rank"].append(process)
             elif Path(words[0]).name.startswith("mpirun"):
-                found["launcher"].append(process)
+                kinds["launcher"].append(process)
                 with suppress(psutil.Error):
-                    found["keeper"] += [process.parent()] if process.ppid() > 1 else []
+                    if process.ppid() > 1:
+                        kinds["keeper"] += [psutil.Process(process.ppid())]
             elif "rank" in words:
-                found["guard"].append(process)
+                kinds["guard"].append(process)
         with suppress(psutil.Error):
             for process in self._driver.children(recursive=True):
                 with suppress(psutil.Error):
                     if " ".join(process.cmdline()).startswith("ray::PPOActor"):
-                        found["actor"].append(process)
-        return found
+                        kinds["actor"].append(process)
+        self.keepers |= {process.pid: process for process in kinds["keeper"]}
+        return kinds
+
+    def end(self) -> None:
+        """End what is left of the run, so that nothing outlives this program."""
+        left = [process for processes in self.by_kind().values() for process in processes]
+        for process in [*left, *self.keepers.values()]:
+            with suppress(psutil.Error):
+                process.kill()
 
 
 def soak(minutes: float, folder: Path) -> dict[str, Any]:
@@ -133,9 +143,8 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
     with (folder / "driver.log").open("wb") as log:
         driver = subprocess.Popen([*here, "--drive", str(folder)], stdout=log, stderr=log)
     solvers = Solvers(driver, heat)
-    keepers: dict[int, psutil.Process] = {}
     try:
-        faults = _disturb(solvers, driver, keepers, folder, 60 * minutes)
+        faults = _disturb(solvers, driver, folder, 60 * minutes)
         driver.send_signal(signal.SIGTERM)
         code = driver.wait(120)
     finally:
@@ -143,10 +152,10 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
         driver.wait()
     time.sleep(END_S)
     left = {kind: len(processes) for kind, processes in solvers.by_kind().items()}
-    remaining = [process for process in keepers.values() if process.is_running()]
+    remaining = [process for process in solvers.keepers.values() if process.is_running()]
     stopped = [process for process in remaining if process.status() == psutil.STATUS_STOPPED]
     left["keeper"] = len(remaining) - len(stopped)
-    _end(solvers, keepers)
+    solvers.end()
     if not (folder / "result.json").exists():
         sys.exit(f"the driver ended with {code}:\n{_last_lines(folder)}")
     result = json.loads((folder / "result.json").read_text())
@@ -165,13 +174,9 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
 
 
 def _disturb(
-    solvers: Solvers,
-    driver: subprocess.Popen[bytes],
-    keepers: dict[int, psutil.Process],
-    folder: Path,
-    whole_s: float,
+    solvers: Solvers, driver: subprocess.Popen[bytes], folder: Path, whole_s: float
 ) -> Counter[str]:
-    """Send a signal to a process every few seconds, once the run trains; note all keepers that there were."""
+    """Send a signal to a process every few seconds, once the run trains."""
     metrics = folder / "run" / "metrics.jsonl"
     while not metrics.exists() and driver.poll() is None:
         time.sleep(0.5)
@@ -182,7 +187,6 @@ def _disturb(
         if driver.poll() is not None:
             sys.exit(f"the driver ended by itself with {driver.returncode}:\n{_last_lines(folder)}")
         running = solvers.by_kind()
-        keepers |= {process.pid: process for process in running["keeper"]}
         [kind] = random.choices([*KINDS], [*KINDS.values()])
         number = random.choice(SIGNALS)
         with suppress(psutil.Error, IndexError):
@@ -202,11 +206,3 @@ def _victims(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 def _last_lines(folder: Path) -> str:
     return (folder / "driver.log").read_text()[-4000:]
-
-
-def _end(solvers: Solvers, keepers: dict[int, psutil.Process]) -> None:
-    """End what is left of the run, so that nothing outlives this program."""
-    left = [process for processes in solvers.by_kind().values() for process in processes]
-    for process in [*left, *keepers.values()]:
-        with suppress(psutil.Error):
-            process.kill()
