@@ -232,6 +232,33 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     assert not Path(path).exists()
 
 
+def test_the_end_of_a_log_on_another_node_is_read_by_a_witness_unless_the_node_may_be_lost(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from dppo.transports.ray import watching
+    from dppo.transports.ray.session import link_of_its_own
+
+    monkeypatch.setattr(watching, "LOG_ELSEWHERE_S", 60.0)  # the witness may start slowly
+    log = tmp_path / "log"
+    log.write_text(
+        "dppo: process 7 began\nnode h3 is lost\ndppo: process 7 ended with exit code 1\n"
+    )
+    node_id = ray.get_runtime_context().get_node_id()
+    looks = watching.Watching(link_of_its_own("test"), here="another node")
+    file = progress_file.ProgressFile(node_id, "", node="h2", log=str(log), pid=7)
+    looks.started(Process(0, 5), file)
+    crash = RuntimeError("Worker unexpectedly exits with a connection error code 2. End of file.")
+    cause = looks.cause_of_death(Process(0, 5), crash)
+    assert cause == f"died with exit code 1; its log: {log} on h2\n    node h3 is lost"
+    for witness in looks.take_witnesses():
+        ray.kill(witness)
+    cause = looks.cause_of_death(Process(0, 5), RuntimeError("The node is dead: 10.0.0.1"))
+    assert cause == f"died: The node is dead: 10.0.0.1; its log: {log} on h2"
+    assert not looks.take_witnesses()
+
+
 def test_a_log_on_a_disk_that_blocks_does_not_keep_the_loop_from_going_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -21,7 +21,10 @@ from dppo.transports.ray.failures import UNKNOWN, UNREACHABLE, cause_of_death, r
 from dppo.transports.ray.progress_file import ProgressFile
 from dppo.transports.ray.session import RayLink
 
+T = TypeVar("T")
+
 LOG_S = 3.0  # for the end of a log on this node
+LOG_ELSEWHERE_S = 5.0  # for a witness on another node, which may have to start, and the loop waits
 STACKS_S = 15.0  # for a witness on another node
 BUSY_S = 2.0  # a call into Ray that has waited for longer: the network is silent, and nobody could answer
 
@@ -34,6 +37,9 @@ class Witness:
 
     def stacks(self, file: ProgressFile) -> str:
         return file.stacks()
+
+    def end_of_log(self, file: ProgressFile) -> tuple[str, list[str]]:
+        return end_of_log(file.log, file.pid)
 
 
 class Watching:
@@ -71,7 +77,7 @@ class Watching:
             file.remove()
 
     def cause_of_death(self, process: Process, error: Exception) -> str:
-        """Return how a process died, what it was doing, where its log is and, if that is here, the end of it."""
+        """Return how a process died, what it was doing, where its log is and, if it can be read, the end of it."""
         file = self._files.get(process, ProgressFile("", ""))
         is_here = file.node_id == self.here
         cause = cause_of_death(error)
@@ -81,13 +87,19 @@ class Watching:
         place = self._describe_place(activity)
         if not file.log:
             return f"{cause}{place}"
-        if not is_here:
-            return f"{cause}{place}; its log: {file.log} on {file.node}"
-        read = partial(end_of_log, file.log, file.pid)
-        status, lines = result_within(LOG_S, read, ("", list[str]()))  # its disk may block
+        log = file.log
+        unread = "", list[str]()
+        if is_here:
+            read = partial(end_of_log, log, file.pid)
+            status, lines = result_within(LOG_S, read, unread)  # its disk may block
+        else:
+            log += f" on {file.node}"
+            status, lines = unread
+            if cause == UNKNOWN:  # otherwise its node may be lost as well
+                status, lines = self._answer_of_witness("end_of_log", file, LOG_ELSEWHERE_S, unread)
         if status and cause in (UNKNOWN, UNREACHABLE):
             cause = f"died {status}"
-        return "\n    ".join([f"{cause}{place}; its log: {file.log}", *lines])
+        return "\n    ".join([f"{cause}{place}; its log: {log}", *lines])
 
     def _describe_place(self, activity: Activity | None) -> str:
         if activity is None or activity.phase is Phase.IDLE:
@@ -132,20 +144,26 @@ class Watching:
             return ""
         if file.node_id == self.here:
             return file.stacks()
-        with suppress(RayError, ClusterError):
-            return self._stacks_elsewhere(file)
-        return ""
+        return self._answer_of_witness("stacks", file, STACKS_S, "")
 
-    def _stacks_elsewhere(self, file: ProgressFile) -> str:
-        """Return the stacks of a process on another node; raise ClusterError if Ray does not answer."""
+    def _answer_of_witness(
+        self, method: str, file: ProgressFile, timeout_s: float, default: T
+    ) -> T:
+        """Return the answer of a witness on another node; `default` if there is none in time."""
         if self._link.calls.waiting()[0] > BUSY_S:
-            return ""
-        ask = partial(self._ask_for_stacks, file)
-        return self._link.calls.call(ask, "reading the stacks of an actor", timeout_s=STACKS_S)
+            return default
+        ask = partial(self._ask_and_wait, method, file, timeout_s)
+        with suppress(RayError, ClusterError):
+            answer: T = self._link.calls.call(
+                ask, f"reading {method} of an actor", timeout_s=timeout_s
+            )
+            return answer
+        return default
 
     @calls_ray
-    def _ask_for_stacks(self, file: ProgressFile) -> str:
-        return str(ray.get(self._witness(file).stacks.remote(file), timeout=STACKS_S))
+    def _ask_and_wait(self, method: str, file: ProgressFile, timeout_s: float) -> Any:
+        asked = getattr(self._witness(file), method).remote(file)
+        return ray.get(asked, timeout=timeout_s)
 
     @calls_ray
     def _witness(self, file: ProgressFile) -> Any:
