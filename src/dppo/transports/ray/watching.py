@@ -155,7 +155,7 @@ class Watching:
         ask = partial(self._ask_and_wait, method, file, timeout_s)
         with suppress(RayError, ClusterError):
             answer: T = self._link.calls.call(
-                ask, f"reading {method} of an actor", timeout_s=timeout_s
+                ask, f"reading {method.replace('_', ' ')} of an actor", timeout_s=timeout_s
             )
             return answer
         return default
