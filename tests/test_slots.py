@@ -150,10 +150,10 @@ def test_the_end_of_a_rank_ends_no_other_whose_number_begins_like_it(
     assert guard is not None
     gates[0].write_text("\n")
     wait_until(lambda: not alive(guard.pid))
-    others = os.open(gates[1], os.O_RDWR)  # which does not wait for readers
-    os.write(others, b"\n" * 10)
+    writer = os.open(gates[1], os.O_RDWR)  # which does not wait for readers
+    os.write(writer, b"\n" * 10)
     program.terminate(wait_s=30)
-    os.close(others)
+    os.close(writer)
     assert set(program.exit_codes.values()) == {0}
 
 
