@@ -26,7 +26,7 @@ import dppo
 
 SOURCE = Path(__file__).resolve().parents[1] / "examples" / "solvers" / "heat.c"
 INCLUDE = Path(dppo.__file__).parent / "remote"
-FAULT_S = 3.0  # from one fault to the next, on average
+FAULT_S = 1.5  # from one fault to the next, on average
 # age of processes that are spared in most cases: a solver has to come to life now and then
 YOUNG_S = 4.0
 END_S = 10.0  # in which all processes of the run must have ended

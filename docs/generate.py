@@ -74,6 +74,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def settings() -> str:
     """Return a table of settings for each group: default, permission to change on resume, help."""
+    from dppo.config.algorithms import SAC_DEFAULTS
     from dppo.config.parts import PARTS as GROUPS
     from dppo.config.parts import about, default_of, help_by_name, names_of
 
@@ -83,12 +84,10 @@ def settings() -> str:
         rows = []
         for name in names_of(group):
             resume = about(name).resume
-            cells = (
-                f"`{name}`",
-                _default(default_of(name)),
-                "-" if resume == "fixed" else resume,
-                texts[name],
-            )
+            default = _default(default_of(name))
+            if name in SAC_DEFAULTS:
+                default += f"; `algo` sac: {_default(SAC_DEFAULTS[name])}"
+            cells = (f"`{name}`", default, "-" if resume == "fixed" else resume, texts[name])
             rows.append(cells)
         tables.append(f"## {group}\n\n{_table(('setting', 'default', 'resume', ''), rows)}")
     return "\n\n".join(tables)

@@ -305,6 +305,8 @@ def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_ch
     assert words[-2:] == ["--nodelist=n3", "--mpi=pmi2"]
     variables["SLURM_MPI_TYPE"] = "pmix"
     assert launchers.launcher_words(Layout(4), variables)[-1] == "--nodelist=n3"
+    sharing = launchers.launcher_words(Layout(4, cores_per_rank=0), variables)
+    assert sharing[-2:] == ["--nodelist=n3", "--overcommit"]
     variables["SLURM_NTASKS_PER_NODE"] = "1"
     spread = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
     assert "--nodelist=n1,n1,n2,n2" in launchers.launcher_words(spread, variables)

@@ -148,14 +148,19 @@ def test_ranks_of_one_solver_on_two_nodes_are_started_by_srun_and_none_is_left(
 
 
 @with_mpi
-def test_four_solvers_on_two_nodes_go_on_after_the_time_limit_and_when_their_job_is_requeued(
+def test_eight_solvers_of_four_ranks_go_on_after_the_time_limit_and_when_their_job_is_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # 32 ranks share two cores
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+    monkeypatch.setenv("DPPO_NAP", "1")
     with slurm_of(2, tmp_path) as slurm:
-        bars = HeatedBars(slurm, instances=4, iterations=250, cores_per_rank=0, pause_ms=50)
+        bars = HeatedBars(
+            slurm, 8, iterations=150, cores_per_rank=0, ranks_per_env=4, pause_ms=50, substeps=1
+        )
         job = bars.submit()
         slurm.wait_for_rows(3)
-        wait_until(lambda: bars.ranks() == [4, 4], 120)
+        wait_until(lambda: bars.ranks() == [16, 16], 120)
         slurm.call(f"scontrol update jobid={job} timelimit=1")
         bars.wait_for_end(job, "TIMEOUT")
         assert slurm.log.count("Stopped by SIGTERM") == 1, slurm.log

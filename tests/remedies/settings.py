@@ -55,7 +55,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"nodes_per_env": 2, "ranks_per_env": 4, "cores_per_rank": 0} | ACTORS,
     ),
     (
-        "cannot be divided evenly among {} nodes. Use `nodes_per_env={}`",
+        "cannot be divided evenly among {} nodes. Use `nodes_per_env={}` or `ranks_per_env={}`",
         {"nodes_per_env": 3, "ranks_per_env": 4} | ACTORS,
     ),
     (
@@ -201,7 +201,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         SAC | ACTORS | {"num_learners": 2, "minibatch_size": 129},
     ),
     ("has no critics that learn from earlier env steps", {"gradient_steps": 0.25}),
-    ("algo=ppo learns only from actions as likely", {"noise": "wide"}),
+    ("algo=ppo learns only from actions of its policy", {"noise": "wide"}),
     ("algo=sac estimates no advantages", SAC | {"gae_lambda": 0.5}),
     ("critics with a loss of their own", SAC | {"vf_coef": 1.0}),
     ("has no ratio of probabilities to limit", SAC | {"clip_coef": 0.1}),

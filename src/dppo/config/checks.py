@@ -146,7 +146,7 @@ def _problems_of_nodes(config: Settings) -> Iterator[Problem]:
         yield (
             "nodes_per_env",
             f": ranks_per_env={config.ranks_per_env} cannot be divided evenly among {most} nodes. Use "
-            f"`nodes_per_env={fewer}`.",
+            f"`nodes_per_env={fewer}` or `ranks_per_env={most * -(-config.ranks_per_env // most)}`.",
         )
     if most > 1 and (len(config.resource_groups) > 1 or config.actors_per_node is not None):
         yield (

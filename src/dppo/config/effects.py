@@ -37,7 +37,7 @@ NEEDS = (
     Need(
         "noise",
         lambda c: c.noise != "wide" or not _is_ppo(c),
-        "algo=ppo learns only from actions as likely as its policy makes them. Use `noise=pink`, or `algo=sac`",
+        "algo=ppo learns only from actions of its policy, not from others. Use `noise=pink`, or `algo=sac`",
     ),
     Need(
         "gae_lambda norm_adv adv_floor recompute_advantages",

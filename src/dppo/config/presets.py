@@ -76,8 +76,10 @@ def merge_preset(
         of_environment = {name: tuned[name] for name in tuned if name in names_of("env")}
         dropped = tuned.keys() - of_environment.keys() - user_settings.keys()
         if dropped:
-            names = " ".join(name for name in tuned if name in dropped)
-            notes = (f"preset: is not tuned for algo={algo}, which keeps its own {names}",)
+            names = ", ".join(name for name in tuned if name in dropped)
+            notes = (
+                f"the preset is for algo={tuned.get('algo', 'ppo')}; not taken over for algo={algo}: {names}",
+            )
         tuned = of_environment
     merged, replaced = _merged(user_settings, tuned)
     return merged, (*notes, *replaced)

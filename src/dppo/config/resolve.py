@@ -161,7 +161,7 @@ LINES: dict[str, tuple[str, Any]] = {
         0.0,
     ),
     "replay_rows": (
-        "Replay: learns from the last {value:,} env steps; {other} would keep fewer.",
+        "Replay: learns from the last {value:,} env steps; {other} keeps fewer, in less memory.",
         100_000,
     ),
 }
@@ -205,7 +205,7 @@ def _choices(config: Config, task: TaskFacts) -> Iterator[Choice]:
 
 def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
     text, alternative = LINES[name]
-    if value == alternative:
+    if value == alternative or (name == "replay_rows" and value < alternative):
         return ""
     # the policy starts with the deviations of another run
     if name == "log_std_init" and config.init_from is not None:

@@ -26,7 +26,11 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
         yield _cause(error)
     if result.recent_episodes:
         recent = counted(result.recent_episodes, "episode")
-        yield f"Mean return of the last {recent}: {result.episodic_return:.1f}"
+        line = f"Mean return of the last {recent}: {result.episodic_return:.1f}"
+        omitted = result.episodes - result.recent_episodes
+        if result.config is not None and result.config.noise == "wide" and omitted > 0:
+            line += ", with the noise of training and without episodes of wide exploration"
+        yield line
     elif result.episodes:
         yield "Each episode so far has had wide exploration, so there is no return of the policy alone."
     else:

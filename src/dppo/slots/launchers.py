@@ -35,6 +35,9 @@ def launcher_words(layout: Layout, variables: Mapping[str, str]) -> list[str]:
     path = variables.get("PATH")
     if "SLURM_JOB_ID" in variables and shutil.which("srun", path=path):
         shape = [f"--ntasks={ranks}", *_slurm_nodes(layout, variables), *_interface(variables)]
+        if layout.cores == 0:
+            # these ranks may share fewer cores than there are ranks
+            shape.append("--overcommit")
         return ["srun", "--overlap", "--cpu-bind=none", "--kill-on-bad-exit=1", *shape]
     program = shutil.which("mpirun", path=path)
     if program is None:

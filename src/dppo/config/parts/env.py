@@ -127,9 +127,9 @@ class Sampling:
     num_steps: int = setting(64, gt=0)
     """Steps T of each environment in one iteration."""
     noise: Literal["white", "pink", "wide"] = setting("white")
-    """Exploration noise of continuous actions: white is independent in each env step; pink moves steadily for a while
-    instead of trembling. wide, the default of algo=sac alone, is white, but for a quarter of the time each
-    sampler takes actions from all over the bounds and holds them for up to 32 steps."""
+    """Exploration noise of continuous actions. white: independent in each env step. pink: correlated over several env
+    steps. wide, only with algo=sac: white, but in every fourth stretch of 1,024 env steps of each environment, the
+    actions spread over the whole of their bounds, and each is held for up to 32 env steps."""
     overlap: bool = False
     """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
     policy_lag: int = setting(0, ge=0)
