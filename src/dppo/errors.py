@@ -175,7 +175,7 @@ def in_gigabytes(size: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return `1 step`, or `1,024 steps`."""
+    """Write a count in words: `1 step`, or `1,024 steps`."""
     if number != 1:
         noun = plural or f"{noun}s"
     return f"{number:,} {noun}"

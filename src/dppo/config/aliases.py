@@ -33,7 +33,7 @@ class Named:
 
 @cache
 def other_names() -> list[Named]:
-    """Return the rows of `other_names.yaml`."""
+    """Read `other_names.yaml`."""
     import yaml
 
     rows: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_bytes())

@@ -109,7 +109,7 @@ def _merged(
 
 
 def _refusal(settings: Mapping[str, Any]) -> ConfigError | None:
-    """Return the error that these settings raise; None if they are accepted."""
+    """Check settings as `Config` does; return its error, or None if they are accepted."""
     try:
         check(Settings(**settings))
     except ConfigError as error:

@@ -60,7 +60,7 @@ class StatePlace:
         return self.run_dir / STATES
 
     def is_visible(self) -> bool:
-        """Return whether this host sees the folder of the run."""
+        """Look for the folder of the run, which this host may not see."""
         try:
             return read_file(self.lock) == self.owner
         except OSError:
@@ -98,7 +98,7 @@ class StateFiles:
         return name
 
     def _checked(self, path: Path) -> Path:
-        """Return the real path of a file or folder that may be kept."""
+        """Resolve the path of a file or folder, and check that it may be kept."""
         if not self._place.is_visible():
             raise NotKept(
                 f"holds the path {path}, but {socket.gethostname()} does not see the folder of the run, "
@@ -180,7 +180,7 @@ def _hash(text: bytes) -> str:
 
 
 def needed_names(run_dir: Path) -> set[str]:
-    """Return what the checkpoints of a run need."""
+    """Read which states the checkpoints of a run need."""
     names: set[str] = set()
     folder = run_dir / STATES / NEEDED
     if folder.is_dir():

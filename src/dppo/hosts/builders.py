@@ -369,7 +369,7 @@ def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[
 
 
 def _device(wanted: str) -> str:
-    """Return the device to train on; called only in the process that trains."""
+    """Choose the device to train on; called only in the process that trains."""
     import torch
 
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):

@@ -114,7 +114,7 @@ class RayTrainers:
         return replace(update, incidents=incidents)
 
     def weights(self) -> np.ndarray:
-        """Return all weights [P], read-only."""
+        """All weights [P], read-only."""
         return self._weights
 
     def state(self) -> dict[str, np.ndarray]:
@@ -126,7 +126,7 @@ class RayTrainers:
         return state | rows
 
     def learned_state(self) -> dict[str, np.ndarray]:
-        """Return the state of a rank, which has no kept rows."""
+        """Ask a rank for its state, which has no kept rows."""
         ends_at = time.monotonic() + STATE_S
 
         def check() -> None:

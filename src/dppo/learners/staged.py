@@ -23,7 +23,7 @@ class RunStage(ABC):
         """
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return what the next update depends on, as named arrays."""
+        """Name the arrays on which the next update depends."""
         return {}
 
     def load(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

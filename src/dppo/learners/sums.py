@@ -49,7 +49,7 @@ class Group(Parallel):
             torch.cuda.synchronize()  # costs nothing: the norm of the gradient, computed next, does it as well
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Return the tensors of all ranks, stacked in the order of ranks."""
+        """Stack the tensors of all ranks in the order of ranks."""
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         distributed.all_gather(parts, tensor)
         return torch.stack(parts)

@@ -33,10 +33,10 @@ class Trainers(Protocol):
         """Do one update on the segments of an iteration."""
 
     def weights(self) -> np.ndarray:
-        """Return all weights [P]; later updates do not change them."""
+        """Copy all weights [P]."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the optimizer's state; later updates do not change it."""
+        """Copy the optimizer's state."""
 
     def learned_state(self) -> dict[str, np.ndarray]:
         """Return the state without kept rows, which are many; the next update may change it."""
@@ -139,7 +139,7 @@ class LocalTrainer:
             self._rescued = before
 
     def weights(self, *, copy: bool = True) -> np.ndarray:
-        """Return all weights [P]; without `copy`, updates may overwrite them."""
+        """Read all weights [P]; without `copy`, updates may overwrite them."""
         if self._rescued is not None:
             return self._rescued.weights
         return self.trainer.weights(copy=copy)
@@ -151,7 +151,7 @@ class LocalTrainer:
         return self.trainer.state(copy=copy)
 
     def learned_state(self) -> dict[str, np.ndarray]:
-        """Return views of the state without kept rows."""
+        """Take views of the state without kept rows."""
         if self._rescued is not None:
             return self._rescued.state
         return self.trainer.learned_state(copy=False)

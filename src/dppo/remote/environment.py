@@ -81,7 +81,6 @@ def make(
 
 
 def _place(address: str, number: int, folder: str) -> str:
-    """Return the address of the instance of this number."""
     if not address:
         path = str(Path(folder).absolute() / "dppo.socket")
         # a free port of this machine where the path is too long for a socket

@@ -118,7 +118,7 @@ def _bounds(word: str, text: str | None) -> tuple[float, float]:
 
 
 def answer_message(order: str, refusal: str = "") -> bytes:
-    """Return the answer to an opening: accepted, or refused for a reason."""
+    """Encode the answer to an opening: accepted, or refused for a reason."""
     reason = refusal.encode()
     # dppo.h compares the magic as a number in its byte order, which reads as DPPO in little-endian order
     magic = MAGIC if order == "<" else MAGIC[::-1]

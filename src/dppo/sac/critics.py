@@ -114,7 +114,7 @@ class Critics:
         self.targets.lerp_(self.parameters.weights.detach(), tau)
 
     def target_values(self, inputs: Tensor) -> Tensor:
-        """Return the values [K, rows] of the targets."""
+        """Compute the values [K, rows] of the targets."""
         return _forward(self._target_layers, inputs)[0]
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Residuals]:
@@ -151,7 +151,7 @@ class Critics:
         return _multiply_each(by_sums, weights, by_actions).sum(dim=0)
 
     def _by_inputs(self, number: int, by_sums: Tensor) -> Tensor:
-        """Return the gradient of the inputs of a layer, given that of its sums."""
+        """Compute the gradient of the inputs of a layer from that of its sums."""
         weights = self._layers[number].weights
         by_inputs = by_sums.new_empty((*by_sums.shape[:2], weights.shape[1]))
         return _multiply_each(by_sums, weights.mT, by_inputs)

@@ -61,7 +61,7 @@ class Exits:
     """[n, *O]"""
 
     def find(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which of `places` are exits, and the observations of these."""
+        """Find the exits among `places`, and the observations there."""
         numbers = np.searchsorted(self.places, places)
         is_exit = numbers < len(self.places)
         is_exit[is_exit] = self.places[numbers[is_exit]] == places[is_exit]
@@ -157,7 +157,7 @@ class KeptRows:
         return continued
 
     def transitions(self) -> np.ndarray:
-        """Return the places of all rows that are transitions, in their order."""
+        """List the places of all rows that are transitions, in their order."""
         steps = np.arange(self._first, self._end)
         valid = self._columns["valid"][steps % self._capacity]
         return self._first * self.num_envs + np.flatnonzero(valid)
@@ -190,19 +190,19 @@ class KeptRows:
         return Drawn(obs, actions, rewards, num_steps, terminated, successors)
 
     def _has_next(self, places: np.ndarray) -> np.ndarray:
-        """Return which of `places` have a next row in the same episode."""
+        """Mark the `places` that have a next row in the same episode."""
         is_exit, _ = self._exits.find(places)
         return ~is_exit & ~self._at("terminated", places)
 
     def _later(self, places: np.ndarray) -> LaterRows:
-        """Return the rows at `places`, as `extends` of `draw` gets them."""
+        """Gather the rows at `places`, as `extends` of `draw` gets them."""
         obs = self._at("obs", places)
         actions = self._at("actions", places)
         logprobs = self._at("logprobs", places)
         return LaterRows(obs, actions, logprobs)
 
     def _at(self, name: str, places: np.ndarray) -> np.ndarray:
-        """Return a copy of a column at these places."""
+        """Copy a column at these places."""
         steps, envs = np.divmod(places, self.num_envs)
         column: np.ndarray = self._columns[name][steps % self._capacity, envs]
         return column
@@ -285,14 +285,14 @@ def _exits_of(segments: Sequence[Segment], step: int) -> Exits:
 
 
 def _leaves(name: str, column: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the leaves of a column by name."""
+    """Name the leaves of a column."""
     return {leaf: array for leaf, array, is_leaf in walk(column, name=name) if is_leaf}
 
 
 def _structured(
     name: str, state: Mapping[str, np.ndarray], shape: tuple[int, ...], obs: np.dtype[Any]
 ) -> np.ndarray:
-    """Return the observations whose leaves `_leaves` returned."""
+    """Put the leaves of `_leaves` together as observations."""
     column = np.empty(shape, obs)
     names = [leaf for leaf, _, is_leaf in walk(obs, name=name) if is_leaf]
     for leaf_name, leaf in zip(names, leaves(column).values(), strict=True):

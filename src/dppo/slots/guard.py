@@ -274,7 +274,7 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def _is_closed(stream: int) -> bool:
-    """Return whether the other end of a stream that can be read is closed."""
+    """Read from a stream, whose end means that the other side has closed it."""
     with suppress(OSError):
         return not os.read(stream, 1)
     return False

@@ -84,7 +84,7 @@ def _slurm_nodes(layout: Layout, variables: Mapping[str, str]) -> list[str]:
 
 
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that no launcher has set for this process."""
+    """Remove the variables that a launcher has set for this process."""
     return {name: value for name, value in variables.items() if not name.startswith(OF_LAUNCHERS)}
 
 

@@ -37,7 +37,7 @@ class Layout:
 
     @classmethod
     def by_names(cls, settings: Mapping[str, Any]) -> "Layout":
-        """Return the layout of settings, which may lack these, on one node."""
+        """Make a layout on one node from settings; those that are missing have their defaults."""
         return cls(settings.get("ranks_per_env", 1), settings.get("cores_per_rank", 1))
 
     @property

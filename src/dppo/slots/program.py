@@ -174,7 +174,6 @@ class Program:
         return None
 
     def last_lines(self) -> list[str]:
-        """Return the last lines that the program has printed."""
         try:
             with open(self._log, "rb") as log:
                 log.seek(max(0, self._log.stat().st_size - END_BYTES))
@@ -250,7 +249,7 @@ _PROGRAMS = WeakSet[Program]()
 
 
 def running_programs() -> list[Program]:
-    """Return the programs that this process has started, and that run."""
+    """The programs of this process that run."""
     return [program for program in _PROGRAMS if program.is_running]
 
 

@@ -93,7 +93,7 @@ class Actors:
 
     @property
     def layout(self) -> Layout:
-        """Return ranks and cores of each environment."""
+        """Ranks and cores of each environment."""
         return Layout(self.ranks_per_env, self.cores_per_rank)
 
     @property

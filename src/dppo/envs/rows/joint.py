@@ -196,7 +196,7 @@ class JointRows:
         return self.step_arguments(self.settings.spaces.actions.each(actions))
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Return the actions of all rows once for each row: see `inputs`."""
+        """Repeat the actions of all rows for each row: see `inputs`."""
         return [actions] * len(self.envs)
 
     def interrupted(self) -> Iterator[Interruption]:

@@ -54,7 +54,7 @@ class Rows(Protocol):
         """Return what `CheckedEnv.step` of each row takes, for the actions [E, *A] as sampled."""
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Return the same for E actions of the environment's own space."""
+        """Do the same for E actions of the environment's own space."""
 
     def interrupted(self) -> Iterable[Interruption]:
         """Yield the rows whose episodes were cut off in this step; each must begin its next one before the next."""
@@ -90,7 +90,7 @@ class Rows(Protocol):
         """
 
     def shown(self, env: int) -> np.ndarray:
-        """Return the observation from which the next action of a row follows."""
+        """The observation from which the next action of a row follows."""
 
     def played_alone(self) -> list[CheckedEnv]:
         """Return the rows that play an episode after which none follows: all agents, or the first row."""

@@ -88,7 +88,7 @@ class SerialRows:
         return self.envs[env].reset(episode, options)
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Return the actions: each environment takes its own."""
+        """Leave the actions as they are: each environment takes its own."""
         return actions
 
     def interrupted(self) -> Iterable[Interruption]:

@@ -48,7 +48,7 @@ class PPOAgent:
         self._value_scale = snapshot.value_scale
 
     def start(self, *rows: int) -> np.ndarray:
-        """Return the network state [*rows, S] at the start of an episode: zeros."""
+        """Make the network state [*rows, S] at the start of an episode: zeros."""
         return np.zeros((*rows, self.state_size), self._dtype)
 
     def act(

@@ -89,7 +89,7 @@ class PPOSampler:
         self.additions = self._additions()
 
     def _additions(self) -> list[Addition]:
-        """Return what adds the parts of segments that only some runs need."""
+        """Choose what adds the parts of segments that only some runs need."""
         additions: list[Addition] = []
         if self.stack > 1:
             additions.append(_with_frames)

@@ -39,7 +39,7 @@ class WideExploration:
         self._first_segment = first_segment
 
     def covers(self, index: int) -> bool:
-        """Return whether the sampler explores widely in the segment `index`."""
+        """Decide whether the sampler explores widely in the segment `index`."""
         stretch = index // math.ceil(STRETCH_STEPS / self._num_steps)
         is_turn = (stretch + self._sampler_id + 1) % EVERY == 0
         return is_turn and index >= self._first_segment

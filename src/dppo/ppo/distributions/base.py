@@ -114,11 +114,11 @@ class Distribution(ABC):
 
     @abstractmethod
     def sample(self, head: Head, noise: Noise) -> Shaped[np.ndarray, " ..."]:
-        """Return actions [*rows, *A] computed from heads and noise."""
+        """Compute actions [*rows, *A] from heads and noise."""
 
     @abstractmethod
     def mode(self, head: Head) -> Shaped[np.ndarray, " ..."]:
-        """Return the most likely actions [*rows, *A]."""
+        """Choose the most likely actions [*rows, *A]."""
 
     @abstractmethod
     def log_prob(self, head: Head, actions: Shaped[np.ndarray, " ..."]) -> LogProbs:

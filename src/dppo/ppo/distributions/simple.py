@@ -257,7 +257,7 @@ class SquashedGaussian(_Gaussian):
 
     @override
     def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> LogProbs:
-        """Return log N(u) - sum(log(1 - tanh(u)^2))."""
+        """Compute log N(u) - sum(log(1 - tanh(u)^2))."""
         slope = 2 * (math.log(2) - actions - np.logaddexp(0, -2 * actions))  # as in `_log_slope`
         return super().log_prob(head, actions) - slope.sum(axis=-1)
 

@@ -98,7 +98,7 @@ def _relu(x: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def _with_columns(head: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return `head` [..., H] followed by the same `columns` in each row."""
+    """Append the same `columns` to each row of `head` [..., H]."""
     width = head.shape[-1]
     shape = (*head.shape[:-1], width + len(columns))
     whole = np.empty(shape, head.dtype)
@@ -128,7 +128,7 @@ class NumpyMemory(ActingNetwork):
 
     @override
     def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> Outputs:
-        """Return head, values and state [..., E, S] of `obs` [..., E, *O]."""
+        """Compute head, values and state [..., E, S] of `obs` [..., E, *O]."""
         assert state is not None, "a network with memory needs its state"
         by_trunk = state.reshape(*state.shape[:-1], self._num_trunks, -1)
         inputs = self._mlp.hidden(obs)

@@ -91,7 +91,7 @@ class Dense(nn.Linear):
     """
 
     def forward(self, code: Tensor) -> Tensor:
-        """Return the outputs [rows, n] of `code` [rows, features]."""
+        """Compute the outputs [rows, n] of `code` [rows, features]."""
         is_plain = code.device.type == "cpu" and code.dtype == self.weight.dtype == torch.float32
         if (
             not is_plain

@@ -62,5 +62,5 @@ def gaussian_scores(
 
 
 def _as_column(by_entropies: Tensor | float) -> Tensor | float:
-    """Return a number unchanged, and a vector [rows] as a column."""
+    """Make a vector [rows] a column, and leave a number as it is."""
     return by_entropies.unsqueeze(1) if isinstance(by_entropies, Tensor) else by_entropies

@@ -37,7 +37,7 @@ class IndexedObs:
     """The observation of each row; of stacks, the K frames."""
 
     def copied(self) -> Any:
-        """Return the observations of the rows, as a network reads them."""
+        """Make inputs of a network from the observations of the rows."""
         return each_leaf(self.table, self._rows_of)
 
     def _rows_of(self, leaf: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Batch:
         return self.terminates or self.rewards[0] < self.rewards[1]
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`; the batch itself if it is there."""
+        """Move the batch to `device`; return the batch itself if it is there."""
         return self if device.type == self.logprobs.device.type else self._moved(device)
 
     def _moved(self, device: torch.device) -> Batch:
@@ -118,11 +118,11 @@ class Batch:
         return replace(self, obs=self.obs.copied()) if isinstance(self.obs, IndexedObs) else self
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
-        """Return a copy of the sequences at `index`."""
+        """Copy the sequences at `index`."""
         return self._changed(methodcaller("index_select", 0, index))
 
     def split(self, sizes: list[int]) -> list[Batch]:
-        """Return consecutive pieces with `sizes` sequences each, as views."""
+        """Split into consecutive views of `sizes` sequences each."""
         starts = accumulate(sizes[:-1], initial=0)
         pieces = zip(starts, sizes, strict=True)
         return [self._changed(methodcaller("narrow", 0, start, size)) for start, size in pieces]

@@ -46,7 +46,6 @@ class Demonstrations:
     """Mean of both actions under the controller with noise: what a perfect clone reaches."""
 
     def take(self, index: Int64[Tensor, " n"]) -> Demonstrations:
-        """Return the rows at `index`."""
         columns = (self.first, self.second, self.log_likelihood)
         return Demonstrations(
             self.batch.take(index), *(column.index_select(0, index) for column in columns)
@@ -179,7 +178,7 @@ class Cloning:
             self._optimizer.step(learning_rate)
 
     def _figures(self, rows: Demonstrations, network: CurrentNetwork) -> CloneFigures:
-        """Return the quality of the network on these rows of all ranks."""
+        """Measure the network on these rows of all ranks."""
         batch = rows.batch
         log_likelihood = torch.zeros_like(rows.log_likelihood)
         for actions in (rows.first, rows.second):

@@ -104,7 +104,7 @@ class Prior(Stage):
         return replace(batch, clone_logprobs=logprobs, clone_coef=KL_COEF * share)
 
     def objective(self, objective: Objective) -> Objective:
-        """Return a loss with the distance from the clone, while there is one."""
+        """Add the distance from the clone to a loss, while there is a clone."""
         return objective if self._weights is None else NearClone(objective)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -135,7 +135,7 @@ class NearClone:
     objective: Objective
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Gradients, dict[str, Tensor]]:
-        """Return the gradients of the sum, and its parts."""
+        """Compute the gradients of the sum, and its parts."""
         gradients, figures = self.objective.loss(outputs, batch)
         if batch.clone_logprobs is None:
             return gradients, figures

@@ -42,7 +42,7 @@ class CurrentNetwork:
         return self.model.log_probs(batch.pieces(self.rows))
 
     def values(self, batch: Batch) -> Float[Tensor, " B"]:
-        """Return the values of the rows of a batch, in units of rewards."""
+        """Compute the values of the rows of a batch, in units of rewards."""
         pieces = [
             self.model.values(piece.obs, piece.recurrent) for piece in batch.pieces(self.rows)
         ]
@@ -78,7 +78,7 @@ class StagedTrainer(Protocol):
     micro_batch_size: int | None
 
     def value_scale(self) -> ValueScale | None:
-        """Return the unit of values; None if it is that of rewards."""
+        """The unit of values; None if it is that of rewards."""
 
     def order(self, iteration: int) -> np.random.Generator:
         """Return the generator that draws the minibatches of this iteration, on this rank."""
@@ -102,7 +102,7 @@ class Stage:
         return ppo
 
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
-        """Return the batch to train on, which was made from `experience`."""
+        """Make the batch to train on from `experience`."""
         return batch
 
     def objective(self, objective: Objective) -> Objective:
@@ -117,7 +117,7 @@ class Stage:
         return {}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return what the next update depends on, as named arrays."""
+        """Name the arrays on which the next update depends."""
         return {}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
@@ -143,7 +143,7 @@ class RecomputedAdvantages(Stage):
     ppo: PPO
 
     def renew(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
-        """Return the batch with new advantages and returns; the old values stay."""
+        """Replace advantages and returns of the batch; the old values stay."""
         estimates = estimate_again(batch, network, experience, self.ppo)
         returns = estimates.returns
         if network.scale is not None:

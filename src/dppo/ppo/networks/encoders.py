@@ -117,7 +117,7 @@ class Body(nn.Module):
         self.features = hidden_sizes[-1] if hidden_sizes else width
 
     def forward(self, obs: Any) -> Tensor:
-        """Return features [rows, F]."""
+        """Compute features [rows, F]."""
         if isinstance(obs, Tensor):
             codes: Tensor = self.encoders[0](obs)
         else:
@@ -151,7 +151,7 @@ class Output(nn.Linear):
     """
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the outputs [rows, n] of `hidden` [rows, features]."""
+        """Compute the outputs [rows, n] of `hidden` [rows, features]."""
         if autocast_dtype_on(hidden.device) is None:
             return layer_forward(self, hidden)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -167,7 +167,7 @@ class Flatten(nn.Module):
         self._divisor = divisor
 
     def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        """Encode a leaf [rows, *shape] as [rows, features]."""
         flat = leaf.reshape(leaf.shape[0], -1)
         return flat if self._divisor is None else flat / self._divisor
 
@@ -189,7 +189,7 @@ class OneHot(nn.Module):
         self.features = len(elements)
 
     def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        """Encode a leaf [rows, *shape] as [rows, features]."""
         numbers = leaf.reshape(leaf.shape[0], -1).index_select(1, self.element)
         return (numbers == self.category).to(leaf.dtype)
 
@@ -208,7 +208,7 @@ class Embedding(nn.Module):
         self.features = EMBEDDING_SIZE * len(categories.counts)
 
     def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        """Encode a leaf [rows, *shape] as [rows, features]."""
         category = leaf.reshape(leaf.shape[0], -1).long().clamp(self.first, self.last)
         return self.table(category + self.shift).flatten(1)
 
@@ -218,7 +218,6 @@ Encoder = CNN | Flatten | OneHot | Embedding
 
 
 def encoder_of(spaces: Spaces, name: str, layers: Layers) -> Encoder:
-    """Return the encoder for the leaf `name`."""
     leaf = spaces.leaves()[name]
     if name in spaces.categories:
         categories = spaces.categories[name]

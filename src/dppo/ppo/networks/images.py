@@ -32,7 +32,7 @@ class CNN(nn.Module):
         self.features = features
 
     def forward(self, leaf: Tensor) -> Tensor:
-        """Return the code [rows, features] of a leaf [rows, *shape]."""
+        """Encode a leaf [rows, *shape] as [rows, features]."""
         return self.last(self.layers(self.image(leaf)))
 
 
@@ -103,7 +103,7 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum, of the shape of `x` [rows, channels, height, width]."""
+        """Add the branch to `x` [rows, channels, height, width]."""
         return x + self.second(self.first(x.relu()).relu())
 
 
@@ -126,7 +126,7 @@ class Image(nn.Module):
         self._axes = None if is_channels_first else (*range(len(shape) - 2), -1, -3, -2)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return a view of `pixels` where that is possible."""
+        """Avoid a copy of `pixels` where that is possible."""
         if self._axes is not None:
             pixels = pixels.permute(self._axes)
         return pixels.flatten(1, -3) if pixels.dim() > 4 else pixels
@@ -141,7 +141,7 @@ class Bits(nn.Module):
         self.shift = nn.Buffer(torch.arange(8, dtype=torch.uint8)[:, None, None])
 
     def forward(self, leaf: Tensor) -> Tensor:
-        """Return floats, 0 or 1."""
+        """Split bytes into their bits, as floats 0 or 1."""
         cells = self.image(leaf).to(torch.uint8).unsqueeze(2)  # [rows, channels, 1, height, width]
         bits: Tensor = ((cells >> self.shift) & 1).flatten(1, 2)
         # faster, as in `PixelConv`

@@ -40,12 +40,12 @@ class MLP(nn.Module):
         )
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return head [rows, H] and values [rows]."""
+        """Compute the head [rows, H] and the values [rows]."""
         rows = obs.reshape(obs.shape[0], -1)
         return self.head(rows), self.value(rows).squeeze(1)
 
     def head(self, rows: Tensor) -> Tensor:
-        """Return the head [rows, H] alone, for observations [rows, inputs]."""
+        """Compute the head [rows, H] alone, for observations [rows, inputs]."""
         outputs: Tensor = self.policy(rows)
         if self.log_std is None:
             return outputs

@@ -127,7 +127,7 @@ class NetworkSpec(ABC):
 
     @final
     def ordered_parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters of `module` in the order of the flat vector."""
+        """List the parameters of `module` in the order of the flat vector."""
         parameters = dict(module.named_parameters())
         return [parameters[name] for name in self.shapes]
 

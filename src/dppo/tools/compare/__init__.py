@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 
 def _must_have_equal_weights(options: Options) -> bool:
-    """Return whether runs with the same seed must end with the same weights."""
+    """Decide whether runs with the same seed must end with the same weights."""
     return options.equal == "batch" and len(options.actors) > 1
 
 

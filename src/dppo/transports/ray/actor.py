@@ -182,7 +182,7 @@ class PPOActor:
         self._players.append(player)
 
     def on_nodes(self, layout: Layout) -> Layout:
-        """Return a layout with the nodes of this actor; raise as `ActorNodes`."""
+        """Add the nodes of this actor to a layout; raise as `ActorNodes`."""
         if self._group is None:
             return layout
         if self._nodes is None:

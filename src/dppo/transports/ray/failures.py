@@ -27,7 +27,7 @@ def call_with_timeout(timeout_s: float, call: Callable[[], object]) -> None:
 
 
 def result_within(timeout_s: float, call: Callable[[], T], default: T) -> T:
-    """Return the result of such a call, or `default` if time is up first."""
+    """Wait for the result of such a call; return `default` if time is up first."""
     results = [default]
     call_with_timeout(timeout_s, lambda: results.append(call()))
     return results[-1]
