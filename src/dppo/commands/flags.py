@@ -40,8 +40,8 @@ RENDER = "Show the environment in a window (render_mode=human)."
 TRUST = "Import and call the code that the settings of RUN name, beyond plain Gymnasium ids and what you name yourself."
 SOURCES = {
     "--config FILE": "YAML or TOML file of settings. Flags take precedence over it.",
-    "--preset NAME": "Settings that `dppo presets` lists; fast, for environments that cost nothing; none; or auto, "
-    "those that apply to ENV_ID by themselves. --config and flags take precedence over them. (default: auto)",
+    "--preset NAME": "Settings that `dppo presets` lists; fast, for environments that step in microseconds; none; or "
+    "auto, those that apply to ENV_ID by themselves. --config and flags take precedence over them. (default: auto)",
     "--resume RUN": "Continue the run in this folder (or from one of its checkpoints) exactly. auto: continue the run "
     "in --run-dir if there is one, else start it.",
     "--branch NEW_DIR": "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, "

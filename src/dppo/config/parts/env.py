@@ -46,12 +46,12 @@ class Env:
     raise in the first 100 env steps of the run, then rebuild. With rebuild, floats beyond the limits of their space are
     invalid, too."""
     env_faults: str = free("10/h")
-    """Faults of environments that the run survives in a time: 10/h, 3/min, 100/d; or unlimited. More end the run."""
+    """Most faults of environments that a run survives: 10/h, 3/min, 100/d, or unlimited. One more ends the run."""
     env_state: Literal["auto", "own", "off"] = free("auto")
-    """Rebuild of an environment that has get_state() and set_state(state). own: set its state after the last segment,
-    without a replay, and without a proof that the state is complete; auto: replay the actions of its episode; if that
-    leads to another state, set the state before the last segment and repeat that segment, which proves the state; off:
-    replay only."""
+    """Rebuild of an environment that has get_state() and set_state(state). own: set the state that it had after the
+    last segment, without a replay, and without a proof that the state is complete; auto: replay the actions of its
+    episode; if that leads to another state, set the state before the last segment and repeat that segment, which proves
+    the state; off: replay only."""
     state_folder: Path | None = free(None)
     """A folder on a disk that all actors see, below which environments may write the files that get_state() returns as
     paths; by default only below their scratch_dir. Files on the file system of the run folder are kept without a
@@ -131,12 +131,12 @@ class Sampling:
     steps. wide, only with algo=sac: white, but in every fourth stretch of 1,024 env steps of each environment, the
     actions spread over the whole of their bounds, and each is held for up to 32 env steps."""
     overlap: bool = False
-    """Collect while learning: actors use the weights from before the update. Another name of policy_lag=1."""
+    """Collect while learning: actors use the weights from before the update. The same as policy_lag=1."""
     policy_lag: int = setting(0, ge=0)
-    """Updates K by which the policy that collects may be behind: segment k is collected with policy max(0, k - K). 0:
-    collect and learn in turns. With 1 or more, actors collect while the learner updates, and none waits for the
-    slowest. The loss corrects for the lag, but the lag changes what is learned. Results stay reproducible and
-    independent of the number of actors."""
+    """Updates K by which the policy that collects may lag behind the newest one: segment k is collected with policy
+    max(0, k - K). 0: collect and learn in turns. With 1 or more, actors collect while the learner updates, and none
+    waits for the slowest. The loss corrects for the lag, but the lag changes what is learned. Results stay reproducible
+    and independent of the number of actors."""
     env_threads: bool = free(False)
     """Step the samplers of a process side by side, each in a thread of its own: for simulators that wait, for a
     process, a socket or a device. A few actors then do the work of many. Changes the time, never the result."""
