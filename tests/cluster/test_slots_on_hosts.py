@@ -44,15 +44,23 @@ program.terminate(wait_s=60)
 print(json.dumps([slots.hosts, slots.cores, program.last_lines(), program.end()]), flush=True)
 slots.close()
 """
-CORES = "import os, socket; print(socket.gethostname(), *os.sched_getaffinity(0), os.getcwd())"
+# into a file: Open MPI may print a part of a line between those of another rank
+CORES = """
+import os, socket, sys
+host = socket.gethostname()
+line = " ".join(map(str, [host, *os.sched_getaffinity(0), os.getcwd()]))
+open(f"{sys.argv[1]}/{host}-{os.getpid()}", "w").write(line)
+"""
 SLEEPS = ("sleep", "1000")
 
 
 class Pair:
     """Two hosts; a driver on the first one has two ranks on each."""
 
-    def __init__(self, hosts: list[Host]) -> None:
+    def __init__(self, hosts: list[Host], folder: Path) -> None:
         self.first, self.second = hosts
+        self.folder = folder
+        """A folder that both hosts see."""
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str) -> None:
@@ -96,18 +104,21 @@ def ranks(host: Host) -> list[int]:
 def pair(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pair]:
-    folder = Path(mkdtemp(dir="/var/tmp"))  # which both hosts see
+    folder = Path(mkdtemp(dir="/var/tmp"))
     use_mpi(request.param, folder, monkeypatch)
     with Hosts(2, tmp_path) as hosts:
-        pair = Pair(hosts)
+        pair = Pair(hosts, folder)
         yield pair
     pair.close()
     shutil.rmtree(folder)
 
 
 def test_each_rank_is_bound_on_its_host(pair: Pair) -> None:
-    pair.start(sys.executable, "-c", CORES)
-    names, cores, lines, _ = pair.end()
+    written = pair.folder / "written"
+    written.mkdir()
+    pair.start(sys.executable, "-c", CORES, str(written))
+    names, cores, _, _ = pair.end()
+    lines = [file.read_text() for file in written.iterdir()]
     assert names == ["h1", "h1", "h2", "h2"]
     assert cores[:2] == cores[2:]
     pairs = zip(names, cores, strict=True)
