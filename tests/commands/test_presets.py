@@ -140,6 +140,15 @@ def test_a_preset_applies_by_itself_only_where_it_says_so(
     assert bool(parsed.notes) is bool(note)
 
 
+def test_a_preset_of_ppo_is_not_announced_where_soft_actor_critic_takes_nothing_from_it() -> None:
+    parsed = parse(["Pendulum-v1", "--algo", "sac"])
+    assert parsed.preset is None
+    assert parsed.tuned == frozenset()
+    [note] = parsed.notes
+    assert note.startswith("the preset is for algo=ppo; not taken over for algo=sac: ")
+    assert "num_samplers, num_steps" in note
+
+
 def test_arguments_of_the_environment_are_added_to_those_of_a_preset() -> None:
     """A flag for the game's mode must not bring back sticky actions."""
     line = [GAME, "--preset", "atari-cleanrl", "--env-kwargs", '{"mode": 1}']

@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import finished
+from builders import finished, make_config
 from processes import wait_until
 from rich.console import Console
 
 from dppo.config import Config
 from dppo.ppo.exchange.records import CollectionProgress
+from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, RunInfo
 from dppo.records.terminal import plain as plain_lines
 from dppo.records.terminal import view as views
@@ -660,3 +661,11 @@ def test_figures_have_a_sensible_number_of_digits() -> None:
 def test_durations_are_shown_as_on_a_clock() -> None:
     seconds = (0, 62, 3599.9, 3661, 180_000, math.nan, math.inf)
     assert "|".join(map(duration, seconds)) == "0:00|1:02|59:59|1:01:01|2d 02:00:00|-|-"
+
+
+@pytest.mark.parametrize(("noise", "says_so"), [("wide", True), ("white", False)])
+def test_the_last_lines_say_which_episodes_are_left_out(noise: str, says_so: bool) -> None:
+    config = make_config({"env_id": "E-v0", "algo": "sac", "noise": noise})
+    [line] = [line for line in closing_lines(finished(config=config)) if "Mean return" in line]
+    assert line.startswith("Mean return of the last 100 episodes: 34.2")
+    assert line.endswith("without episodes of wide exploration") is says_so

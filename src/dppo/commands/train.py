@@ -195,7 +195,9 @@ def arguments_of(flags: dict[str, Any], env_id: str | None, prog: str) -> Argume
     if preset is None:
         return Arguments(settings, resume=resume, notes=note)
     merged, notes = merge_preset(settings, preset.settings)
-    tuned = frozenset(preset.settings) - settings.keys()
+    tuned = frozenset(merged.keys() & preset.settings.keys() - settings.keys())
+    if not tuned:
+        return Arguments(merged, resume=resume, notes=notes)
     return Arguments(merged, preset.name, tuned, resume, notes=(*note, *notes))
 
 

@@ -142,11 +142,12 @@ def _problems_of_actors(config: Settings) -> Iterator[Problem]:
 def _problems_of_nodes(config: Settings) -> Iterator[Problem]:
     most = config.node_counts[-1]
     if config.ranks_per_env % most:
+        rounded_up = most * math.ceil(config.ranks_per_env / most)
         fewer = max(count for count in range(1, most) if config.ranks_per_env % count == 0)
         yield (
             "nodes_per_env",
             f": ranks_per_env={config.ranks_per_env} cannot be divided evenly among {most} nodes. Use "
-            f"`nodes_per_env={fewer}` or `ranks_per_env={most * -(-config.ranks_per_env // most)}`.",
+            f"`nodes_per_env={fewer}` or `ranks_per_env={rounded_up}`.",
         )
     if most > 1 and (len(config.resource_groups) > 1 or config.actors_per_node is not None):
         yield (

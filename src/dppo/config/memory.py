@@ -100,7 +100,10 @@ def _replay_in_words(
     newest, every = config.kept_checkpoints
     num_checkpoints = newest + 1 + (config.iterations // every if every else 0)  # one is the best
     disk = _describe_bytes(num_checkpoints * kept)
-    return f"Memory: {facts}. Each checkpoint stores them: up to {disk} of disk for {num_checkpoints} checkpoints."
+    return (
+        f"Memory: {facts}. Each checkpoint stores them: up to {disk} of disk for {num_checkpoints} checkpoints. A "
+        f"smaller `replay_rows` keeps fewer."
+    )
 
 
 def kept_row_bytes(config: Settings, spaces: Spaces) -> int:

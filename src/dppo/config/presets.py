@@ -77,9 +77,9 @@ def merge_preset(
         dropped = tuned.keys() - of_environment.keys() - user_settings.keys()
         if dropped:
             names = ", ".join(name for name in tuned if name in dropped)
-            notes = (
-                f"the preset is for algo={tuned.get('algo', 'ppo')}; not taken over for algo={algo}: {names}",
-            )
+            tuned_for = tuned.get("algo", "ppo")
+            note = f"the preset is for algo={tuned_for}; not taken over for algo={algo}: {names}"
+            notes = (note,)
         tuned = of_environment
     merged, replaced = _merged(user_settings, tuned)
     return merged, (*notes, *replaced)

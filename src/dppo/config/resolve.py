@@ -160,10 +160,6 @@ LINES: dict[str, tuple[str, Any]] = {
         "Deviation: 0.61 at the start, because the noise of {action_dims} numbers adds up; {other} is 1.",
         0.0,
     ),
-    "replay_rows": (
-        "Replay: learns from the last {value:,} env steps; {other} keeps fewer, in less memory.",
-        100_000,
-    ),
 }
 """A line for the log about a default that depends on the task, and the value that it names as an alternative."""
 
@@ -204,8 +200,10 @@ def _choices(config: Config, task: TaskFacts) -> Iterator[Choice]:
 
 
 def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
+    if name not in LINES:
+        return ""
     text, alternative = LINES[name]
-    if value == alternative or (name == "replay_rows" and value < alternative):
+    if value == alternative:
         return ""
     # the policy starts with the deviations of another run
     if name == "log_std_init" and config.init_from is not None:

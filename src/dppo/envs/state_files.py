@@ -60,7 +60,7 @@ class StatePlace:
         return self.run_dir / STATES
 
     def is_visible(self) -> bool:
-        """Look for the folder of the run, which this host may not see."""
+        """Return whether this host sees the folder of the run."""
         try:
             return read_file(self.lock) == self.owner
         except OSError:

@@ -56,7 +56,7 @@ class ControllerActing:
 
 
 def controller_acting_for(controller: Controller, settings: PlaySettings) -> ActingFor:
-    """Play every episode with the controller, whatever the snapshot."""
+    """Return a function that plays with the controller, whatever the snapshot."""
     return partial(_unchanged, ControllerActing(controller, settings))
 
 

@@ -27,8 +27,7 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     if result.recent_episodes:
         recent = counted(result.recent_episodes, "episode")
         line = f"Mean return of the last {recent}: {result.episodic_return:.1f}"
-        omitted = result.episodes - result.recent_episodes
-        if result.config is not None and result.config.noise == "wide" and omitted > 0:
+        if result.config is not None and result.config.noise == "wide":
             line += ", with the noise of training and without episodes of wide exploration"
         yield line
     elif result.episodes:

@@ -93,7 +93,7 @@ class Baseline:
         return unpaired_difference(list(returns.values()), list(self._returns.values()))
 
     def metrics(self, difference: Difference | None) -> dict[str, float]:
-        """Name the metrics of an evaluation that differs so from the baseline."""
+        """Return the metrics of an evaluation that has this difference from the baseline."""
         if not self._returns:
             return {}
         row = {"eval/baseline_return": self.mean_return}

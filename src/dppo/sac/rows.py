@@ -285,7 +285,7 @@ def _exits_of(segments: Sequence[Segment], step: int) -> Exits:
 
 
 def _leaves(name: str, column: np.ndarray) -> dict[str, np.ndarray]:
-    """Name the leaves of a column."""
+    """Return the leaves of a column by name."""
     return {leaf: array for leaf, array, is_leaf in walk(column, name=name) if is_leaf}
 
 

@@ -51,7 +51,7 @@ class _Part:
         self.optimizer = FlatAdam(parameters, eps=ADAM_EPSILON)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Name the optimizer's state in full, as views."""
+        """Return the optimizer's state by full names, as views."""
         return {f"{self.name}.{key}": array for key, array in self.optimizer.state().items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:

@@ -274,7 +274,7 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def _is_closed(stream: int) -> bool:
-    """Read from a stream, whose end means that the other side has closed it."""
+    """Return whether the other end of a stream that can be read is closed."""
     with suppress(OSError):
         return not os.read(stream, 1)
     return False

@@ -249,7 +249,7 @@ _PROGRAMS = WeakSet[Program]()
 
 
 def running_programs() -> list[Program]:
-    """The programs of this process that run."""
+    """List the programs that this process has started and that still run."""
     return [program for program in _PROGRAMS if program.is_running]
 
 

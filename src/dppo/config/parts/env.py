@@ -46,7 +46,8 @@ class Env:
     raise in the first 100 env steps of the run, then rebuild. With rebuild, floats beyond the limits of their space are
     invalid, too."""
     env_faults: str = free("10/h")
-    """Most faults of environments that a run survives: 10/h, 3/min, 100/d, or unlimited. One more ends the run."""
+    """Highest rate of environment faults that a run survives: 10/h, 3/min, 100/d; or unlimited. A higher rate ends the
+    run."""
     env_state: Literal["auto", "own", "off"] = free("auto")
     """Rebuild of an environment that has get_state() and set_state(state). own: set the state that it had after the
     last segment, without a replay, and without a proof that the state is complete; auto: replay the actions of its

@@ -117,7 +117,7 @@ class Stage:
         return {}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Name the arrays on which the next update depends."""
+        """Return the named arrays on which the next update depends."""
         return {}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
@@ -143,7 +143,7 @@ class RecomputedAdvantages(Stage):
     ppo: PPO
 
     def renew(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
-        """Replace advantages and returns of the batch; the old values stay."""
+        """Return the batch with new advantages and returns, and with the old values."""
         estimates = estimate_again(batch, network, experience, self.ppo)
         returns = estimates.returns
         if network.scale is not None:

@@ -116,7 +116,7 @@ class PPOTrainer:
         return self.train_on(batch, settings, self.order(experience.iteration), experience)
 
     def order(self, iteration: int) -> np.random.Generator:
-        """The generator that draws the minibatches."""
+        """Return the generator that draws the minibatches."""
         return streams.generator(self.seed, Stream.MINIBATCHES, iteration, *self._rank)
 
     # a gradient that is not finite is reported by number

@@ -126,7 +126,7 @@ class Image(nn.Module):
         self._axes = None if is_channels_first else (*range(len(shape) - 2), -1, -3, -2)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Avoid a copy of `pixels` where that is possible."""
+        """Return [rows, channels, height, width], as a view of `pixels` where that is possible."""
         if self._axes is not None:
             pixels = pixels.permute(self._axes)
         return pixels.flatten(1, -3) if pixels.dim() > 4 else pixels
