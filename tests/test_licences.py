@@ -16,6 +16,7 @@ from dppo.engine.actors import Actor
 from dppo.engine.messages import Limits
 from dppo.engine.slots import ENDING_S, Slots
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts import builders
 from dppo.ppo.exchange.questions import Question
 from dppo.records.metrics.reading import read_metrics
 
@@ -142,13 +143,41 @@ def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_reme
     assert fault.value.message in report.read_text()
 
 
-def test_a_rate_holds_in_one_process(tmp_path: Path) -> None:
+class LateClock:
+    """A clock that only sleeping moves; the second sleep takes 5 s longer than it should."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._sleeps = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self._sleeps += 1
+        self.now += seconds
+        if self._sleeps == 2:
+            self.now += 5
+
+
+def test_a_rate_holds_in_one_process_also_after_a_late_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LateClock()
+    starts = []
+    make = builders._make_env
+
+    def noted(*arguments: Any) -> Any:
+        starts.append(clock.now)
+        return make(*arguments)
+
+    monkeypatch.setattr(builders, "time", clock)
+    monkeypatch.setattr(builders, "_last_start", [0.0])
+    monkeypatch.setattr(builders, "_make_env", noted)
     config = settings(tmp_path / "run", start_rate="10/s", total_timesteps=64)
     dppo.train(config)
-    first, *later = made_at(config)
-    assert len(later) == 3
-    for number, when in enumerate(later, 1):
-        assert when - first >= 0.099 * number
+    assert len(made_at(config)) == 4
+    assert starts == pytest.approx([100.0, 100.1, 105.2, 105.3])
 
 
 @pytest.mark.parametrize("kind", ["in process", pytest.param("on Ray", marks=pytest.mark.slow)])

@@ -54,8 +54,8 @@ LOOK_S = 0.25
 # Buffers of cuBLAS with which a product has the same bits in each run; it reads the variable at its first product.
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
-_starting = threading.Lock()  # held while the start of an environment of this process is planned
-_last_start = [-math.inf]  # the time of the last planned start in this process
+_starting = threading.Lock()  # held while an environment of this process gets its turn to start
+_last_start = [-math.inf]  # the time of the last start in this process
 
 
 @dataclass(slots=True)
@@ -189,13 +189,16 @@ def _make_in_turn(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, 
 def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
     """Wait for the turn of an environment of this process; `enter` shows that it is not hung."""
     enter()
-    if interval_s:
+    while interval_s:
         with _starting:
-            begins = max(time.monotonic(), _last_start[0] + interval_s)
-            _last_start[0] = begins
-        while (left_s := begins - time.monotonic()) > 0:
-            time.sleep(min(left_s, LOOK_S))
-            enter()
+            now = time.monotonic()
+            left_s = _last_start[0] + interval_s - now
+            if left_s <= 0:
+                # when it begins, not when it was due: after a late start, the next one still waits
+                _last_start[0] = now
+                return
+        time.sleep(min(left_s, LOOK_S))
+        enter()
 
 
 def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) -> Any:
