@@ -1,10 +1,11 @@
 """Measure what a run gains that starts from a controller (`--prior`): returns of the first evaluations, and env steps.
 
-    python benchmarks/prior.py run [--tasks pendulum tanks lander] [--seeds 2] [--set reuse=4 num_steps=32]
+    python benchmarks/prior.py run [--tasks pendulum tanks lander office] [--seeds 2] [--set reuse=4 num_steps=32]
     python benchmarks/prior.py table
 
 A run is stored in prior.jsonl as it ends. Each task has a controller that an engineer would write; it plays the
-episodes of the evaluations, too. The sides are `prior` and `none`, with equal settings otherwise.
+episodes of the evaluations, too. The sides are `prior` and `none`, with equal settings otherwise. The office is
+EnergyPlus (pip install pyenergyplus-lbnl), and runs only if it is named.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 HERE = Path(__file__).parent
 STORE = HERE / "prior.jsonl"
 sys.path.insert(0, str(HERE.parent / "examples"))
+sys.path.insert(0, str(HERE.parent / "examples" / "simulators"))
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Task:
     """Env steps of a run."""
     every: int = 2048
     """Env steps between evaluations."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Where the task itself needs them."""
 
 
 def swing_up(obs: np.ndarray) -> np.ndarray:
@@ -63,11 +67,22 @@ def land(obs: np.ndarray) -> np.ndarray:
     return np.clip(lander.heuristic(Lander, obs), -1, 1).astype(np.float32)
 
 
+def thermostat(obs: np.ndarray) -> np.ndarray:
+    """Heat to 20 and cool from 26 degrees while people are at work, and in the two hours before; save otherwise."""
+    sine, cosine, at_work = obs[6:]
+    hour = np.arctan2(sine, cosine) * 24 / (2 * np.pi) % 24
+    if at_work or 6 <= hour < 8:
+        return np.array([20.5, 5.0], np.float32)
+    return np.array([15.0, 10.0], np.float32)
+
+
 TASKS = {
     "tanks": Task("tanks:make", "pi:PI", -30.0, 60_000),
     "pendulum": Task("Pendulum-v1", swing_up, -250.0, 40_000),
     "lander": Task("LunarLanderContinuous-v3", land, 200.0, 150_000, 4096),
+    "office": Task("energyplus:make", thermostat, -35.0, 40_000, 2048, {"num_actors": 8}),
 }
+QUICK = ["tanks", "pendulum", "lander"]
 
 
 def main() -> int:
@@ -76,7 +91,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=["run", "table"])
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=QUICK)
     parser.add_argument("--sides", nargs="+", choices=["prior", "none"], default=["prior", "none"])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
@@ -127,6 +142,7 @@ def measured(name: str, side: str, seed: int, settings: dict[str, Any]) -> dict[
             "seed": seed,
             "run_dir": folder,
             "progress": "off",
+            **task.settings,
             **settings,
         }
         if side == "prior":

@@ -23,7 +23,7 @@ MEANT = {
     "run": "train ENV_ID",
 }
 USAGE = """\
-dppo: distributed PPO on Ray. The number of actors changes the time, never the result.
+dppo: distributed PPO on Ray, and SAC with --algo sac. The number of actors changes the time, never the result.
 
 usage: dppo COMMAND ...
 

@@ -321,6 +321,10 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
             "--learning-rat is not a known flag. Did you mean --learning-rate?",
         ),
         ("CartPole-v1 --seed 3 --xyzzyq 1", "--xyzzyq is not a known flag."),
+        (
+            "CartPole-v1 --num-actor 3 --xyzzyq --learning_rat=3",
+            "--num-actors? --xyzzyq is not a known flag. --learning-rat is not a known flag. Did you mean",
+        ),
         ("CartPole-v1 -n 1000", "-n is not a known flag. The number of env steps is --total-time"),
         ("CartPole-v1 --seed", "--seed"),
         ("CartPole-v1 --actor-resources {licence:1}", "actor_resources={licence:1}: is not JSON"),

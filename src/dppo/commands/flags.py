@@ -152,10 +152,10 @@ class Parser(argparse.ArgumentParser):
         # --num_actors=8
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
         flags, words = self.parse_known_args(dashed)
-        for word in words:
-            if re.match("--?[a-zA-Z]", word):
-                problem = self._describe_unknown(word.partition("=")[0])
-                raise UsageError(f"{problem} `{self.prog} --help` lists the flags.")
+        unknown = [word.partition("=")[0] for word in words if re.match("--?[a-zA-Z]", word)]
+        if unknown:
+            problems = " ".join(map(self._describe_unknown, dict.fromkeys(unknown)))
+            raise UsageError(f"{problems} `{self.prog} --help` lists the flags.")
         # only the folder of a run may begin with ~
         return vars(flags), [home_expanded(word) for word in words]
 

@@ -10,8 +10,11 @@ from dppo.records.files.checkpoint import Found
 
 def sizes_line(config: Config) -> str:
     """Describe the number of env steps, and the batch and the epochs of an iteration."""
-    total = counted(config.iterations * config.batch_size, "env step")
+    total_steps = config.iterations * config.batch_size
+    total = counted(total_steps, "env step")
     iterations = counted(config.iterations, "iteration")
+    if total_steps != config.total_timesteps:
+        iterations += f" ({config.total_timesteps:,}, rounded up to whole iterations)"
     batch = f"{config.batch_size:,} ({describe_batch(config)})"
     if config.algo == "sac":
         steps = counted(round(config.gradient_steps * config.batch_size), "gradient step")

@@ -38,7 +38,7 @@ LOSSES = {  # names and keys; a row has the keys of its algorithm
     "policy": "policy_loss",
     "value": "value_loss",
     "critic": "critic_loss",
-    "q": "q_mean",
+    "Q value": "q_mean",
     "entropy": "entropy",
     "temp": "temperature",
     "std": "action_std",

@@ -127,7 +127,7 @@ def _evaluation(row: dict[str, float]) -> str:
 def _learning(row: dict[str, float]) -> str:
     """Return how far the policy has moved, or the values that its critics estimate."""
     if "losses/q_mean" in row:
-        return f"q {number(row['losses/q_mean'])}"
+        return f"Q value {number(row['losses/q_mean'])}"
     return f"kl {number(row.get('losses/approx_kl'))}"
 
 

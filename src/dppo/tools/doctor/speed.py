@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from dppo.config import Config
 from dppo.config.resolve import TaskFacts, value_of
 from dppo.config.ways import WAYS, Way
+from dppo.errors import counted
 from dppo.records.terminal.figures import duration
 
 Facts = dict[str, Any]
@@ -232,10 +233,10 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
     now_s = iteration_s(facts, config, collecting)
     step_s = env_step_s(facts)
     if not plan.actors:
-        best = max(
-            other.speed for other in plans(facts, config) if other.actors <= config.num_samplers
-        )
-        yield f"You do not need Ray: with actors, it would be {best / plan.speed:.1f} x as fast at most."
+        most = config.num_samplers
+        best = max(other.speed for other in plans(facts, config) if other.actors <= most)
+        spread = f"with up to {counted(most, 'actor')}, as many as there are samplers"
+        yield f"You do not need Ray: {spread}, it would be {best / plan.speed:.1f} x as fast at most."
     elif config.iterations > 1 and not config.lag:
         gain = now_s / iteration_s(facts, config, collecting._replace(lag=True))
         if gain > WORTHWHILE:
