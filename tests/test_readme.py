@@ -91,6 +91,11 @@ AS_A_NEWCOMER = {  # with a Ray of its own
         r"Done after 512 steps",
         fast="--num-actors 0 --total-timesteps 512",
     ),
+    "./dppo train heater:Heater --algo sac --num-actors 8": Small(
+        "--total-timesteps 512",
+        r"Done after 512 steps",
+        fast="--num-actors 0 --total-timesteps 512",
+    ),
 }
 TRAINED = "./dppo train CartPole-v1 --run-dir runs/first"
 RESUMED = "./dppo train --resume runs/first --num-actors 4"

@@ -95,8 +95,8 @@ def test_sizes_are_those_of_the_run() -> None:
     )
     whole = replace(config, update_epochs=10)
     assert sizes_line(whole) == (
-        "1,200 env steps in 4 iterations (1,000, rounded up to whole iterations): each collects 300 (3 samplers x 2 envs x 50 "
-        "steps), then trains on them for 10 epochs."
+        "1,200 env steps in 4 iterations (1,000, rounded up to whole iterations): each collects 300 (3 samplers x 2 "
+        "envs x 50 steps), then trains on them for 10 epochs."
     )
     assert sizes_line(replace(config, total_timesteps=1200)).startswith(
         "1,200 env steps in 4 iterations: each"
