@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders import BOX, PLAIN, make_config, spec_of
+from builders import BOX, PLAIN, collect, make_config, parts_of, spec_of
 from worlds import priors
 
 import dppo
@@ -17,6 +18,7 @@ from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
 from dppo.ppo.learning.losses import ClippedLoss
@@ -25,6 +27,7 @@ from dppo.ppo.learning.objective import Outputs
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.prior import NearClone
 from dppo.ppo.learning.stages import CurrentNetwork
+from dppo.ppo.learning.states import StatesAlongSegments
 from dppo.records.files import checkpoint as checkpoints
 from dppo.spaces.actions import (
     Actions,
@@ -163,6 +166,44 @@ def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
     np.testing.assert_allclose(fitted.detach()[:, :2], expected, atol=0.02)
     np.testing.assert_allclose(fitted.detach()[:, 2:], -1, atol=0.05)
     np.testing.assert_allclose(values.detach(), returns, atol=0.05)
+
+
+def test_states_of_a_memory_are_computed_again_as_they_were_collected() -> None:
+    settings = {"prior": "worlds.priors:Integrator", "env_kwargs": {"max_episode_steps": 20}}
+    config = make_config(PENDULUM | settings | {"memory": "lstm", "memory_size": 8})
+    samplers, trainer = parts_of(config)
+    weights = trainer.weights()
+    _, segments = collect(samplers, PolicySnapshot(0, weights))
+    nothing = [
+        replace(
+            segment,
+            states=np.zeros_like(segment.states),
+            successor_states=np.zeros_like(segment.successor_states),
+        )
+        for segment in segments
+    ]
+    again = StatesAlongSegments(trainer.spec, nothing, None).by(weights, trainer.sequence_length)
+    for segment, computed in zip(segments, again, strict=True):
+        assert segment.states is not None
+        assert np.abs(segment.states[1:]).min() > 0
+        for name in ("states", "successor_states"):
+            states = getattr(computed, name)
+            np.testing.assert_allclose(states, getattr(segment, name), rtol=1e-5, atol=1e-7)
+    for built in samplers:
+        built.envs.close()
+
+
+@pytest.mark.slow
+def test_a_clone_with_memory_follows_a_controller_that_counts_steps(tmp_path: Path) -> None:
+    """Without memory, a policy sees nothing of the steps since the reset, on which these actions depend."""
+    sizes = {"num_steps": 128, "prior_steps": 4 * 256, "total_timesteps": 5 * 256}
+    config = PENDULUM | sizes | {"prior": priors.Integrator}
+    distances = []
+    for memory in ("none", "lstm"):
+        changes = {"memory": memory, "run_dir": tmp_path / memory}
+        rows = dppo.train(make_config(config | changes)).metrics
+        distances.append(rows[3]["losses/clone_kl"])
+    assert distances[1] < 0.8 * distances[0]
 
 
 def test_the_distance_from_the_clone_adds_its_own_gradient() -> None:

@@ -130,7 +130,6 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("there is no controller to start from. Set `prior`, or leave it out", {"prior_steps": 5000}),
     ("the clone of a prior starts with the deviation", {"log_std_init": -1.0} | PRIOR),
     ("the clone of a prior replaces the weights", {"init_from": "runs/other"} | PRIOR),
-    ("cannot be cloned from a controller yet. Use `memory=none`", {"memory": "gru"} | PRIOR),
     ("stacks of frames in parts, which are not kept for cloning", {"frame_stack": 2} | PRIOR),
     ("sets states without a replay, by which the controller", {"env_state": "own"} | PRIOR),
     (

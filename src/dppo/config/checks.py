@@ -372,11 +372,6 @@ def _problems_of_the_baseline(config: Settings) -> Iterator[Problem]:
 
 def _problems_of_the_prior(config: Settings) -> Iterator[Problem]:
     """Refuse a controller to start from where its rows cannot be cloned, or leave nothing to train."""
-    if config.has_memory:
-        yield (
-            "prior",
-            ": a network with memory cannot be cloned from a controller yet. Use `memory=none`, or leave it out.",
-        )
     if config.frame_stack > 1:
         yield (
             "prior",

@@ -259,7 +259,7 @@ def make_batch(
             float(learned_rewards.max(initial=-math.inf)),
         ),
         sequence_length=length,
-        recurrent=None if first.states is None else _recurrent_inputs(segments, length),
+        recurrent=None if first.states is None else recurrent_inputs(segments, length),
     )
     return batch if transitions.valid is None else _weighted(batch, rows(valid))
 
@@ -322,7 +322,8 @@ def successor_inputs(
     return len(successors), inputs, recurrent
 
 
-def _recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
+def recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
+    """Return the states at the start of all sequences, and the steps before which they begin anew."""
     done = merged(segments, "terminated") | merged(segments, "truncated")
     # in the first row, the stored state belongs to the episode, or is zero
     starts = np.zeros_like(done)

@@ -15,11 +15,13 @@ from dppo.config.parts import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import Experience
 from dppo.ppo.learning.adam import FlatAdam
-from dppo.ppo.learning.batch import Batch, as_rows, merged
+from dppo.ppo.learning.batch import Batch, in_sequences, merged, recurrent_inputs
 from dppo.ppo.learning.minibatches import moments_of_rows
 from dppo.ppo.learning.model import PPOModel, free_deviations
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
+from dppo.ppo.learning.states import StatesAlongSegments
+from dppo.ppo.networks.network import RecurrentInputs
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Int64, Shaped
@@ -46,9 +48,13 @@ class Demonstrations:
     """Mean of both actions under the controller with noise: what a perfect clone reaches."""
 
     def take(self, index: Int64[Tensor, " n"]) -> Demonstrations:
+        """Copy the sequences at `index`, which are single rows without memory."""
+        length = self.batch.sequence_length
+        steps = torch.arange(length, device=index.device)
+        rows = (index[:, None] * length + steps).flatten()
         columns = (self.first, self.second, self.log_likelihood)
         return Demonstrations(
-            self.batch.take(index), *(column.index_select(0, index) for column in columns)
+            self.batch.take(index), *(column.index_select(0, rows) for column in columns)
         )
 
     @staticmethod
@@ -67,9 +73,12 @@ class Demonstrations:
         sampled = merged(experience.segments, "actions")
         first, second = distribution.targets(head, sampled)
         likelihood = distribution.log_prob(head, first) + distribution.log_prob(head, second)
-        columns = (first, second, likelihood / 2)
+        columns = [
+            torch.from_numpy(in_sequences(column, batch.sequence_length))
+            for column in (first, second, likelihood / 2)
+        ]
         device = batch.logprobs.device
-        return Demonstrations(batch, *(as_rows(column).to(device) for column in columns))
+        return Demonstrations(batch, *(column.to(device) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,7 @@ class Cloning:
 
     R are lambda-returns by the values of the round before, so that the first rounds learn returns of short horizons.
     The weights of the round that is best on the rows held out are kept. All ranks fit the same model, each on its rows.
+    With memory, the rows are sequences, and each round computes again the states from which they start.
 
     Source: behavioral cloning by maximum likelihood, as in Pomerleau, "ALVINN" (1989).
     """
@@ -103,6 +113,8 @@ class Cloning:
         self._ppo = ppo
         self._parallel = parallel
         self._optimizer = FlatAdam(model.parameters)
+        self._states: StatesAlongSegments | None = None
+        """Computes the states of a network with memory."""
 
     def fit(
         self,
@@ -115,13 +127,16 @@ class Cloning:
 
         Raise TrainingDiverged if a gradient is not finite.
         """
-        shuffled = torch.from_numpy(order.permutation(len(rows.batch))).to(
-            rows.batch.logprobs.device
-        )
+        batch = rows.batch
+        if batch.recurrent is not None:
+            self._states = StatesAlongSegments(
+                self._model.spec, experience.segments, experience.policy.obs_scale
+            )
+        shuffled = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
         num_held = max(1, int(HELD_OUT * len(shuffled)))
         held_out = shuffled[:num_held]
         fitted = shuffled[num_held:]
-        per_epoch = math.ceil(len(fitted) / ROWS)
+        per_epoch = math.ceil(len(fitted) * batch.sequence_length / ROWS)
         epochs = max(1, min(EPOCHS, STEPS // per_epoch))
         per_round = math.ceil(epochs / ROUNDS)
         weights = self._model.parameters.weights
@@ -144,15 +159,26 @@ class Cloning:
     def _with_returns(
         self, rows: Demonstrations, experience: Experience, network: CurrentNetwork
     ) -> Demonstrations:
-        """Return the rows with lambda-returns by the values of the network as it is, in its unit."""
-        returns = estimate_again(rows.batch, network, experience, self._ppo).returns
+        """Return the rows with lambda-returns by the values of the network as it is, in its unit.
+
+        With memory, also with the states of the network as it is.
+        """
+        batch = rows.batch
+        if self._states is not None:
+            weights = self._model.parameters.weights.numpy(force=True)
+            segments = self._states.by(weights, batch.sequence_length)
+            experience = replace(experience, segments=segments)
+            inputs = recurrent_inputs(segments, batch.sequence_length)
+            device = batch.logprobs.device
+            batch = replace(batch, recurrent=RecurrentInputs(*(part.to(device) for part in inputs)))
+        returns = estimate_again(batch, network, experience, self._ppo).returns
         if network.scale is not None:
             returns = network.scale.standardize(returns)
-        return replace(rows, batch=replace(rows.batch, returns=returns))
+        return replace(rows, batch=replace(batch, returns=returns))
 
     def _step(self, rows: Demonstrations, learning_rate: float) -> None:
         batch = rows.batch
-        head, values, residuals = self._model.network.forward(batch.obs, None)
+        head, values, residuals = self._model.network.forward(batch.obs, batch.recurrent)
         distribution = self._model.spec.distribution
         with torch.no_grad():
             if batch.masks is not None:

@@ -35,7 +35,8 @@ class Prior(Stage):
 
         L + c mean((log pi(a) - log pi_clone(a))^2) / 2
 
-    The gradient of this estimate of KL(pi | clone) is right in the mean for actions of pi, and zero at the clone.
+    The gradient of this estimate of KL(pi | clone) is right in the mean for actions of pi, and zero at the clone. With
+    memory, the clone begins a sequence in the state of pi.
 
     Source: Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, estimator k2.
     """
@@ -63,7 +64,9 @@ class Prior(Stage):
         model = trainer.model
         parallel = trainer.parallel
         ppo = replace(self.ppo, reuse=1)
-        batch = make_batch(experience.segments, obs_scale, experience.reward_scale, ppo)
+        batch = make_batch(
+            experience.segments, obs_scale, experience.reward_scale, ppo, trainer.sequence_length
+        )
         batch = batch.to(trainer.device)
         if parallel.size > 1:
             batch = aligned_with_ranks(batch, parallel)
@@ -91,7 +94,8 @@ class Prior(Stage):
             return batch
         scale = self._obs_scale
         # the clone reads observations as they were normalized for it
-        read = make_batch(experience.segments, scale, experience.reward_scale, self.ppo)
+        length = batch.sequence_length
+        read = make_batch(experience.segments, scale, experience.reward_scale, self.ppo, length)
         clone_batch = replace(batch, obs=read.to(batch.logprobs.device).obs)
         parameters = network.model.parameters.weights
         current = parameters.detach().clone()

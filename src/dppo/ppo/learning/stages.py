@@ -76,6 +76,7 @@ class StagedTrainer(Protocol):
     popart: PopArt | None
     """The unit of values; None if it is that of rewards."""
     micro_batch_size: int | None
+    sequence_length: int
 
     def value_scale(self) -> ValueScale | None:
         """The unit of values; None if it is that of rewards."""
