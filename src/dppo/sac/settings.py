@@ -24,7 +24,7 @@ class SACSettings:
     max_grad_norm: float = 1.0
     minibatch_size: int = 128
     """Rows of a gradient step, over all ranks."""
-    gradient_steps: float = 0.5
+    gradient_steps: float = 1.0
     """Gradient steps per env step."""
     replay_rows: int = 1_000_000
     """Most rows that all ranks keep together."""
