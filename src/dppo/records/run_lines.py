@@ -39,7 +39,10 @@ def prior_line(config: Config) -> str:
     collects = f"{config.prior_name} collects the first {iterations} ({steps}) with noise"
     if config.algo == "sac":
         return f"{collects}; the critics and the policy learn from these env steps, too."
-    return f"{collects}; then it is cloned, and training begins near the clone."
+    cloned = "then it is cloned"
+    if config.has_memory:
+        cloned += ", in a minute or more because of the memory"
+    return f"{collects}; {cloned}, and training begins near the clone."
 
 
 def hosting_line(config: Config) -> str:
