@@ -18,8 +18,6 @@ from contextlib import suppress
 MARKER = "DPPO_ACTOR"
 MAX_LOG_BYTES = 2 * 2**20  # older parts of a larger log are moved to LOG.1
 LOOK_S = 0.5  # between two looks at its size
-BEGINNING_S = 1.0  # longest wait for processes that begin; a program may also have an empty environment for good
-LOOK_AT_BEGINNING_S = 0.01
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
 PARENT_S = 0.05  # for the parent of the actor to take note of its end
 PIDFD_GET_INFO = 0xC040FF0B  # since Linux 6.15
@@ -193,15 +191,15 @@ def _limit(log: str) -> None:
 
 def _end_marked(marker: bytes, number: int) -> None:
     """Send a signal to all processes of the actor until they have ended, or have had their time."""
-    began = time.monotonic()
-    while time.monotonic() < began + GRACE_S:
-        left, some_begin = look_for(marker)
-        if not left and (not some_begin or time.monotonic() > began + BEGINNING_S):
+    until = time.monotonic() + GRACE_S
+    while time.monotonic() < until:
+        left = _marked(marker)
+        if not left:
             return
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, number)
-        time.sleep(LOOK_S if left else LOOK_AT_BEGINNING_S)
+        time.sleep(LOOK_S)
 
 
 def _tidy(marker: str, log: str) -> None:
@@ -252,24 +250,15 @@ def _exit_code(pidfds: list[int]) -> int | None:
     return None
 
 
-def look_for(marker: bytes) -> tuple[set[int], bool]:
-    """Return the processes that have the marker in their environment, or map the file of that name.
-
-    Return also whether the environment of another one cannot be read yet: while a process begins a program, it is empty
-    for some milliseconds, on a busy machine for more.
-    """
-    marked = set[int]()
-    some_begin = False
+def _marked(marker: bytes) -> set[int]:
+    """Return the processes that have the marker in their environment, or map the file of that name."""
+    pids = set[int]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for part in ("environ", "maps"):
             with suppress(OSError), open(f"/proc/{pid}/{part}", "rb") as file:
-                content = file.read()
-                if marker in content:
-                    marked.add(int(pid))
-                if not content:
-                    os.readlink(f"/proc/{pid}/exe")  # raises for zombies and threads of the kernel
-                    some_begin = True
-    return marked, some_begin
+                if marker in file.read():
+                    pids.add(int(pid))
+    return pids
 
 
 if __name__ == "__main__":
