@@ -8,14 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from processes import wait_until
 from test_slots import alive
 
+from dppo.hosts import keeper
+from dppo.slots import guard
 from dppo.slots import node as slots_node
 from dppo.slots.guard import HELLO_S, NODES, marked_processes
 from dppo.slots.layout import Layout, Node
@@ -165,6 +168,40 @@ def test_a_lease_makes_folders_and_ends_what_has_its_mark(node: Node, tmp_path: 
     assert marked.wait(20) == -signal.SIGTERM
     wait_until(lambda: not folder.exists(), 10)
     assert tmp_path.is_dir()
+
+
+def test_a_process_that_begins_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment is empty for some milliseconds, so that a look at it would miss it."""
+    looks = iter([([], True), ([7], False)])
+    monkeypatch.setattr(guard, "look_for", lambda mark: next(looks))
+    assert guard.marked_processes(MARK) == [7]
+
+
+def test_the_keeper_waits_for_a_process_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_look = keeper.look_for
+    looks = 0
+
+    def look_for(marker: bytes) -> tuple[set[int], bool]:
+        nonlocal looks
+        looks += 1
+        return (set(), True) if looks == 1 else real_look(marker)
+
+    monkeypatch.setattr(keeper, "look_for", look_for)
+    marked = subprocess.Popen(["sleep", "1000"], env={keeper.MARKER: MARK})
+    keeper._end_marked(MARK.encode(), signal.SIGTERM)
+    assert marked.wait(20) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("look_for", [guard.look_for, keeper.look_for], ids=["guard", "keeper"])
+def test_a_process_without_an_environment_is_none_that_begins(look_for: Callable[..., Any]) -> None:
+    """A program may be started without one, and nobody must wait for it."""
+    mark: Any = MARK if look_for is guard.look_for else MARK.encode()
+    empty = subprocess.Popen(["sleep", "1000"], env={})
+    wait_until(lambda: Path(f"/proc/{empty.pid}/cmdline").read_bytes() != b"", 20)
+    assert Path(f"/proc/{empty.pid}/environ").read_bytes() == b""
+    wait_until(lambda: not look_for(mark)[1], 20)  # a process of somebody else may begin
+    empty.kill()
+    empty.wait()
 
 
 def test_a_lost_node_is_named(

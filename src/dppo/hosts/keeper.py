@@ -18,6 +18,8 @@ from contextlib import suppress
 MARKER = "DPPO_ACTOR"
 MAX_LOG_BYTES = 2 * 2**20  # older parts of a larger log are moved to LOG.1
 LOOK_S = 0.5  # between two looks at its size
+BEGINNING_S = 1.0  # longest wait for processes that begin
+LOOK_AT_BEGINNING_S = 0.01
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
 PARENT_S = 0.05  # for the parent of the actor to take note of its end
 PIDFD_GET_INFO = 0xC040FF0B  # since Linux 6.15
@@ -191,15 +193,15 @@ def _limit(log: str) -> None:
 
 def _end_marked(marker: bytes, number: int) -> None:
     """Send a signal to all processes of the actor until they have ended, or have had their time."""
-    until = time.monotonic() + GRACE_S
-    while time.monotonic() < until:
-        left = _marked(marker)
-        if not left:
+    began = time.monotonic()
+    while time.monotonic() < began + GRACE_S:
+        left, some_begin = look_for(marker)
+        if not left and (not some_begin or time.monotonic() > began + BEGINNING_S):
             return
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, number)
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S if left else LOOK_AT_BEGINNING_S)
 
 
 def _tidy(marker: str, log: str) -> None:
@@ -250,15 +252,30 @@ def _exit_code(pidfds: list[int]) -> int | None:
     return None
 
 
-def _marked(marker: bytes) -> set[int]:
-    """Return the processes that have the marker in their environment, or map the file of that name."""
-    pids = set[int]()
+def look_for(marker: bytes) -> tuple[set[int], bool]:
+    """Return the processes that have the marker in their environment, or map the file of that name.
+
+    Return also whether the environment of another one cannot be read yet: while a process begins a program, it is empty
+    for some milliseconds, on a busy machine for more.
+    """
+    marked = set[int]()
+    some_begin = False
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for part in ("environ", "maps"):
             with suppress(OSError), open(f"/proc/{pid}/{part}", "rb") as file:
-                if marker in file.read():
-                    pids.add(int(pid))
-    return pids
+                content = file.read()
+                if marker in content:
+                    marked.add(int(pid))
+                some_begin = some_begin or (not content and _begins(pid))
+    return marked, some_begin
+
+
+def _begins(pid: str) -> bool:
+    """Return whether a process has a program, and the program no arguments yet."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        arguments = file.read()
+    os.readlink(f"/proc/{pid}/exe")  # raises for zombies and threads of the kernel
+    return not arguments
 
 
 if __name__ == "__main__":

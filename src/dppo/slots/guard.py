@@ -34,6 +34,8 @@ TERM_S = 2.0  # from SIGTERM to SIGKILL
 LAUNCHER_S = 1.0  # for a launcher to end after its last rank
 HELLO_S = 10.0  # for a guard to reach its keeper
 LOOK_S = 0.1
+BEGINNING_S = 1.0  # longest wait for processes that begin
+LOOK_AT_BEGINNING_S = 0.01
 MARK = 16  # fewest characters of a mark
 # of the other side of a connection between nodes, which is lost then
 SILENT_S = 5
@@ -72,6 +74,8 @@ def guard_rank(cores_of_ranks: str, words: list[str]) -> NoReturn:
     ready, _, _ = select.select([connection.fileno(), exited], [], [])
     if exited not in ready:  # the keeper says so, or is gone
         end_marked(mark)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another process may have the rank's number soon
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     with suppress(OSError):
@@ -263,14 +267,39 @@ def end_marked(mark: str) -> None:
 
 
 def marked_processes(mark: str) -> list[int]:
+    """Return the processes of this node, but this one, whose environment has the mark.
+
+    While a process begins a program, its environment is empty for some milliseconds, on a busy machine for more. So if
+    none has the mark, wait a little for those.
+    """
     assert len(mark) >= MARK, f"{mark!r} may be in the environment of any process"
-    pids = []
+    until = time.monotonic() + BEGINNING_S
+    while True:
+        marked, some_begin = look_for(mark)
+        if marked or not some_begin or time.monotonic() > until:
+            return marked
+        time.sleep(LOOK_AT_BEGINNING_S)
+
+
+def look_for(mark: str) -> tuple[list[int], bool]:
+    """Return the processes that have the mark, and whether the environment of another one cannot be read yet."""
+    marked = []
+    some_begin = False
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            # a zombie has no environment any more
-            if mark.encode() in file.read() and int(pid) != os.getpid():
-                pids.append(int(pid))
-    return pids
+            environment = file.read()
+            if mark.encode() in environment and int(pid) != os.getpid():
+                marked.append(int(pid))
+            some_begin = some_begin or (not environment and _begins(pid))
+    return marked, some_begin
+
+
+def _begins(pid: str) -> bool:
+    """Return whether a process has a program, and the program no arguments yet."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        arguments = file.read()
+    os.readlink(f"/proc/{pid}/exe")  # raises for zombies and threads of the kernel
+    return not arguments
 
 
 def _is_closed(stream: int) -> bool:

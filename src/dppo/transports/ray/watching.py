@@ -24,9 +24,7 @@ from dppo.transports.ray.session import RayLink
 T = TypeVar("T")
 
 LOG_S = 3.0  # for the end of a log on this node
-LOG_ELSEWHERE_S = (
-    5.0  # for a witness on another node, which may have to start; the run waits meanwhile
-)
+LOG_ELSEWHERE_S = 5.0  # for a witness on another node, which may have to start; the run waits
 STACKS_S = 15.0  # for a witness on another node
 BUSY_S = 2.0  # a call into Ray that has waited for longer: the network is silent, and nobody could answer
 
