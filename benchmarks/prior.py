@@ -82,7 +82,7 @@ TASKS = {
     "lander": Task("LunarLanderContinuous-v3", land, 200.0, 150_000, 4096),
     "office": Task("energyplus:make", thermostat, -35.0, 40_000, 2048, {"num_actors": 8}),
 }
-QUICK = ["tanks", "pendulum", "lander"]
+WITHOUT_ENERGYPLUS = ["tanks", "pendulum", "lander"]
 
 
 def main() -> int:
@@ -91,7 +91,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=["run", "table"])
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=QUICK)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=WITHOUT_ENERGYPLUS)
     parser.add_argument("--sides", nargs="+", choices=["prior", "none"], default=["prior", "none"])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
