@@ -41,7 +41,7 @@ def prior_line(config: Config) -> str:
         return f"{collects}; the critics and the policy learn from these env steps, too."
     cloned = "then it is cloned"
     if config.has_memory:
-        cloned += ", in a minute or more because of the memory"
+        cloned += ", in about a minute because of the memory"
     return f"{collects}; {cloned}, and training begins near the clone."
 
 
