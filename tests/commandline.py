@@ -21,6 +21,8 @@ from dppo.commands.train import COMMAND, Arguments, arguments_of
 
 SOURCE = Path(dppo.__file__).resolve().parents[1]
 TESTS = Path(__file__).resolve().parent
+Typed = Callable[..., str]
+"""A function that runs a command line in this process, without `dppo`, and returns what it prints: see conftest.py."""
 MARKER = "DPPO_TEST_MARKER"  # a variable that only the processes of one command inherit
 # Variables with which Ray detects a dead node in seconds; by default it takes a quarter of a minute.
 QUICK_CHECKS = {

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import re
+import shlex
 import signal
 import sys
 from collections import Counter
@@ -141,6 +142,33 @@ def quick_files() -> Iterator[Callable[..., None]]:
 def pictures(quick_files: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the learning curve of runs after all."""
     monkeypatch.setattr("dppo.tools.pictures.learning_curve.learning_curve", quick_files)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs a command line in this process, and returns what it prints."""
+    from dppo.__main__ import main
+
+    def run(line: str, code: int = 0) -> str:
+        exit_code = main(shlex.split(line))
+        printed = capsys.readouterr()
+        assert exit_code == code, printed.err
+        return printed.err if code else printed.out
+
+    return run
+
+
+@pytest.fixture
+def refused(typed: Callable[..., str]) -> Callable[[str], str]:
+    """Return a function that runs a command line that is refused, and returns the reason."""
+    return functools.partial(typed, code=2)
 
 
 @pytest.fixture(scope="session")

@@ -81,8 +81,7 @@ class Trial:
     def stop(self, at: int, **changes: Any) -> None:
         """Train until iteration `at`."""
         stopped = self.train(Recorder(interrupt_at=at), **changes)
-        assert stopped.stopped_by == "SIGINT"
-        assert stopped.iterations == at
+        assert (stopped.stopped_by, stopped.iterations) == ("SIGINT", at)
 
     def wrapped(self, factory: str, **arguments: Any) -> Settings:
         """Return settings that wrap the environment by a function of `worlds`."""
@@ -91,12 +90,6 @@ class Trial:
             "world_kwargs": self.settings.get("env_kwargs", {}),
         }
         return {"env_id": f"worlds.{factory}", "env_kwargs": inner | arguments}
-
-
-@pytest.fixture(autouse=True)
-def short_cloning(monkeypatch: Patch) -> None:
-    """Clone a controller in fewer epochs; equal weights say the same after any number."""
-    monkeypatch.setattr("dppo.ppo.learning.cloning.EPOCHS", 20)
 
 
 # ------------------------------------------------------------------ disturbances

@@ -72,18 +72,6 @@ def test_defaults_then_preset_then_file_then_flags(tmp_path: Path) -> None:
     assert c.seed == 1
 
 
-def test_presets_are_those_of_the_environment_or_the_one_named_or_none() -> None:
-    assert parse("CartPole-v1").settings["gamma"] == 0.5
-    assert parse("CartPole-v1").preset == "CartPole-v1"
-    assert parse("Acrobot-v1") == Arguments({"env_id": "Acrobot-v1"})
-    assert parse("Acrobot-v1 --preset Pendulum-v1").settings == {
-        "gamma": 0.25,
-        "env_id": "Acrobot-v1",
-    }
-    assert parse("CartPole-v1 --preset none") == Arguments({"env_id": "CartPole-v1"})
-    assert parse("CartPole-v1 --preset auto").preset == "CartPole-v1"
-
-
 def test_the_environment_may_come_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "my.toml"
     file.write_text('env_id = "Pendulum-v1"\n', encoding="utf8")
@@ -312,27 +300,14 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (
-            "CartPole-v1 --num-actor 3",
-            "--num-actor is not a known flag. Did you mean --num-actors?",
-        ),
-        (
-            "CartPole-v1 --learning_rat=3",
-            "--learning-rat is not a known flag. Did you mean --learning-rate?",
-        ),
         ("CartPole-v1 --seed 3 --xyzzyq 1", "--xyzzyq is not a known flag."),
         (
             "CartPole-v1 --num-actor 3 --xyzzyq --learning_rat=3",
             "--num-actors? --xyzzyq is not a known flag. --learning-rat is not a known flag. Did you mean",
         ),
         ("CartPole-v1 -n 1000", "-n is not a known flag. The number of env steps is --total-time"),
-        ("CartPole-v1 --seed", "--seed"),
         ("CartPole-v1 --actor-resources {licence:1}", "actor_resources={licence:1}: is not JSON"),
         ("CartPole-v1 --preset zzz", "zzz is not a known preset. `dppo presets` lists them."),
-        (
-            "CartPole-v1 --config /no/such/file.yaml",
-            "config=/no/such/file.yaml: cannot be read as settings",
-        ),
         *(
             (
                 f"{name} A-v0",
@@ -340,7 +315,6 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
             )
             for name in ("--env", "--env-id", "--gym_id")
         ),
-        ("--seed 3", "the environment is missing. For example: dppo train CartPole-v1"),
     ],
 )
 def test_an_invalid_line_is_refused_in_one_or_two_lines(line: str, words: str) -> None:
@@ -354,22 +328,6 @@ def test_a_stray_word_is_named_and_no_flag_is_reported_as_unknown(line: str) -> 
     text = refusal(line)
     assert line.rsplit(maxsplit=1)[-1] in text
     assert "is not a known flag" not in text
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--gamma 2",
-        "--num-steps many",
-        "--num-steps 1.5",
-        "--env-kwargs [1]",
-        "--activation gelu",
-        "--seed -1",
-    ],
-)
-def test_bad_values_are_refused_by_the_settings_themselves(flags: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{flags.split(maxsplit=1)[0][2:].replace('-', '_')}="):
-        make_config(settings(f"Acrobot-v1 {flags}"))
 
 
 @pytest.fixture(params=["flat", "in groups"])

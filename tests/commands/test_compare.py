@@ -6,23 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandline import Typed
 
-from dppo.__main__ import main
 from dppo.config import Config
 from dppo.errors import ConfigError
 from dppo.tools import compare
 from dppo.tools.compare import caption, make_plan, parse
 
-TINY = ["--num-samplers", "2", "--num-steps", "16", "--total-timesteps", "64"]
-PLANE = "worlds.simple:point_mass"
+TINY = "--num-samplers 2 --num-steps 16 --total-timesteps 64 --out out"
+PLANE = f"compare worlds.simple:point_mass {TINY}"
 
 
-def compared(out: Path, words: str) -> int:
-    return main(["compare", *words.split(), "--out", str(out), *TINY])
-
-
-def figures(out: Path) -> dict[str, Any]:
-    contents: dict[str, Any] = json.loads((out / "compare.json").read_text())
+def figures() -> dict[str, Any]:
+    contents: dict[str, Any] = json.loads(Path("out/compare.json").read_text())
     return contents
 
 
@@ -53,21 +49,15 @@ def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(
     assert not {"--num-actors", "--run-dir", "--resume"} & flags
 
 
-@pytest.mark.parametrize("words", [["--out", "out"], []], ids=str)
+@pytest.mark.parametrize(("words", "parent"), [("--out out", ""), ("", "runs")])
 def test_all_runs_are_in_the_same_folder_wherever_an_environment_goes(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, parent: str, desk: Path, refused: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders: list[Path] = []
-
     def planned_in(options: object, settings: object, folder: Path) -> list[Config]:
-        folders.append(folder)
-        raise ConfigError("this is enough")
+        raise ConfigError(f"it is in {folder.parent}")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "make_plan", planned_in)
-
-    assert main(["compare", "E-v0", *words]) == 2
-    assert folders[0].parent == (tmp_path if words else tmp_path / "runs")
+    assert f"it is in {desk / parent}\n" in refused(f"compare E-v0 {words}")
 
 
 def test_settings_of_actors_apply_to_the_runs_with_actors() -> None:
@@ -111,9 +101,7 @@ def test_numbers_of_actors_take_turns_forwards_and_backwards(
     assert len({config.run_dir for config in configs}) == len(runs)
 
 
-def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all() -> None:
     options, settings = parse(["CartPole-v1", "--equal", "segment"])
     assert {config.minibatch_size for config in make_plan(options, settings, Path("out"))} == {32}
 
@@ -146,57 +134,44 @@ def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) 
         ("--minibatch-size 9999", "=9999 is larger than the batch of 512 steps"),
     ],
 )
-def test_invalid_options_are_refused_at_once(
-    words: str, refusal: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", "CartPole-v1", *words.split(), "--preset", "none"]) == 2
-    assert refusal in capsys.readouterr().err
+def test_invalid_options_are_refused_at_once(words: str, refusal: str, refused: Typed) -> None:
+    assert refusal in refused(f"compare CartPole-v1 {words} --preset none")
 
 
 def test_a_comparison_writes_picture_and_figures_of_equal_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
+    desk: Path, typed: Typed, ray_session: None
 ) -> None:
     longer = "--seeds 1 --num-steps 64 --total-timesteps 384"
-    out = tmp_path / "out"
-    words = ["compare", PLANE, "--actors", "0", "2", "--target", "-9999", "--out", str(out)]
-    assert main([*words, *TINY, *longer.split()]) == 0
-
-    printed = capsys.readouterr().out
+    printed = typed(f"{PLANE} {longer} --actors 0 2 --target -9999")
     assert "The same weights, bit for bit, for every seed." in printed
     assert "2 of 2: 2 actors, seed 1" in printed
-    assert (out / "compare.png").stat().st_size > 10_000
-    compared_runs = figures(out)
-    assert compared_runs["same_weights"] is True
-    in_process, two_actors = compared_runs["groups"]
+    assert Path("out/compare.png").stat().st_size > 10_000
+    compared = figures()
+    assert compared["same_weights"] is True
+    in_process, two_actors = compared["groups"]
     assert (in_process["label"], two_actors["label"]) == ("in process", "2 actors")
     assert in_process["speed_up"] == 1
     for group in (in_process, two_actors):
         assert 0 < group["cycle"]["efficiency"] <= 1
         assert group["seeds_that_reached_target"] == 1
-    runs = compared_runs["runs"]
+    runs = compared["runs"]
 
     assert [(run["num_actors"], run["seed"]) for run in runs] == [(0, 1), (2, 1)]
     assert runs[0]["curve"]["episodic_return"] == runs[1]["curve"]["episodic_return"]
     assert Path(runs[1]["run_dir"], "metrics.jsonl").is_file()
 
 
-def test_several_seeds_are_compared_without_ray(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert compared(out, f"{PLANE} --actors 0 --seeds 2") == 0
-
-    seeds = figures(out)
-    assert [(run["num_actors"], run["seed"]) for run in seeds["runs"]] == [(0, 1), (0, 2)]
-    assert seeds["same_weights"] is None
+def test_several_seeds_are_compared_without_ray(desk: Path, typed: Typed) -> None:
+    typed(f"{PLANE} --actors 0 --seeds 2")
+    compared = figures()
+    assert [(run["num_actors"], run["seed"]) for run in compared["runs"]] == [(0, 1), (0, 2)]
+    assert compared["same_weights"] is None
 
 
 @pytest.mark.slow  # tests/commands/test_measured.py finds weights that differ in the fast set
-def test_different_weights_fail_loudly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ray_session: None
-) -> None:
-    drifting = "worlds.faulty:drifting_cartpole --actors 0 1 --seeds 1"
-    assert compared(tmp_path / "out", drifting) == 1
-
-    printed = capsys.readouterr().err
+def test_different_weights_fail_loudly(desk: Path, typed: Typed, ray_session: None) -> None:
+    drifting = f"compare worlds.faulty:drifting_cartpole {TINY} --actors 0 1 --seeds 1"
+    printed = typed(drifting, 1)
     assert "THE WEIGHTS DIFFER" in printed
     assert "seed 1: 0 actors" in printed
-    assert figures(tmp_path / "out")["same_weights"] is False
+    assert figures()["same_weights"] is False

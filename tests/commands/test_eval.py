@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import tiny_run
+from commandline import Typed
 from remedies import executes
 
 import dppo
@@ -24,11 +25,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dppo.train(tiny_run(run_dir, steps=32, iterations=1)).run_dir
 
 
-def test_the_command_prints_the_summary_of_dppo_evaluate(
-    trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["eval", str(trained), "--episodes", "3", "--stochastic", "--seed", "2"]) == 0
-    first, last = capsys.readouterr().out.splitlines()
+def test_the_command_prints_the_summary_of_dppo_evaluate(trained: Path, typed: Typed) -> None:
+    first, last = typed(f"eval {trained} --episodes 3 --stochastic --seed 2").splitlines()
     assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes"
     evaluation = dppo.evaluate(trained, episodes=3, deterministic=False, seed=2)
     low = min(evaluation.returns)
@@ -40,65 +38,38 @@ def test_the_command_prints_the_summary_of_dppo_evaluate(
 
 
 def test_progress_is_printed_during_long_episodes(
-    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A simulator may take minutes for an episode, or have episodes that never end."""
     monkeypatch.setattr(evaluation, "REPORT_EVERY_S", 0.0)
-    assert main(["eval", str(trained), "--episodes", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = typed(f"eval {trained} --episodes 2").splitlines()
     assert lines[1] == "0 of 2 episodes; the current one: 1 step, return 1.0 so far"
     so_far = r"1 of 2 episodes, mean return \d+\.0, about \d+:\d\d left"
     assert re.fullmatch(rf"{so_far}; the current one: \d+ steps, return \d+\.0 so far", lines[-2])
 
 
-def test_arguments_of_the_environment_are_json(
-    trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(
-            [
-                "eval",
-                str(trained),
-                "--episodes",
-                "1",
-                "--env-kwargs",
-                '{"sutton_barto_reward": true}',
-            ]
-        )
-        == 0
-    )
-    assert "return -1.0 +- 0.0" in capsys.readouterr().out
-    assert main(["eval", str(trained), "--env-kwargs", "{a"]) == 2
-    assert "env_kwargs={a: is not JSON" in capsys.readouterr().err
+def test_arguments_of_the_environment_are_json(trained: Path, typed: Typed, refused: Typed) -> None:
+    rewards = "--env-kwargs '{\"sutton_barto_reward\": true}'"
+    assert "return -1.0 +- 0.0" in typed(f"eval {trained} --episodes 1 {rewards}")
+    assert "env_kwargs={a: is not JSON" in refused(f"eval {trained} --env-kwargs {{a")
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--render"], "render=True: this machine has no display"),
-        (["--episodes", "0"], "episodes=0: must be at least 1."),
-        (["--seed", "-1"], "seed=-1: must be at least 0."),
-        (["--env", "X"], "--env is not a known flag. Did you mean --env-id?"),
-        (
-            ["--n-eval-episodes", "3"],
-            "--n-eval-episodes is not a known flag. Did you mean --episodes?",
-        ),
+        ("--render", "render=True: this machine has no display"),
+        ("--episodes 0", "episodes=0: must be at least 1."),
+        ("--seed -1", "seed=-1: must be at least 0."),
+        ("--env X", "--env is not a known flag. Did you mean --env-id?"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(
-    flags: list[str],
-    words: str,
-    trained: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    flags: str, words: str, trained: Path, refused: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    assert main(["eval", str(trained), *flags]) == 2
-    refused = capsys.readouterr()
-    assert refused.out == ""
-    assert words in refused.err
-    assert refused.err.count("\n") == 1
+    [line] = refused(f"eval {trained} {flags}").splitlines()
+    assert words in line
 
 
 def test_help_is_in_groups_and_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,36 +88,28 @@ PLANT = "worlds.controllers:Drift"
 
 
 def test_a_controller_plays_in_an_environment_or_in_that_of_a_run(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, desk: Path, typed: Typed
 ) -> None:
-    words = ["--policy", CONTROLLER, "--episodes", "2", "--env-kwargs", '{"steps": 7}']
-    assert main(["eval", PLANT, *words, "--info-keys", "violations"]) == 0
-    first, returns, head, table = capsys.readouterr().out.splitlines()
+    words = f"--policy {CONTROLLER} --episodes 2 --env-kwargs '{{\"steps\": 7}}'"
+    printed = typed(f"eval {PLANT} {words} --info-keys violations")
+    first, returns, head, table = printed.splitlines()
     assert first == f"{PLANT}, {CONTROLLER}, 2 episodes"
     assert returns.endswith("length 7.0")
     assert head.split() == ["in", "an", "episode", "sum", "mean", "last"]
     assert table.split()[0] == "violations"
-    left = tmp_path / "left.py"
-    left.write_text("def push(obs):\n    return 0\n", encoding="utf8")
-    assert main(["eval", str(trained), "--policy", f"{left}:push", "--episodes", "3"]) == 0
-    assert capsys.readouterr().out.startswith(f"CartPole-v1, {left}:push, 3 episodes\n")
+    Path("left.py").write_text("def push(obs):\n    return 0\n", encoding="utf8")
+    printed = typed(f"eval {trained} --policy left.py:push --episodes 3")
+    assert printed.startswith("CartPole-v1, left.py:push, 3 episodes\n")
 
 
-def test_the_policy_of_a_run_plays_in_an_environment(
-    trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ways = [[str(trained)], ["CartPole-v1", "--policy", str(trained)]]
-    outputs = []
-    for words in ways:
-        assert main(["eval", *words, "--episodes", "2"]) == 0
-        outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1]
+def test_the_policy_of_a_run_plays_in_an_environment(trained: Path, typed: Typed) -> None:
+    of_the_run = typed(f"eval {trained} --episodes 2")
+    assert typed(f"eval CartPole-v1 --policy {trained} --episodes 2") == of_the_run
 
 
-def test_episodes_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["eval", PLANT, "--policy", CONTROLLER, "--episodes", "2", "--info-keys", "energy"]
-    assert main([*words, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+def test_episodes_are_printed_as_json(typed: Typed) -> None:
+    line = f"eval {PLANT} --policy {CONTROLLER} --episodes 2 --info-keys energy --json"
+    printed = json.loads(typed(line))
     evaluation = dppo.evaluate(CONTROLLER, PLANT, 2, info_keys=["energy"])
     assert printed["returns"] == list(evaluation.returns)
     assert printed["lengths"] == [5, 5]
@@ -167,14 +130,13 @@ def test_a_table_says_how_many_episodes_have_a_number() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["CartPole-v1"], "add --policy MODULE:NAME"),
-        (["CartPole-v1", "--policy", "{run}", "--env-id", "Acrobot-v1"], "Leave it out"),
-        (["{run}", "--policy", "{run}"], "Write an environment in place of the first one"),
+        ("CartPole-v1", "add --policy MODULE:NAME"),
+        ("CartPole-v1 --policy {run} --env-id Acrobot-v1", "Leave it out"),
+        ("{run} --policy {run}", "Write an environment in place of the first one"),
     ],
 )
 def test_words_that_do_not_fit_together_are_refused(
-    trained: Path, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+    trained: Path, words: str, problem: str, typed: Typed, refused: Typed
 ) -> None:
-    assert main(["eval", *(word.format(run=trained) for word in words)]) == 2
-    assert problem in capsys.readouterr().err
-    assert main(["eval", "CartPole-v1", "--policy", str(trained), "--episodes", "1"]) == 0
+    assert problem in refused("eval " + words.format(run=trained))
+    typed(f"eval CartPole-v1 --policy {trained} --episodes 1")

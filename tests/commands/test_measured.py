@@ -10,7 +10,7 @@ from dppo.tools.compare import make_table
 from dppo.tools.compare.measured import Run, differing_seeds, group_of, groups_of, measure_cycle
 
 
-def row(iteration: int, **figures: Any) -> dict[str, Any]:
+def row(number: int, /, **figures: Any) -> dict[str, Any]:
     """0.7 s: 0.64 s of the slowest actor and 0.01 s around it, 0.03 s of update, 0.02 s of other; 0.6 s per actor."""
     times = {
         "iteration": 0.7,
@@ -18,20 +18,17 @@ def row(iteration: int, **figures: Any) -> dict[str, Any]:
         "slowest_actor": 0.64,
         "transfer": 0.004,
         "update": 0.03,
+        "env": 0.5,
+        "act": 0.1,
     }
-    made = {
-        f"perf/{name}_s": seconds for name, seconds in (times | {"env": 0.5, "act": 0.1}).items()
+    return {
+        **{f"perf/{name}_s": seconds for name, seconds in times.items()},
+        "perf/env_step_ms": 10.0,
+        "iteration": number,
+        "global_step": 512 * number,
+        "time/training_s": 0.7 * number,
+        **{f"perf/{name}_s": seconds for name, seconds in figures.items()},
     }
-    made |= {
-        "iteration": iteration,
-        "global_step": 512 * iteration,
-        "time/training_s": 0.7 * iteration,
-    }
-    return (
-        made
-        | {"perf/env_step_ms": 10.0}
-        | {key.replace("__", "/"): value for key, value in figures.items()}
-    )
 
 
 def run(
@@ -43,13 +40,9 @@ def run(
     threads: bool = False,
     **figures: Any,
 ) -> Run:
-    sizes: dict[str, Any] = {
-        "num_actors": actors,
-        "num_samplers": samplers,
-        "num_steps": 64,
-        "env_threads": threads,
-    }
-    config = Config(env_id="E-v0", seed=seed, **sizes)
+    config = Config(
+        env_id="E-v0", seed=seed, num_actors=actors, num_samplers=samplers, env_threads=threads
+    )
     rows = [row(number, **figures) for number in (1, 2, 3)]
     result = finished(
         wall_s=training_s + 9, training_s=training_s, global_step=1536, weights_sha256=sha
@@ -63,16 +56,16 @@ def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:
     assert cycle["bound_steps_per_s"] == pytest.approx(512 / 0.674)
     assert cycle["efficiency"] == pytest.approx(0.674 / 0.7)
     assert cycle["overhead"] == pytest.approx(0.03 / 0.7)
-    wild = measure_cycle([row(2, perf__transfer_s=0.5, perf__iteration_s=0.68)], 512)
+    wild = measure_cycle([row(2, transfer=0.5, iteration=0.68)], 512)
     assert wild["exchange_s"] == pytest.approx(0.01), (
         "the rest of the transfer overlaps with the slowest actor"
     )
     assert wild["efficiency"] == pytest.approx(1.0), "never above one"
-    assert measure_cycle([row(2, perf__collect_s=0.64)], 512)["exchange_s"] == 0.0
+    assert measure_cycle([row(2, collect=0.64)], 512)["exchange_s"] == 0.0
 
 
 def test_the_first_iteration_counts_only_if_it_is_the_only_one() -> None:
-    first = row(1, perf__iteration_s=9.0, perf__slowest_actor_s=8.0, perf__collect_s=8.0)
+    first = row(1, iteration=9.0, slowest_actor=8.0, collect=8.0)
     assert measure_cycle([first, row(2)], 512) == measure_cycle([row(2)], 512)
     assert measure_cycle([first], 512)["iteration_s"] == 9.0
 
@@ -127,7 +120,7 @@ def test_a_speed_up_above_its_limit_is_noise() -> None:
 def test_impossible_speed_ups_are_shown_as_noise(
     training_s: float, iteration_s: float, shown: list[str]
 ) -> None:
-    groups = groups_of([run(1), run(8, training_s=training_s, perf__iteration_s=iteration_s)])
+    groups = groups_of([run(1), run(8, training_s=training_s, iteration=iteration_s)])
     columns = {
         str(column.header): list(column.cells) for column in make_table(groups, None).columns
     }
@@ -149,9 +142,7 @@ def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_t
 
 def test_with_threads_more_actors_can_only_save_what_threads_wait_for_each_other() -> None:
     single = group_of([run(1, threads=True)])
-    four, slower = (
-        group_of([run(4, threads=True, perf__env_s=env_s)], single) for env_s in (0.4, 0.6)
-    )
+    four, slower = (group_of([run(4, threads=True, env=env_s)], single) for env_s in (0.4, 0.6))
     assert single["cycle"]["work_s"] == pytest.approx(8 * 0.6)
     assert four["speed_up_limit"] == pytest.approx(0.7 / (0.5 + 0.03))
     assert slower["speed_up_limit"] == single["speed_up_limit"] == pytest.approx(0.7 / (0.6 + 0.03))

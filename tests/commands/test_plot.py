@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from builders import make_config
+from commandline import Typed
 
-from dppo.__main__ import main
-from dppo.config import Config, grouped, plain_settings
+from dppo.config import grouped, plain_settings
 from dppo.tools.curves import Curve, Group, curve_of, grouped_by_settings, interval, over_seeds
 from dppo.tools.pictures import comparison as plots
 from dppo.tools.pictures.comparison import draw_together
@@ -21,70 +23,60 @@ from dppo.tools.pictures.comparison import draw_together
 
 def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(
-        yaml.safe_dump(grouped(plain_settings(Config(**{"env_id": "E-v0", **settings}))))
-    )
-    rows = [
-        {"iteration": i, "global_step": 512 * i, "time/training_s": 2.0 * i}
-        for i in range(1, count + 1)
-    ]
-    rows = [row | {"charts/episodic_return": last * row["iteration"] / count} for row in rows]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config({"env_id": "E-v0", **settings})
+    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for i in range(1, count + 1):
+            row = {"iteration": i, "global_step": 512 * i, "time/training_s": 2.0 * i}
+            json.dump(row | {"charts/episodic_return": last * i / count}, file)
+            file.write("\n")
     return folder
 
 
-def one(seed: int, values: list[float], steps: list[float], **settings: Any) -> Curve:
+def one(seed: int, values: Sequence[float], steps: Sequence[float], **settings: Any) -> Curve:
     stored = {"seed": seed, "env_id": "E-v0", **settings}
     return Curve(2 * np.array(steps), np.array(steps), np.array(values), stored)
 
 
+def rising(seed: int = 1, **settings: Any) -> Curve:
+    """Return a curve whose settings are all that matters."""
+    return one(seed, (0, 1), (0, 9), **settings)
+
+
+def names(curves: Sequence[Curve]) -> list[str]:
+    return [str(group) for group in grouped_by_settings(curves)]
+
+
 def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
     made = [
-        one(seed, [0, 1], [0, 9], gamma=gamma, env_kwargs={"g": 1})
+        rising(seed, gamma=gamma, env_kwargs={"g": 1})
         for seed, gamma in product((1, 2), (0.9, 0.99))
     ]
-    made += [one(1, [0, 1], [0, 9], gamma=0.9, env_kwargs={"g": 2}, name="$\\frac{")]
-    groups = grouped_by_settings(made)
-    assert [str(group) for group in groups] == [
+    made += [rising(gamma=0.9, env_kwargs={"g": 2}, name="$\\frac{")]
+    assert names(made) == [
         'gamma=0.9, env_kwargs={"g": 1}, name=ppo (2 seeds)',
         'gamma=0.99, env_kwargs={"g": 1}, name=ppo (2 seeds)',
         'gamma=0.9, env_kwargs={"g": 2}, name=$\\frac{ (1 seed)',
     ]
-    assert [str(group) for group in grouped_by_settings(made[:1])] == ["E-v0 (1 seed)"]
-    tracked = [
-        one(1, [0, 1], [0, 9], gamma=gamma, track=track)
-        for gamma, track in ((0.9, []), (0.99, ["wandb"]))
-    ]
-    assert [str(group) for group in grouped_by_settings(tracked)] == [
-        "gamma=0.9 (1 seed)",
-        "gamma=0.99 (1 seed)",
-    ]
-    times = [one(1, [0, 1], [0, 9], num_actors=actors) for actors in (1, 8)]
-    assert [str(group) for group in grouped_by_settings(times)] == [
-        "num_actors=1 (1 seed)",
-        "num_actors=8 (1 seed)",
-    ]
-    of_another_version = [
-        one(1, [0, 1], [0, 9]),
-        one(1, [0, 1], [0, 9]),
-        one(1, [0, 1], [0, 9], unknown=1),
-    ]
-    assert [str(group) for group in grouped_by_settings(of_another_version)] == [
-        "unknown=null (2 runs)",
-        "unknown=1 (1 seed)",
-    ]
+    assert names(made[:1]) == ["E-v0 (1 seed)"]
+    tracked = [rising(gamma=0.9, track=[]), rising(gamma=0.99, track=["wandb"])]
+    assert names(tracked) == ["gamma=0.9 (1 seed)", "gamma=0.99 (1 seed)"]
+    times = [rising(num_actors=actors) for actors in (1, 8)]
+    assert names(times) == ["num_actors=1 (1 seed)", "num_actors=8 (1 seed)"]
+    of_another_version = [rising(), rising(), rising(unknown=1)]
+    assert names(of_another_version) == ["unknown=null (2 runs)", "unknown=1 (1 seed)"]
 
 
 def test_mean_and_spread_are_those_where_all_runs_have_values() -> None:
-    group = Group("", [one(1, [0, 10], [0, 10]), one(2, [4, 8, 8], [2, 6, 20])])
-    seconds, x, mean, low, high = over_seeds(group.runs)
+    first = one(1, [0, 10], [0, 10])
+    seconds, x, mean, low, high = over_seeds([first, one(2, [4, 8, 8], [2, 6, 20])])
     np.testing.assert_array_equal(x, [2, 6, 10])
-    np.testing.assert_array_equal(seconds, 2 * x)
-    np.testing.assert_allclose(low, np.minimum(x, np.minimum(x + 2, 8)))
-    np.testing.assert_allclose(high, np.maximum(x, np.minimum(x + 2, 8)))
-    np.testing.assert_allclose(mean, (low + high) / 2)
-    apart = Group("", [one(1, [0, 10], [0, 10]), one(2, [4, 8], [20, 30])])
-    assert [len(column) for column in over_seeds(apart.runs)] == [0] * 5
+    np.testing.assert_array_equal(seconds, [4, 12, 20])
+    np.testing.assert_allclose(low, [2, 6, 8])
+    np.testing.assert_allclose(high, [4, 8, 10])
+    np.testing.assert_allclose(mean, [3, 7, 9])
+    apart = over_seeds([first, one(2, [4, 8], [20, 30])])
+    assert [len(column) for column in apart] == [0] * 5
 
 
 def test_an_evaluation_belongs_to_the_steps_of_its_policy() -> None:
@@ -113,7 +105,7 @@ def test_an_interval_is_that_of_a_bootstrap_and_several_tasks_give_the_interquar
 
 
 def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plots, "DPI", 50)
@@ -141,71 +133,55 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
         assert 0 <= part.y0 < part.y1 <= figure.bbox.height
 
 
-def test_the_command_draws_folders_of_runs_and_prints_intervals(
-    tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, typed: Typed) -> None:
     for seed in range(1, 4):
-        a_run(tmp_path / "study" / f"seed_{seed}", 10.0 * seed, seed=seed)
-    a_run(tmp_path / "other", 5.0, gamma=0.9)
-    a_run(tmp_path / "young", 5.0, count=0)
-    assert main(["plot", "study", "other", "young", "--over", "time", "--out", "a.svg"]) == 0
-    text = capsys.readouterr().out
+        a_run(Path(f"study/seed_{seed}"), 10.0 * seed, seed=seed)
+    a_run(Path("other"), 5.0, gamma=0.9)
+    a_run(Path("young"), 5.0, count=0)
+    text = typed("plot study other young --over time --out a.svg")
     assert "young: has no charts/episodic_return yet, and is left out" in text
     assert "gamma=0.99 (3 seeds): 20, 95 % interval 10 to 30" in text
     assert "gamma=0.9 (1 seed): 5\n" in text
-    svg = (tmp_path / "a.svg").read_text()
-    assert "training time (s)" in svg
-    assert main(["plot", "study", "other", "--label", "mine", "before"]) == 0
-    assert "mine (3 seeds): 20" in capsys.readouterr().out
-    assert main(["plot", "other"]) == 0
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "training time (s)" in Path("a.svg").read_text()
+    assert "mine (3 seeds): 20" in typed("plot study other --label mine before")
+    assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_compare_leads_from_folders_of_runs_to_plot(
-    tmp_path: Path, capsys: Any, monkeypatch: Any
+    desk: Path, typed: Typed, refused: Typed
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
-        a_run(tmp_path / name, 5.0)
-    assert main(["compare", "one", "two"]) == 2
-    text = capsys.readouterr().err
+        a_run(Path(name), 5.0)
+    text = refused("compare one two")
     assert "one is the folder of a run" in text
-    [command] = re.findall(r"`([^`]*)`", text)
-    assert (
-        main(command.partition(" plot ")[2] and ["plot", *command.partition(" plot ")[2].split()])
-        == 0
-    )
+    [command] = re.findall("`dppo (plot .*?)`", text)
+    typed(command)
 
 
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        ([], "RUN is missing"),
-        (["nowhere"], "does not exist"),
-        (["run", "--out", "a.pdf"], "out=a.pdf: must end in .png or .svg"),
-        (["run", "--out", "no/a.png"], "out=no/a.png: cannot be written"),
+        ("", "RUN is missing"),
+        ("nowhere", "does not exist"),
+        ("run --out a.pdf", "out=a.pdf: must end in .png or .svg"),
+        ("run --out no/a.png", "out=no/a.png: cannot be written"),
         (
-            ["run", "--metric", "losses/kl"],
+            "run --metric losses/kl",
             "metric=losses/kl: is not in run. It has charts/episodic_return",
         ),
         (
-            ["run", "--metric", "training_s"],
+            "run --metric training_s",
             "metric=training_s: is not in run. Did you mean time/training_s?",
         ),
-        (
-            ["run", "--label", "a", "b"],
-            "label=a b: pass one name for each line, here 1 line: E-v0 (1 seed)",
-        ),
-        (["young"], "metric=charts/episodic_return: there is nothing to draw yet in 1 run"),
-        (["run", "--over", "epochs"], "invalid choice"),
+        ("run --label a b", "label=a b: pass one name for each line, here 1 line: E-v0 (1 seed)"),
+        ("young", "metric=charts/episodic_return: there is nothing to draw yet in 1 run"),
+        ("run --over epochs", "invalid choice"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(
-    words: list[str], refusal: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+    words: str, refusal: str, desk: Path, typed: Typed
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    a_run(tmp_path / "run", 5.0)
-    a_run(tmp_path / "young", 5.0, count=0)
-    assert main(["plot", *words]) in (1, 2)
-    assert refusal in capsys.readouterr().err
+    a_run(Path("run"), 5.0)
+    a_run(Path("young"), 5.0, count=0)
+    code = 1 if refusal.startswith("metric=") else 2  # rows may have it later
+    assert refusal in typed(f"plot {words}", code)

@@ -9,16 +9,14 @@ import gymnasium as gym
 import pytest
 import yaml
 from builders import BOX, DISCRETE, make_config
-from commandline import parse
+from commandline import Typed, parse
 
 import dppo
-from dppo.__main__ import main
 from dppo.config import Config
 from dppo.config.presets import Preset, described_presets, merge_preset
 from dppo.config.resolve import facts_of, resolve
 from dppo.envs.simulated import register
 
-Capture = pytest.CaptureFixture[str]
 PRESETS = list(described_presets())
 OF_OTHER_PACKAGES = {"MiniGrid": "minigrid", "ALE/": "ale_py", "highway": "highway_env"}
 WITH_REAL_ACTIONS = {
@@ -105,6 +103,7 @@ APPLIES: list[tuple[str, str | None, dict[str, Any], str]] = [
         {"gamma": 0.98},
         "using the preset CartPole-v1; --preset none disables it",
     ),
+    ("CartPole-v1 --preset auto", "CartPole-v1", {}, "using the preset CartPole-v1"),
     ("LunarLander-v3", None, {}, "`dppo presets LunarLander-v3` shows settings and scores"),
     ("LunarLander-v3 --preset none", None, {}, ""),
     (
@@ -159,9 +158,8 @@ def test_arguments_of_the_environment_are_added_to_those_of_a_preset() -> None:
     }
 
 
-def test_all_presets_are_listed_with_settings_source_and_score(capsys: Capture) -> None:
-    assert main(["presets"]) == 0
-    printed = capsys.readouterr().out
+def test_all_presets_are_listed_with_settings_source_and_score(typed: Typed) -> None:
+    printed = typed("presets")
     assert max(map(len, printed.splitlines())) <= 80
     rows = " ".join(printed.split())
     for preset in PRESETS:
@@ -174,37 +172,30 @@ def test_all_presets_are_listed_with_settings_source_and_score(capsys: Capture) 
 @pytest.mark.parametrize(
     "name", ["LunarLander-v3", f"minigrid:{GRID}", "atari-machado", "MountainCar-v0"]
 )
-def test_a_printed_preset_is_a_file_of_settings(name: str, tmp_path: Path, capsys: Capture) -> None:
-    assert main(["presets", name]) == 0
-    printed = capsys.readouterr().out
+def test_a_printed_preset_is_a_file_of_settings(name: str, desk: Path, typed: Typed) -> None:
+    printed = typed(f"presets {name}")
     assert "# source: " in printed
     assert "# here: " in printed
-    (tmp_path / "mine.yaml").write_text(printed, encoding="utf8")
+    Path("mine.yaml").write_text(printed, encoding="utf8")
     env_id = GAME if name.startswith("atari") else name
-    from_file = parse([env_id, "--preset", "none", "--config", str(tmp_path / "mine.yaml")])
-    assert from_file.settings == parse([env_id, "--preset", name]).settings
-    assert yaml.safe_load(printed) == {
-        key: from_file.settings[key] for key in from_file.settings.keys() - {"env_id"}
-    }
+    from_file = parse([env_id, "--preset", "none", "--config", "mine.yaml"]).settings
+    assert from_file == parse([env_id, "--preset", name]).settings
+    assert yaml.safe_load(printed) | {"env_id": env_id} == from_file
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "LunarLander-v2",
-            "LunarLander-v2 is not a known preset. Did you mean LunarLander-v3? `dppo presets` lists them.",
-        ),
+        ("LunarLander-v2", "LunarLander-v2 is not a known preset. Did you mean LunarLander-v3?"),
         ("zzz", "zzz is not a known preset. `dppo presets` lists them."),
         ("a b", "takes one NAME"),
         ("--all", "--all is not a known flag."),
     ],
 )
 def test_an_unknown_preset_is_refused_with_the_nearest(
-    words: str, message: str, capsys: Capture
+    words: str, message: str, refused: Typed
 ) -> None:
-    assert main(["presets", *words.split()]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(f"presets {words}")
 
 
 @pytest.mark.slow

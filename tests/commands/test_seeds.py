@@ -15,48 +15,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
-from commandline import Command
+from builders import tiny_run
+from commandline import Command, Typed
 from rich.console import Console
 
 import dppo
-from dppo.__main__ import main
-from dppo.config import Config
+from dppo.config import Config, plain_settings
 from dppo.errors import ConfigError
 from dppo.records.files.checkpoint import find
 from dppo.tools import seeds
 from dppo.tools.seeds import Seed, seeds_of
 
-TINY = [
-    "--num-samplers",
-    "2",
-    "--num-steps",
-    "64",
-    "--total-timesteps",
-    "512",
-    "--update-epochs",
-    "1",
-]
-SIZES: dict[str, Any] = {
-    "env_id": "CartPole-v1",
-    "num_samplers": 2,
-    "num_steps": 64,
-    "total_timesteps": 512,
-    "update_epochs": 1,
-    "progress": "off",
-}
+TINY = "--num-samplers 2 --num-steps 64 --total-timesteps 512 --update-epochs 1"
 
 
-def trained(run_dir: Path, **changes: Any) -> dppo.Result:
-    return dppo.train(make_config(SIZES | {"run_dir": run_dir} | changes))
+def sizes(run_dir: Path, iterations: int = 4, **changes: Any) -> Config:
+    return tiny_run(run_dir, samplers=2, steps=64, iterations=iterations, **changes)
+
+
+def trained(run_dir: Path, iterations: int = 4, **changes: Any) -> dppo.Result:
+    return dppo.train(sizes(run_dir, iterations, **changes))
 
 
 def slow_study(folder: Path, seeds: str) -> list[str]:
     """Return the words of a study whose steps are slow after 200, while the file "slow" exists."""
     (folder / "slow").touch()
     kwargs = json.dumps({"folder": str(folder), "slow_after": 200})
-    world = ["worlds.slow:hesitant_cartpole", "--env-kwargs", kwargs]
-    return ["train", *world, *TINY, "--seeds", seeds, "--run-dir", "study"]
+    words = f"train worlds.slow:hesitant_cartpole {TINY} --seeds {seeds} --run-dir study"
+    return [*words.split(), "--env-kwargs", kwargs]
 
 
 @pytest.mark.parametrize(
@@ -91,16 +77,14 @@ def test_what_names_no_seeds_is_refused(words: str, refusal: str) -> None:
     ],
 )
 def test_invalid_words_are_refused_before_a_process_starts(
-    words: str, refusal: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    words: str, refusal: str, desk: Path, refused: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "single").mkdir()
-    (tmp_path / "single" / "config.yaml").write_text("env: {env_id: CartPole-v1}\n")
+    Path("single").mkdir()
+    Path("single/config.yaml").write_text("env: {env_id: CartPole-v1}\n")
     if "study" in words:
-        trained(tmp_path / "study" / "seed_2", gamma=0.5, seed=2, total_timesteps=128)
+        trained(Path("study/seed_2"), iterations=1, gamma=0.5, seed=2)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process"))
-    assert main(["train", "CartPole-v1", "--preset", "none", *TINY, *words.split()]) == 2
-    assert refusal in capsys.readouterr().err
+    assert refusal in refused(f"train CartPole-v1 --preset none {TINY} {words}")
 
 
 @pytest.mark.parametrize(
@@ -193,8 +177,8 @@ def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: 
 def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
     (tmp_path / "study" / "seed_2").mkdir(parents=True)
     (tmp_path / "study" / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
-    words = ["train", "CartPole-v1", "--preset", "none", "--seeds", "1,2", "--run-dir", "study"]
-    with Command([*words, *TINY], tmp_path) as command:
+    words = f"train CartPole-v1 --preset none --seeds 1,2 --run-dir study {TINY}"
+    with Command(words.split(), tmp_path) as command:
         assert command.wait(90.0) == 1
         assert re.search(r"seed 2 failed \(exit code 2\): .*contains a run already", command.err)
         assert "(1 seed)" in command.out
@@ -211,8 +195,8 @@ def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(
 
 
 def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_path: Path) -> None:
-    trained(tmp_path / "seed_1", seed=1, total_timesteps=128)
-    longer = SIZES | {"run_dir": tmp_path, "total_timesteps": 256}
+    trained(tmp_path / "seed_1", iterations=1, seed=1)
+    longer = plain_settings(sizes(tmp_path, iterations=2)) | {"run_dir": tmp_path}
     for planned, state in ((longer | {"total_timesteps": 128}, "done"), (longer, "waiting")):
         assert [run.state for run in seeds._planned(planned, [1, 2])] == [state, "waiting"]
     words = r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
@@ -241,15 +225,13 @@ FILES = {
     ],
 )
 def test_objects_and_keys_that_are_not_text_do_not_become_text(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, desk: Path, refused: Typed
 ) -> None:
     """The processes of seeds read JSON, which would make the key 1 a text."""
-    monkeypatch.chdir(tmp_path)
     for name, env_kwargs in FILES.items():
         Path(name).write_text(f"env_id: CartPole-v1\nenv_kwargs: {env_kwargs}\n")
-    assert main(words.split()) == 2
-    assert re.search("env_kwargs: start is .*Use text, numbers, lists", capsys.readouterr().err)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    assert re.search("env_kwargs: start is .*Use text, numbers, lists", refused(words))
+    assert sorted(path.name for path in desk.iterdir()) == sorted(FILES)
 
 
 def test_a_signal_that_arrives_while_seeds_start_reaches_all(

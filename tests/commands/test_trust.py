@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import yaml
 from builders import tiny_run
+from commandline import Typed
 from worlds import models
 
 import dppo
-from dppo.__main__ import main
 from dppo.config import read_settings
 from dppo.config.trust import code_named_by, resume_command
 from dppo.errors import ConfigError
@@ -43,17 +43,16 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, from which modules are imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+def modules(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Import modules from the current folder."""
+    monkeypatch.syspath_prepend(desk)
+    return desk
 
 
 @pytest.fixture(params=["flat", "in groups"])
-def evil(request: pytest.FixtureRequest, honest: Path, desk: Path) -> Path:
-    """The same run with changed settings, as in a shared folder."""
-    name = f"mysim_{desk.name}"
+def evil(request: pytest.FixtureRequest, honest: Path, modules: Path) -> None:
+    """Put the same run with changed settings into the folder `run`, as in a shared folder."""
+    name = f"mysim_{modules.name}"
     Path(f"{name}.py").write_text(FACTORY, encoding="utf8")
     shutil.copytree(honest, "run")
     file = Path("run/config.yaml")
@@ -63,7 +62,6 @@ def evil(request: pytest.FixtureRequest, honest: Path, desk: Path) -> Path:
     else:
         settings = yaml.safe_load(file.read_text(encoding="utf8")) | {"env": changed}
     file.write_text(yaml.safe_dump(settings), encoding="utf8")
-    return Path("run")
 
 
 def traces() -> set[str]:
@@ -71,42 +69,34 @@ def traces() -> set[str]:
     return {name for name in ("imported", "called") if Path(name).exists()}
 
 
-@pytest.mark.parametrize("command", [["eval"], ["train", "--resume"]])
-def test_code_named_by_a_folder_is_refused(
-    command: list[str], evil: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command, str(evil)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "it imports mysim_" in line
-    assert "and calls make(command='rm'). Add --trust if you trust that folder, or name" in line
+@pytest.mark.parametrize("line", ["eval run", "train --resume run"])
+def test_code_named_by_a_folder_is_refused(line: str, evil: None, refused: Typed) -> None:
+    [message] = refused(line).splitlines()
+    assert "it imports mysim_" in message
+    assert "and calls make(command='rm'). Add --trust if you trust that folder, or name" in message
     assert not traces()
 
 
-def test_with_trust_the_code_is_printed_and_run(
-    evil: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["eval", str(evil), "--trust", "--episodes", "1"]) == 0
+def test_with_trust_the_code_is_printed_and_run(evil: None, typed: Typed) -> None:
+    first, *_ = typed("eval run --trust --episodes 1").splitlines()
     assert traces() == {"imported", "called"}
-    first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("run imports mysim_")
     assert "and calls make(command='rm')." in first
 
 
 def test_an_environment_of_the_user_replaces_that_of_the_folder(
-    evil: Path, capsys: pytest.CaptureFixture[str]
+    evil: None, typed: Typed, refused: Typed
 ) -> None:
-    # which is not there
-    assert main(["eval", str(evil), "--env-id", "nosim:other", "--episodes", "1"]) == 2
-    assert "env_id=nosim:other" in capsys.readouterr().err
+    line = "eval run --episodes 1 --env-id"
+    assert "env_id=nosim:other" in refused(f"{line} nosim:other")  # which is not there
     Path("named.py").write_text(FACTORY.replace("imported", "named"), encoding="utf8")
-    assert main(["eval", str(evil), "--env-id", "named:make", "--episodes", "1"]) == 0
+    typed(f"{line} named:make")
     assert not Path("imported").exists()
 
 
-def test_a_plain_id_needs_no_trust(honest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(honest), "--episodes", "1"]) == 0
-    assert main(["train", "--resume", str(honest)]) == 0
-    assert "imports" not in capsys.readouterr().out
+def test_a_plain_id_needs_no_trust(honest: Path, typed: Typed) -> None:
+    for line in ("eval {} --episodes 1", "train --resume {}"):
+        assert "imports" not in typed(line.format(honest))
 
 
 CODE: list[tuple[dict[str, object], list[str]]] = [
@@ -126,26 +116,23 @@ def test_code_is_described_in_words(settings: dict[str, object], words: list[str
 
 
 def test_wrappers_named_by_a_folder_are_refused(
-    desk: Path, capsys: pytest.CaptureFixture[str]
+    modules: Path, typed: Typed, refused: Typed
 ) -> None:
     """For evaluation, the settings in the checkpoint count, whatever config.yaml says."""
     Path("mywrap.py").write_text(FACTORY + "\nWrapper = lambda env: env\n", encoding="utf8")
     run_of(Path("run"), wrappers=["mywrap:Wrapper"])
     forget("mywrap")
-    assert main(["train", "--resume", "run"]) == 2
+    resuming = refused("train --resume run")
     config = Path("run/config.yaml")
     config.write_text(config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), "utf8")
-    assert main(["eval", "run"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert "it imports mywrap and calls Wrapper(). Add --trust" in line
+    for message in (resuming, refused("eval run")):
+        assert "it imports mywrap and calls Wrapper(). Add --trust" in message
     policy = dppo.load_policy("run")
     with pytest.raises(ConfigError, match="it imports mywrap and calls Wrapper"):
         dppo.evaluate(policy, "CartPole-v1", episodes=1)
     dppo.evaluate(policy, gym.make("CartPole-v1"), episodes=1)  # is not wrapped
     assert not traces()
-    assert main(["eval", "run", "--trust", "--episodes", "1"]) == 0
+    typed("eval run --trust --episodes 1")
     assert traces() == {"imported"}
 
 
@@ -155,7 +142,7 @@ def forget(module: str) -> None:
     Path("imported").unlink()
 
 
-def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(desk: Path) -> None:
+def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(modules: Path) -> None:
     network = "import pathlib; from worlds.models import Plain; pathlib.Path('imported').touch(); Net = Plain"
     Path("mynet.py").write_text(network + "\n", encoding="utf8")
     result = run_of(Path("run"), "Pendulum-v1", model="mynet:Net")

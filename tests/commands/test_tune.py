@@ -12,28 +12,15 @@ from typing import Any
 import pytest
 import yaml
 from builders import make_config
-from commandline import Command, parse
+from commandline import Command, Typed, parse
 
-from dppo.__main__ import main
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError
 from dppo.tools import tune
 
-Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-SMALL = [
-    "CartPole-v1",
-    "--preset",
-    "none",
-    "--total-timesteps",
-    "512",
-    "--num-steps",
-    "16",
-    "--hidden-sizes",
-    "8",
-]
-
-
+SMALL = "tune CartPole-v1 --preset none --total-timesteps 512 --num-steps 16 --hidden-sizes 8"
+SPACE = yaml.safe_load(tune.SPACES["ppo"].read_text())
 SAC = {"env_id": "Pendulum-v1", "algo": "sac"}
 
 
@@ -63,39 +50,41 @@ def test_what_a_trial_draws_for_soft_actor_critic_is_what_it_trains_with() -> No
     assert notes == ()
 
 
+@pytest.fixture
+def any_value(monkeypatch: Patch) -> None:
+    """Accept any value of any setting."""
+    monkeypatch.setattr(tune, "Config", lambda **_: make_config({"env_id": "CartPole-v1"}))
+
+
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (["--trials", "0"], "trials=0: must be at least 1."),
-        (
-            ["--run-dir", "x"],
-            "--run-dir has no effect here: trials are new runs in the folder of --out.",
-        ),
-        (["--gamma", "2"], "gamma='2': "),
-        (["--space", __file__.replace("test_tune.py", "test_trust.py")], "config="),
-        (["--space", "missing.yaml"], "config=missing.yaml: cannot be read"),
-        (
-            [
-                f"--{name.replace('_', '-')}=1"
-                for name in yaml.safe_load(tune.SPACES["ppo"].read_text())
-            ],
-            "none is left to tune",
-        ),
-        ([], "tune: needs the package optuna. Install it: "),
+        ("--trials 0", "trials=0: must be at least 1."),
+        ("--run-dir x", "--run-dir has no effect here: trials are new runs in the folder of --out"),
+        ("--gamma 2", "gamma='2': "),
+        (f"--space {__file__.replace('test_tune.py', 'test_trust.py')}", "config="),
+        ("--space missing.yaml", "config=missing.yaml: cannot be read"),
+        ("", "tune: needs the package optuna. Install it: "),
     ],
 )
 def test_mistakes_are_refused_before_the_first_trial(
-    words: list[str], refusal: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    words: str, refusal: str, desk: Path, refused: Typed, monkeypatch: Patch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: words or None)
-    if "none is" in refusal:
-        monkeypatch.setattr(
-            tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"})
-        )
-    assert main(["tune", "CartPole-v1", *words]) == 2
-    assert refusal in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert refusal in refused(f"tune CartPole-v1 {words}")
+    assert list(desk.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["flags", "file"])
+def test_settings_that_are_given_are_not_tuned(
+    place: str, desk: Path, refused: Typed, any_value: None, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
+    words = " ".join(f"--{name}=1" for name in SPACE)
+    if place == "file":
+        Path("own.yaml").write_text("".join(f"{name}: 1\n" for name in SPACE))
+        words = "--config own.yaml"
+    assert "none is left to tune" in refused(f"tune CartPole-v1 {words}")
 
 
 def test_trials_are_compared_after_equal_shares_of_their_steps() -> None:
@@ -119,89 +108,57 @@ def test_trials_are_compared_after_equal_shares_of_their_steps() -> None:
     assert pruner.on_iteration({"global_step": 600, "charts/episodic_return": -1.0})
 
 
-def test_settings_of_a_file_are_not_tuned(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
-    Path("own.yaml").write_text(
-        "".join(f"{name}: 1\n" for name in yaml.safe_load(tune.SPACES["ppo"].read_text()))
-    )
-    monkeypatch.setattr(tune, "Config", lambda **settings: make_config({"env_id": "CartPole-v1"}))
-    assert main(["tune", "CartPole-v1", "--config", "own.yaml"]) == 2
-    assert "none is left to tune" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--out", "out"], []], ids=str)
+@pytest.mark.parametrize(
+    ("words", "folder"), [("--out out", "out"), ("", "runs/tune__CartPole-v1")]
+)
 def test_all_trials_are_in_the_same_folder_wherever_an_environment_goes(
-    words: list[str], tmp_path: Path, monkeypatch: Patch
+    words: str, folder: str, desk: Path, refused: Typed, monkeypatch: Patch
 ) -> None:
-    folders: list[Path] = []
-
     def study_in(out: Path, *_: object) -> None:
-        folders.append(out)
-        raise ConfigError("this is enough")
+        raise ConfigError(f"the folder is {out}")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
     monkeypatch.setattr(tune, "_study", study_in)
-    assert main(["tune", *SMALL, *words]) == 2
-    assert folders == [tmp_path / "out" if words else tmp_path / "runs" / "tune__CartPole-v1"]
+    assert f"the folder is {desk / folder}\n" in refused(f"{SMALL} {words}")
 
 
 @pytest.mark.slow
-def test_a_study_of_trials_that_diverge_ends(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_a_study_of_trials_that_diverge_ends(desk: Path, refused: Typed) -> None:
     pytest.importorskip("optuna")
-    monkeypatch.chdir(tmp_path)
-    assert (
-        main(["tune", *SMALL, "--learning-rate", "1e30", "--minibatch-size", "64", "--trials", "2"])
-        == 2
-    )
-    assert "no trial has finished with an episode" in capsys.readouterr().err
+    words = "--learning-rate 1e30 --minibatch-size 64 --trials 2"
+    assert "no trial has finished with an episode" in refused(f"{SMALL} {words}")
 
 
 @pytest.mark.slow
 def test_a_study_is_continued_and_ends_with_a_command(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    desk: Path, typed: Typed, refused: Typed
 ) -> None:
     pytest.importorskip("optuna")
-    monkeypatch.chdir(tmp_path)
-    for trials, new, same in ((2, 2, []), (3, 1, ["--total-timesteps", "5_12"]), (3, 0, [])):
-        assert main(["tune", *SMALL, *same, "--trials", str(trials)]) == 0
-        *lines, best, command = capsys.readouterr().out.splitlines()
-        assert (
-            len(
-                [
-                    line
-                    for line in lines
-                    if re.match(r"trial \d: (complete|pruned), mean return ", line)
-                ]
-            )
-            == new
-        )
-        assert re.fullmatch(
-            rf"Best of {trials} trials in {tmp_path}/runs/tune__CartPole-v1: \d+\.\d, in trial [0-{trials}]:",
-            best,
-        )
+    folder = desk / "runs" / "tune__CartPole-v1"
+    for trials, new, same in ((2, 2, ""), (3, 1, "--total-timesteps 5_12"), (3, 0, "")):
+        printed = typed(f"{SMALL} {same} --trials {trials}")
+        ended = re.findall(r"^trial \d: (?:complete|pruned), mean return ", printed, re.M)
+        assert len(ended) == new
+        *_, best, command = printed.splitlines()
+        beginning = f"Best of {trials} trials in {folder}"
+        assert re.fullmatch(rf"{beginning}: \d+\.\d, in trial [0-{trials}]:", best)
     settings = parse(shlex.split(command)[2:]).settings
     assert "--preset none --total-timesteps 512" in command
     assert settings["hidden_sizes"] == ["8"]
     config = make_config(settings)
     assert (config.num_steps, config.total_timesteps) == (16, 512)
     assert 0.97 <= config.gamma <= 0.9999
-    assert (tmp_path / "runs" / "tune__CartPole-v1" / "trial_0002" / "config.yaml").exists()
-    assert main(["tune", *SMALL, "--trials", "9", "--total-timesteps", "1024"]) == 2
-    assert "has a study with other settings. Use another folder." in capsys.readouterr().err
+    assert (folder / "trial_0002" / "config.yaml").exists()
+    message = refused(f"{SMALL} --trials 9 --total-timesteps 1024")
+    assert "has a study with other settings. Use another folder." in message
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_study_with_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    long = [*SMALL, "--total-timesteps", "1e8", "--trials", "2"]
-    with Command(["tune", *long], tmp_path) as command:
+    words = f"{SMALL} --total-timesteps 1e8 --trials 2"
+    with Command(words.split(), tmp_path) as command:
         command.wait_until(lambda: list(tmp_path.glob("runs/*/trial_0000/metrics.jsonl")))
         command.send(number)
         assert command.wait(60) == 128 + number
