@@ -104,14 +104,14 @@ def test_without_its_state_what_a_replay_cannot_repeat_is_said(before: str, tmp_
         ("limited", {}),
         ("limited", {"policy_lag": 2}),
         ("limited", {"env_threads": True, "num_samplers": 4}),
-        ("arm", {}),  # its state leaves something out, so that it is replayed
+        ("Arm", {}),  # its state leaves something out, so that it is replayed
     ],
     ids=str,
 )
 def test_hidden_state_moves_with_its_sampler(
     env: str, changes: dict[str, Any], ray_session: None, tmp_path: Path
 ) -> None:
-    in_process = changes | {"env_threads": False} | ({"env_state": "off"} if env == "arm" else {})
+    in_process = changes | {"env_threads": False} | ({"env_state": "off"} if env == "Arm" else {})
     here = dppo.train(settings(tmp_path / "here", env, **in_process))
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
         there = dppo.train(
@@ -177,15 +177,15 @@ def test_a_state_that_is_not_what_was_set_ends_the_episode(tmp_path: Path) -> No
 )
 @executes("envs/own_state.py: Return all that later steps depend on, or use env_state=off.")
 @pytest.mark.parametrize(
-    "world", [pytest.param("arm", marks=pytest.mark.slow), "clockless", "misleading"]
+    "world", [pytest.param("Arm", marks=pytest.mark.slow), "Clockless", "Misleading"]
 )
 def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path: Path) -> None:
     """Methods of these names that packages have for something else; without a proof, they are not used."""
     whole = dppo.train(settings(tmp_path / "whole", world))
     result, recorder = resumed(settings(tmp_path / "run", world))
     assert result.weights_sha256 == whole.weights_sha256
-    assert result.incidents == ({"own_state": 2} if world == "misleading" else {})
-    if world == "misleading":
+    assert result.incidents == ({"own_state": 2} if world == "Misleading" else {})
+    if world == "Misleading":
         words = "get_state and set_state do not bring the environment back"
         assert words in recorder.incidents[0].message
         [checkpoint] = (tmp_path / "run" / "checkpoints").glob("*000003*")
@@ -196,7 +196,7 @@ def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path:
 
 @pytest.mark.proves("has them, and cannot be replayed")
 def test_without_a_replay_a_state_that_leaves_something_out_is_not_used(tmp_path: Path) -> None:
-    result, recorder = resumed(settings(tmp_path / "run", "arm", replay=False))
+    result, recorder = resumed(settings(tmp_path / "run", "Arm", replay=False))
     assert result.incidents == {"replay_mismatch": 4}
     message = recorder.incidents[0].message
     assert "the last segment ends with another observation" in message
@@ -209,8 +209,8 @@ def test_a_state_that_is_demanded_needs_its_methods(tmp_path: Path) -> None:
         ConfigError,
         match=r"env_state=own: the environment has no get_state\(\) and set_state\(state\)",
     ):
-        dppo.train(settings(tmp_path / "none", "foreign", env_state="own"))
-    assert dppo.train(settings(tmp_path / "auto", "foreign", total_timesteps=64)).iterations == 1
+        dppo.train(settings(tmp_path / "none", "Foreign", env_state="own"))
+    assert dppo.train(settings(tmp_path / "auto", "Foreign", total_timesteps=64)).iterations == 1
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_a_slow_state_is_reported_once_and_other_methods_of_these_names_are_left
     assert [message[:9] for message in messages] == ["sampler 0", "sampler 1"]
     assert "MiB" not in messages[0]
     assert "of its time. Raise `num_steps`" in messages[0]
-    assert dppo.train(settings(tmp_path / "foreign", "foreign")).incidents == {}
+    assert dppo.train(settings(tmp_path / "Foreign", "Foreign")).incidents == {}
 
 
 def test_plain_data_is_restored_as_it_was() -> None:
@@ -287,7 +287,7 @@ def test_states_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> N
 
 @pytest.mark.proves("never ends an episode")
 def test_a_limit_of_replays_truncates_each_episode(tmp_path: Path) -> None:
-    limit: dict[str, Any] = {"env": "foreign", "replay_limit": 20}
+    limit: dict[str, Any] = {"env": "Foreign", "replay_limit": 20}
     recorder = Recorder()
     whole = dppo.train(settings(tmp_path / "whole", **limit), observers=[recorder])
     assert {episode.length for episode in recorder.episodes} == {20}

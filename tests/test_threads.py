@@ -134,7 +134,7 @@ def test_resets_in_the_background_go_on_while_others_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(threads, "CLOSING_S", 0.1)
-    monkeypatch.setattr(Threaded, "steps", 0)
+    monkeypatch.setattr(Threaded, "made", 0)
     alone = {"num_samplers": 1, "envs_per_sampler": 1, "env_kwargs": {"wait": "reset"}}
     assert dppo.train(small(tmp_path / "run", **THREADED, **STANDBY, **alone)).episodes > 10
 

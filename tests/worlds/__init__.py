@@ -1,15 +1,19 @@
 """Environments and users' modules for tests. Actors import them by name: `worlds.acting:Masked`.
 
+Bases
+    episodic:Episodic                counts its steps; a reset calls `begin`
+    episodic:Hashed                  follows from its seed and all actions
+
 Spaces
     simple:PointMass, point_mass     a point to push, with and without a time limit
     simple:Counting                  observes its steps, rewards its action; ends or is cut off where it is told to
-    simple:Wide, wide                observations of any size
+    simple:Wide                      observations of any size
     simple:Odd, changeable           spaces by name, some of them refused; from environment variables
     observed:World                   the base of those below: a point that drifts, episodes of up to 15 steps
     observed:Level, Plain            one space of a kind
     observed:Picture, Guarded, stacked, Film, Codes     images: plain, with masks, stacked, four at once, categories
     observed:Everything, Numbers     a Dict with a leaf of each kind; without images
-    acting:Actuated                  an action space by name
+    acting:Checked, Actuated         raises if an action is not in its space; an action space by name
     acting:Masked, Hybrid, Combined  masks of choices; choices beside floats; any observation with any action
     memory:Recalls, Pictured, Named  only memory helps; the same as an image and as a Dict
     joint:vector, four, Native       vectors of Gymnasium; one that resets its rows by itself
@@ -36,7 +40,7 @@ Faults
     stateful:Hidden, Foreign, Arm, Clockless, Misleading   state that survives resets, and ways to get it wrong
 
 Time
-    slow:Delayed, delayed            sleeps before each step
+    slow:Delayed                     sleeps before each step
     slow:Endless                     one episode without an end
     slow:Hesitant, hesitant_cartpole waits, or presses Ctrl-C, while a file exists
     slow:Outside, outside_cartpole   has a process of its own

@@ -34,24 +34,28 @@ SPACES: dict[str, spaces.Space[Any]] = {
 }
 
 
-class Actuated(World):
+class Checked(World):
+    """Raises if an action is not in its space."""
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
+        return super().step(self.push(action))
+
+    def push(self, action: Any) -> float:
+        return float(np.mean(spaces.flatten(self.action_space, action)))  # type: ignore[arg-type]
+
+    def observation(self) -> Any:
+        return self.at.astype(np.float32)
+
+
+class Actuated(Checked):
     """Takes actions of the space `kind`."""
 
     observation_space = spaces.Box(-9, 9, (2,), np.float32)
 
     def __init__(self, kind: str) -> None:
         self.action_space = SPACES[kind]
-        self.taken: list[Any] = []
-
-    def step(self, action: Any) -> Any:
-        if not self.action_space.contains(action):
-            raise ValueError(f"{action!r} is not in {self.action_space}")
-        self.taken.append(action)
-        flat: Any = spaces.flatten(self.action_space, action)
-        return super().step(float(np.mean(flat)))
-
-    def observation(self) -> Any:
-        return self.at.astype(np.float32)
 
 
 class Masked(World):
@@ -83,19 +87,16 @@ class Masked(World):
             mask = np.concatenate([mask, [turn < 2, turn >= 2]])
         return mask & (self._episode != 1 or self.steps != self._nothing_at)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def begin(self) -> None:
         self._episode += 1
-        obs, _ = super().reset(seed=seed)
-        self.allowed = self.mask()
-        return obs, self.info()
+        super().begin()
 
     def step(self, action: Any) -> Any:
-        wanted = [action] if not self._several else [action[0], 4 + action[1]]
-        if not all(self.allowed[choice] for choice in wanted):
-            raise ValueError(f"{action} is not allowed by {self.allowed}")
-        obs, reward, terminated, truncated, _ = super().step(float(np.mean(action)))
-        self.allowed = self.mask()
-        return obs, reward, terminated, truncated, self.info()
+        wanted = [action[0], 4 + action[1]] if self._several else [action]
+        mask = self.mask()
+        if not mask[wanted].all():
+            raise ValueError(f"{action} is not allowed by {mask}")
+        return super().step(float(np.mean(action)))
 
     def info(self) -> dict[str, Any]:
         """Return the mask as Gymnasium's `MultiDiscrete.sample` takes it: one array for each element."""
@@ -124,7 +125,7 @@ HYBRID_MASKS = spaces.Dict(
 )
 
 
-class Hybrid(World):
+class Hybrid(Checked):
     """Takes choices beside real numbers, and raises if a choice is not allowed in the state.
 
     Args:
@@ -161,13 +162,7 @@ class Hybrid(World):
         forced = np.where(lamps[0::2] & lamps[1::2], 2, lamps[1::2]).astype(np.int8)
         return {"arm": None, "gear": gear, "inner": (None, (dials[:2], dials[2:])), "lamps": forced}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        obs, _ = super().reset(seed=seed)
-        return obs, self.info()
-
-    def step(self, action: Any) -> Any:
-        if not self.action_space.contains(action):
-            raise ValueError(f"{action!r} is not in {self.action_space}")
+    def push(self, action: Any) -> float:
         allowed = self.allowed()
         dials = action["inner"][1]
         lamps = action["lamps"]
@@ -179,20 +174,17 @@ class Hybrid(World):
         chosen += [allowed["lamps"][2 * index + lamp] for index, lamp in enumerate(lamps)]
         if not all(chosen):
             raise ValueError(f"{action} is not allowed by {allowed}")
-        obs, reward, terminated, truncated, _ = super().step(
-            float(action["arm"].mean() + action["gear"])
-        )
-        return obs, reward, terminated, truncated, self.info()
+        return float(action["arm"].mean() + action["gear"])
 
     def info(self) -> dict[str, Any]:
         return {"action_mask": self.given()} if self._source == "info" else {}
 
     def observation(self) -> Any:
-        at = self.at.astype(np.float32)
+        at = super().observation()
         return {"action_mask": self.given(), "at": at} if self._source == "leaf" else at
 
 
-class Combined(World):
+class Combined(Checked):
     """Observations of one kind, actions of another, with a mask or without.
 
     Args:
@@ -228,14 +220,11 @@ class Combined(World):
             np.array([(turn + i) % 3 == 0 or i == 0 for i in range(size)]) for size in self._sizes
         ]
 
-    def step(self, action: Any) -> Any:
-        if not self.action_space.contains(action):
-            raise ValueError(f"{action!r} is not in {self.action_space}")
-        flat: Any = spaces.flatten(self.action_space, action)
-        return super().step(float(np.tanh(np.mean(flat))))
+    def push(self, action: Any) -> float:
+        return float(np.tanh(super().push(action)))
 
     def observation(self) -> Any:
         if self._obs == "picture":
             return self.pixels((8, 8, 3))
-        at = self.at.astype(np.float32)
+        at = super().observation()
         return at if self._obs == "numbers" else {"at": at, "turn": self.steps % 3}

@@ -46,7 +46,7 @@ class Numbered(gym.Wrapper[Any, Any, Any, Any]):
         self._meddle()
         return super().reset(**arguments)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         self._meddle()
         if self._meddles and self._killing and not Path(self._killing).exists():
             Path(self._killing).touch()

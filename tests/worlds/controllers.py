@@ -7,8 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from worlds.episodic import Episodic
 
-class Drift(gym.Env[Any, Any]):
+
+class Drift(Episodic):
     """A position that drifts away by an amount that follows from the seed; each step costs its distance from 0.
 
     Observations are of float64, with a text that a policy cannot read.
@@ -20,27 +22,22 @@ class Drift(gym.Env[Any, Any]):
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
     def __init__(self, steps: int = 5) -> None:
-        self._steps = steps
-        self.seeds: list[int | None] = []
+        self._length = steps
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.seeds.append(seed)
+    def begin(self) -> None:
         self._drift = self.np_random.uniform(0.1, 0.5)
         self._position = 0.0
-        self._count = 0
-        return self._observation(), {}
 
     def step(self, action: np.ndarray) -> Any:
         assert self.action_space.contains(action)
         self._position += self._drift + float(action[0])
-        self._count += 1
+        self.steps += 1
         info = {"energy": abs(float(action[0])), "violations": float(abs(self._position) > 0.4)}
-        over = self._count == self._steps
-        return self._observation(), -abs(self._position), False, over, info
+        over = self.steps == self._length
+        return self.observation(), -abs(self._position), False, over, info
 
-    def _observation(self) -> dict[str, Any]:
-        return {"position": np.array([self._position]), "note": f"step {self._count}"}
+    def observation(self) -> dict[str, Any]:
+        return {"position": np.array([self._position]), "note": f"step {self.steps}"}
 
 
 class Integral:

@@ -124,15 +124,13 @@ class Disturbing(gym.Env[Any, Any]):
             return np.full((36, 36, 1), (self._state >> 8) % 256, np.uint8)
         return np.array([(self._state >> shift) % 64 / 8 - 4 for shift in (0, 6, 12)], np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: Any = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self._state = (seed or 0) % 65521
         self._steps = 0
         self._disturb_in("reset")
         return self._seen(), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         self._state = (self._state * 75 + 74 + int(action)) % 65537
         self._steps += 1
         if self._steps % 5 == 0:

@@ -8,10 +8,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from worlds.episodic import Episodic
+
 COLORS = np.array([[230, 20, 20], [20, 200, 20], [20, 20, 230]], np.uint8)
 
 
-class Drawn(gym.Env[Any, Any]):
+class Drawn(Episodic):
     """Episodes of 3 to 7 steps, whose observations and rewards depend on the seed and all actions.
 
     `differs`: "reward", that of step 2 is random; "kept", from step 2 on observations count the earlier episodes of the
@@ -19,45 +21,42 @@ class Drawn(gym.Env[Any, Any]):
     render() returns.
     """
 
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
     metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
 
     def __init__(
         self, *, differs: str = "", shown: Any = "image", render_mode: str | None = None
     ) -> None:
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(3)
         self.render_mode = render_mode
         self._differs = differs
         self._shown = shown
         self._before = -1
-        self._step = 0
         self._action = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step = 0
+    def begin(self) -> None:
         self._length = int(self.np_random.integers(3, 8))
-        self._before = self._before + 1
+        self._before += 1
         self._state = self.np_random.normal(size=2)
-        return self._state.astype(np.float32), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._step = self._step + 1
+    def step(self, action: Any) -> Any:
+        self.steps += 1
         self._action = int(action)
         self._state = 0.5 * self._state + (1 + self._action) * self.np_random.normal(size=2)
         reward = float(self._state[0])
-        if self._step == 2:
+        if self.steps == 2:
             reward += random.random() * (self._differs == "reward")
             self._state = self._state + self._before * (self._differs == "kept")
-        ends = self._step == self._length
-        return self._state.astype(np.float32), reward, ends and self._length % 2 == 0, ends, {}
+        ends = self.steps == self._length
+        return self.observation(), reward, ends and self._length % 2 == 0, ends, {}
+
+    def observation(self) -> np.ndarray:
+        return self._state.astype(np.float32)
 
     def render(self) -> Any:
         if not isinstance(self._shown, str):
             return self._shown
-        growth = self._step if self._shown == "grows" else 0
+        growth = self.steps if self._shown == "grows" else 0
         return np.full((15 + growth, 21 + growth, 3), COLORS[self._action])
 
 

@@ -15,6 +15,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 
 from dppo.envs.make import make_env
+from worlds.episodic import Episodic
 
 Env = gym.Env[Any, Any]
 
@@ -55,17 +56,15 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
         self._steps_of_all = 0
         self._fail_if("constructor", here=True)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        self._episode = self._episode + 1
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._episode += 1
         self._steps = 0
         self._fail_if("reset", here=self._episode == self._at_episode)
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self._steps = self._steps + 1
-        self._steps_of_all = self._steps_of_all + 1
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        self._steps_of_all += 1
         place = (
             (None, self._steps_of_all) if self._at_episode is None else (self._episode, self._steps)
         )
@@ -114,9 +113,7 @@ class DriftingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     Neither its spec nor the first observation of an episode shows this; only a replay does.
     """
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         cartpole: Any = self.env.unwrapped
         cartpole.gravity = 9.8 + np.random.default_rng().uniform(0.01, 0.1)
         return self.env.reset(seed=seed, options=options)
@@ -181,11 +178,13 @@ def line_that_raises(where: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# in {where}"))
 
 
-class Faulty(gym.Env[Any, Any]):
+class Faulty(Episodic):
     """Return one invalid value at step `at_step` of each episode in `episodes`.
 
     Other observations are `observe` of the number of steps, or that number itself.
     """
+
+    action_space = gym.spaces.Discrete(2)
 
     def __init__(
         self,
@@ -200,32 +199,25 @@ class Faulty(gym.Env[Any, Any]):
         observe: Callable[[int], Any] | None = None,
     ) -> None:
         self.observation_space = space or gym.spaces.Box(-100, 100, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
         self._bad = (obs, reward, terminated)
         self._at_step = at_step
         self._episodes = episodes
         self._length = length
         self._valid = observe or (lambda steps: np.full(2, steps, self.observation_space.dtype))
         self.episode = -1
-        self.steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.episode = self.episode + 1
-        self.steps = 0
-        return self._observe(), {}
+    def begin(self) -> None:
+        self.episode += 1
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         self.steps += 1
         _, reward, terminated = self._bad if self._is_bad() else (None, 1.0, False)
-        return self._observe(), reward, terminated, self.steps >= self._length, {}
+        return self.observation(), reward, terminated, self.steps >= self._length, {}
 
     def _is_bad(self) -> bool:
         return self.steps == self._at_step and self.episode in self._episodes
 
-    def _observe(self) -> Any:
+    def observation(self) -> Any:
         if self._is_bad() and self._bad[0] is not None:
             return self._bad[0]
         return self._valid(self.steps)
@@ -255,16 +247,14 @@ class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
         self._random = np.random.default_rng()
         self._made = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self._random = np.random.default_rng(seed)
         self._made = 0
         if self._random.random() < self._resets:
             raise LicenceError("licence server", 503)
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._made += 1
         if self._random.random() < self._steps or (obs[0] > self._at and self._made > 15):

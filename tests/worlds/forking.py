@@ -11,14 +11,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+
+from worlds.episodic import Episodic
 
 FORKED: set[Path] = set()  # with the name of their logs: once in a process, and not in the fork
 
 
-class Forking(gym.Env[Any, Any]):
+class Forking(Episodic):
     """Forks `at` make, reset, step or close, once in a process; the child ends as `way` says."""
 
     observation_space = Box(-1, 1, (2,), np.float32)
@@ -28,7 +29,6 @@ class Forking(gym.Env[Any, Any]):
         self._at = at
         self._way = way
         self._log = Path(log)
-        self._steps = 0
         self._fork_at("make")
 
     def _fork_at(self, place: str) -> None:
@@ -57,25 +57,17 @@ class Forking(gym.Env[Any, Any]):
         os.close(ready)
         log.write_text(str(status), encoding="utf8")
 
-    def reset(
-        self, *, seed: int | None = None, options: Any = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._steps = 0
+    def begin(self) -> None:
         self._fork_at("reset")
-        return np.zeros(2, np.float32), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self._steps += 1
-        if self._steps == 3:
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 3:
             self._fork_at("step")
-        return (
-            self.np_random.uniform(-1, 1, 2).astype(np.float32),
-            float(action),
-            False,
-            self._steps >= 9,
-            {},
-        )
+        return self.observation(), float(action), False, self.steps >= 9, {}
+
+    def observation(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
 
     def close(self) -> None:
         self._fork_at("close")

@@ -18,7 +18,7 @@ class Graded(CartPoleEnv):
         self._steps = 0
         self._level = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         RESETS.append(None if options is None else dict(options))
         self._level = (options or {}).pop("level", 0)  # the environment has its own copy
         self._steps = 0

@@ -7,31 +7,31 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from worlds.episodic import Episodic
 
-class Recalls(gym.Env[Any, Any]):
+
+class Recalls(Episodic):
     """Show a bit in the first observation only, and reward the action that equals it. Episodes take 3 to 7 steps.
 
     They end by a terminal state or, one in three, by a time limit.
     """
 
-    def __init__(self) -> None:
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self.bit = self.steps = self.length = 0
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         self.bit = int(self.np_random.integers(2))
         self.length = int(self.np_random.integers(3, 8))
-        self.steps = 0
-        return np.array([2 * self.bit - 1, 0.0], np.float32), {}
 
     def step(self, action: Any) -> Any:
         self.steps += 1
         over = self.steps >= self.length
         cut = self.length % 3 == 0
-        obs = np.array([0.0, self.steps / 8], np.float32)
-        return obs, float(action == self.bit), over and not cut, over and cut, {}
+        return self.observation(), float(action == self.bit), over and not cut, over and cut, {}
+
+    def observation(self) -> np.ndarray:
+        shown = 0 if self.steps else 2 * self.bit - 1
+        return np.array([shown, self.steps / 8], np.float32)
 
 
 class Pictured(gym.ObservationWrapper[Any, Any, Any]):

@@ -33,7 +33,10 @@ class Running(nn.Module):
             state = keep * self.before(state, start) + (1 - keep) * now
             states.append(state)
         outputs = self.outputs(torch.cat([features, torch.stack(states)], dim=2))
-        return outputs[..., :-1], outputs[..., -1], state
+        return self.returned(outputs[..., :-1], outputs[..., -1], states)
+
+    def returned(self, head: Tensor, values: Tensor, states: list[Tensor]) -> Any:
+        return head, values, states[-1]
 
     def before(self, state: Tensor, start: Tensor) -> Tensor:
         return torch.where(start.unsqueeze(1), 0.0, state)
@@ -53,20 +56,18 @@ class FirstState(Running):
 class Backward(Running):
     """Reads the sequence from its end."""
 
-    def forward(self, obs: Any, state: Tensor, starts: Tensor) -> Any:
-        head, values, state = super().forward(obs, state, starts)
-        return head.flip(0), values, state
+    def returned(self, head: Tensor, values: Tensor, states: list[Tensor]) -> Any:
+        return head.flip(0), values, states[-1]
 
 
 class NoState(Running):
-    def forward(self, obs: Any, state: Tensor, starts: Tensor) -> Any:
-        return super().forward(obs, state, starts)[:2]
+    def returned(self, head: Tensor, values: Tensor, states: list[Tensor]) -> Any:
+        return head, values
 
 
 class WideState(Running):
-    def forward(self, obs: Any, state: Tensor, starts: Tensor) -> Any:
-        head, values, state = super().forward(obs, state, starts)
-        return head, values, torch.cat([state, state], dim=1)
+    def returned(self, head: Tensor, values: Tensor, states: list[Tensor]) -> Any:
+        return head, values, states[-1].repeat(1, 2)
 
 
 class MeanState(Running):

@@ -48,6 +48,22 @@ class Residual(nn.Module):
         return outputs[:, :-1], outputs[:, -1]
 
 
+class Broken(Plain):
+    """A module that is changed once it is made, or whose outputs are."""
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.change(head_size)
+
+    def change(self, head_size: int) -> None: ...
+
+    def forward(self, obs: Tensor) -> Any:
+        return self.outputs(*super().forward(obs))
+
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
+        return head, values
+
+
 def not_a_class(spaces: dppo.Spaces, head_size: int) -> nn.Module:
     return Plain(spaces, head_size)
 
@@ -76,9 +92,8 @@ class WideHead(Plain):
         super().__init__(spaces, head_size + 1)
 
 
-class ColumnOfValues(Plain):
-    def forward(self, obs: Tensor) -> Any:
-        head, values = super().forward(obs)
+class ColumnOfValues(Broken):
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
         return head, values[:, None]
 
 
@@ -90,50 +105,44 @@ class SqueezesAll(Plain):
         return self.head(hidden), self.value(hidden).squeeze()
 
 
-class HeadOnly(Plain):
-    def forward(self, obs: Tensor) -> Any:
-        return super().forward(obs)[0]
+class HeadOnly(Broken):
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
+        return head
 
 
-class Doubles(Plain):
-    def forward(self, obs: Tensor) -> Any:
-        head, values = super().forward(obs)
+class Doubles(Broken):
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
         return head, values.double()
 
 
-class Infinite(Plain):
-    def forward(self, obs: Tensor) -> Any:
-        head, values = super().forward(obs)
+class Infinite(Broken):
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
         return head / 0.0, values
 
 
-class Normalized(Plain):
-    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
-        super().__init__(spaces, head_size)
+class Normalized(Broken):
+    def change(self, head_size: int) -> None:
         self.norm = nn.BatchNorm1d(head_size, momentum=0.1)
 
-    def forward(self, obs: Tensor) -> Any:
-        head, values = super().forward(obs)
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
         return (self.norm(head) if len(head) > 1 else head), values
 
 
-class Centred(Plain):
-    def forward(self, obs: Tensor) -> Any:
-        head, values = super().forward(obs)
+class Centred(Broken):
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
         return head - head.mean(dim=0), values
 
 
-class Drops(Plain):
-    def forward(self, obs: Tensor) -> Any:
-        head, values = super().forward(obs)
+class Drops(Broken):
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
         # of few, two passes may drop the same by chance
         many = torch.arange(1, 65, dtype=head.dtype).sqrt()
         return head + nn.functional.dropout(many).sum(), values
 
 
-class NoCritic(Plain):
-    def forward(self, obs: Tensor) -> Any:
-        return super().forward(obs)[0], obs.new_zeros(len(obs))
+class NoCritic(Broken):
+    def outputs(self, head: Tensor, values: Tensor) -> Any:
+        return head, torch.zeros_like(values)
 
 
 class Empty(nn.Module):
@@ -141,29 +150,25 @@ class Empty(nn.Module):
         super().__init__()
 
 
-class Mixed(Plain):
-    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
-        super().__init__(spaces, head_size)
+class Mixed(Broken):
+    def change(self, head_size: int) -> None:
         self.value.double()
 
 
-class Elsewhere(Plain):
-    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
-        super().__init__(spaces, head_size)
+class Elsewhere(Broken):
+    def change(self, head_size: int) -> None:
         self.value.to("meta")
 
 
-class Lazy(Plain):
-    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
-        super().__init__(spaces, head_size)
+class Lazy(Broken):
+    def change(self, head_size: int) -> None:
         self.value = nn.LazyLinear(1)
 
 
-class RandomBuffer(Plain):
+class RandomBuffer(Broken):
     features: Tensor
 
-    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
-        super().__init__(spaces, head_size)
+    def change(self, head_size: int) -> None:
         self.register_buffer("features", torch.randn(3))
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation, GrayscaleObservation
 
+from worlds.episodic import Episodic
+
 WHOLE = spaces.Dict(
     camera=spaces.Box(0, 255, (8, 9, 3), np.uint8),
     dials=spaces.MultiDiscrete([3, 2], start=[-1, 5]),
@@ -24,25 +26,19 @@ WHOLE = spaces.Dict(
 TEXTS = ("mission", "robot.note")  # which cannot be learned on
 
 
-class World(gym.Env[Any, Any]):
+class World(Episodic):
     """A point that drifts, and that the actions push; an episode ends far out, and is truncated after 15 steps."""
 
     action_space: Any = spaces.Discrete(3)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
+    def begin(self) -> None:
         self.at = self.np_random.normal(size=2) * 0.5
-        return self.observation(), {}
 
     def step(self, action: Any) -> Any:
         self.steps += 1
         self.at = self.at + self.np_random.normal(size=2) * 0.2 + 0.1 * (np.mean(action) - 1)
         far = float(np.abs(self.at).max())
-        return self.observation(), 1.0 - far, far > 2, self.steps == 15, {}
-
-    def observation(self) -> Any:
-        raise NotImplementedError
+        return self.observation(), 1.0 - far, far > 2, self.steps == 15, self.info()
 
     def pixels(self, shape: tuple[int, ...]) -> np.ndarray:
         noise = self.np_random.integers(0, 60, shape)

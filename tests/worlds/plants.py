@@ -7,10 +7,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from worlds.episodic import Episodic
+
 LENGTH = 10  # steps of an episode
 
 
-class Plant(gym.Env[np.ndarray, np.ndarray]):
+class Plant(Episodic):
     """A level between 0 and 1 that leaks, and is to be held at 0.5 by a valve."""
 
     observation_space = gym.spaces.Box(0.0, 2.0, (1,), np.float64)
@@ -18,23 +20,21 @@ class Plant(gym.Env[np.ndarray, np.ndarray]):
 
     def __init__(self, target: float = 0.5) -> None:
         self._target = target
-        self._level = 0.0
-        self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, Any]:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         self._level = float(self.np_random.uniform())
-        self._steps = 0
-        return np.array([self._level]), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Any]:
+    def step(self, action: np.ndarray) -> Any:
         self._level = 0.8 * self._level + 0.4 * float(action[0])
-        self._steps += 1
+        self.steps += 1
         error = abs(self._level - self._target)
-        return np.array([self._level]), -error, False, self._steps == LENGTH, {}
+        return self.observation(), -error, False, self.steps == LENGTH, {}
+
+    def observation(self) -> np.ndarray:
+        return np.array([self._level])
 
 
-def nondeterministic() -> gym.Env[np.ndarray, np.ndarray]:
+def nondeterministic() -> Plant:
     plant = Plant()
     plant.spec = gym.envs.registration.EnvSpec("Plant-v0", nondeterministic=True)
     return plant

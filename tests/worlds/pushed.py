@@ -7,8 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from worlds.episodic import Episodic
 
-class Pushed(gym.Env[Any, Any]):
+
+class Pushed(Episodic):
     """Keep a point near the middle; it terminates 2 away from it, and is truncated after 25 steps."""
 
     observation_space = gym.spaces.Dict(
@@ -16,27 +18,19 @@ class Pushed(gym.Env[Any, Any]):
     )
     action_space = gym.spaces.Box(np.array([0, -3], np.float32), np.array([1, 3], np.float32))
 
-    def __init__(self) -> None:
-        self._place = np.zeros(2)
-        self._steps = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         self._place = self.np_random.uniform(-1, 1, 2)
-        self._steps = 0
-        return self._observation(), {}
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action)
-        self._steps += 1
+        self.steps += 1
         centred = action.astype(np.float64) - self.action_space.low
         push = centred / 3 - 0.5
         noise = self.np_random.normal(size=2)
         self._place = self._place + 0.3 * push + 0.1 * noise
         reward = -float(np.square(self._place).sum())
         terminated = bool(np.abs(self._place).max() > 2)
-        truncated = self._steps >= 25
-        return self._observation(), reward, terminated, truncated, {}
+        return self.observation(), reward, terminated, self.steps >= 25, {}
 
-    def _observation(self) -> Any:
-        return {"place": self._place.astype(np.float32), "lamp": self._steps % 3}
+    def observation(self) -> Any:
+        return {"place": self._place.astype(np.float32), "lamp": self.steps % 3}

@@ -40,14 +40,12 @@ class Restarting(gym.Env[Any, Any]):
         self._numbers = np.zeros(2)
         self._written = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._numbers = np.array([self.np_random.uniform(-1, 1), 0.0])
         return self._numbers.copy(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         time.sleep(self._sleep_s)
         self._steps += 1
         push = 0.1 if action else -0.1

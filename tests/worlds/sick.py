@@ -51,9 +51,7 @@ class Sick(gym.Env[Any, Any]):
         if disease == "hangs while it is made":
             time.sleep(FOREVER_S)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._t = 0
         if self.disease == "seeds":
@@ -64,7 +62,7 @@ class Sick(gym.Env[Any, Any]):
             ctypes.string_at(0)
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         time.sleep(self._step_s)
         self._t = self._t + 1
         self.total = self.total + 1

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+from worlds.episodic import Episodic
 
-class Engine(gym.Env[Any, Any]):
+
+class Engine(Episodic):
     """Raises where its process has `most` instances already."""
 
     observation_space = gym.spaces.Box(-10, 10, (4,), np.float32)
@@ -32,17 +34,17 @@ class Engine(gym.Env[Any, Any]):
 
     step_s_of_process = 0.0005
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         self.x = self.np_random.normal(size=4).clip(-5, 5)
-        self.steps = 0
-        return self.x.astype(np.float32), {}
 
     def step(self, action: int) -> Any:
         time.sleep(self.step_s)
         self.steps += 1
         self.x = np.clip(self.x + (0.1 if action else -0.1), -9, 9)
-        return self.x.astype(np.float32), float(self.x[0]), False, self.steps >= 20, {}
+        return self.observation(), float(self.x[0]), False, self.steps >= 20, {}
+
+    def observation(self) -> np.ndarray:
+        return self.x.astype(np.float32)
 
     def close(self) -> None:
         if self in Engine.alive:

@@ -17,13 +17,16 @@ import numpy as np
 
 from dppo.envs.make import make_env
 from dppo.envs.simulated import SlowCartPole
+from worlds.episodic import Hashed
 
 
 class Delayed(gym.Wrapper[Any, Any, Any, Any]):
-    """Sleeps before each step, for a random time that does not depend on the seed of the run."""
+    """Sleeps before each step of `world`, for a random time that does not depend on the seed of the run."""
 
-    def __init__(self, env: gym.Env[Any, Any], longest_s: float) -> None:
-        super().__init__(env)
+    def __init__(
+        self, world: str = "CartPole-v1", world_kwargs: Any = None, longest_s: float = 0.004
+    ) -> None:
+        super().__init__(make_env(world, world_kwargs or {}))
         self._longest_s = longest_s
         self._delays = np.random.default_rng()  # seeded by the operating system
 
@@ -32,37 +35,19 @@ class Delayed(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-def delayed(
-    world: str = "CartPole-v1", world_kwargs: dict[str, Any] | None = None, longest_s: float = 0.004
-) -> gym.Env[Any, Any]:
-    """Return the environment `world`, named as in `env_id`, delayed."""
-    return Delayed(make_env(world, world_kwargs or {}), longest_s)
-
-
-class Endless(gym.Env[Any, Any]):
-    """A single endless episode whose observations depend on all actions.
-
-    Each step takes 4 ms if the file `slow` exists when the environment is created.
-    """
-
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+class Endless(Hashed):
+    """A single endless episode. Each step takes 4 ms if the file `slow` exists when the environment is created."""
 
     def __init__(self, slow: str) -> None:
         self._step_s = 0.004 if Path(slow).exists() else 0.0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._state = seed or 0
-        return self._obs(), {}
-
     def step(self, action: Any) -> Any:
         if self._step_s:
             time.sleep(self._step_s)
-        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
-        return self._obs(), self._state % 7 / 7, False, False, {}
+        return super().step(action)
 
-    def _obs(self) -> np.ndarray:
-        return np.array([self._state % 1009 / 505 - 1, self._state % 997 / 499 - 1], np.float32)
+    def new_length(self) -> int:
+        return 0
 
 
 class Hesitant(gym.Wrapper[Any, Any, Any, Any]):
@@ -93,10 +78,10 @@ def hesitant_cartpole(folder: str, slow_after: int = 0) -> gym.Env[Any, Any]:
 
 
 class Reporting(gym.Wrapper[Any, Any, Any, Any]):
-    """Writes a report about its process when it is created, and at each reset."""
+    """CartPole that writes a report about its process when it is created, and at each reset."""
 
-    def __init__(self, env: gym.Env[Any, Any], folder: str, **kwargs: Any) -> None:
-        super().__init__(env)
+    def __init__(self, folder: str, **kwargs: Any) -> None:
+        super().__init__(gym.make("CartPole-v1"))
         self._folder = Path(folder)
         self._rest = kwargs
         self._report()
@@ -121,10 +106,6 @@ class Reporting(gym.Wrapper[Any, Any, Any, Any]):
         path = self._folder / f"{time.monotonic_ns()}-{os.getpid()}"
         path.write_text(json.dumps(report))
         path.rename(path.with_suffix(".json"))
-
-
-def reporting_cartpole(folder: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    return Reporting(gym.make("CartPole-v1"), folder, **kwargs)
 
 
 class Outside(gym.Wrapper[Any, Any, Any, Any]):

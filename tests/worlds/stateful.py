@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
+from worlds.episodic import Episodic
+
 
 class Hidden(gym.Env[Any, Any]):
     """Rewards each fifth step of the instance, and draws from a generator that no seed sets.
@@ -32,13 +34,11 @@ class Hidden(gym.Env[Any, Any]):
         self._kill_at = kill_at
         self.asked = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.place = np.zeros(3)
         return self.place.copy(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         time.sleep(self._sleep_s)
         self.steps += 1
         self.place[int(action)] += self.random.normal()
@@ -84,22 +84,15 @@ class Foreign(Hidden):
         raise AssertionError(which)
 
 
-def foreign() -> gym.Env[Any, Any]:
-    """Return `Foreign`."""
-    return Foreign()
-
-
-class Arm(gym.Env[Any, Any]):
+class Arm(Episodic):
     """Follows from its seed. `get_state` returns joint positions, for logs: no clock, no goal and no generator."""
 
     observation_space = gym.spaces.Box(-10, 10, (3,), np.float32)
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     length = 30
+    goal = 0.0
 
     def __init__(self, sleep_s: float = 0.0) -> None:
-        self.joints = np.zeros(2)
-        self.steps = 0
-        self.goal = 0.0
         self._sleep_s = sleep_s
 
     def get_state(self) -> Any:
@@ -108,25 +101,20 @@ class Arm(gym.Env[Any, Any]):
     def set_state(self, state: Any) -> None:
         self.joints = np.array(state)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         self.joints = self.np_random.uniform(-1, 1, 2)
-        self.steps = 0
         self.goal = float(self.np_random.uniform(-2, 2))
-        return self._seen(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         time.sleep(self._sleep_s)
         self.steps += 1
         self.joints = np.clip(
             self.joints + 0.2 * np.asarray(action) + 0.02 * self.np_random.normal(size=2), -5, 5
         )
         reward = -abs(float(self.joints.sum()) - self.goal)
-        return self._seen(), reward, False, self.steps >= self.length, {}
+        return self.observation(), reward, False, self.steps >= self.length, {}
 
-    def _seen(self) -> np.ndarray:
+    def observation(self) -> np.ndarray:
         return np.array([*self.joints, self.goal], np.float32)
 
 
@@ -150,15 +138,3 @@ class Misleading(Arm):
 
     def set_state(self, state: Any) -> None:
         self.joints = state["joints"]
-
-
-def arm(**keywords: Any) -> gym.Env[Any, Any]:
-    return Arm(**keywords)
-
-
-def clockless() -> gym.Env[Any, Any]:
-    return Clockless()
-
-
-def misleading() -> gym.Env[Any, Any]:
-    return Misleading()

@@ -6,26 +6,25 @@ import threading
 import time
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
+
+from worlds.episodic import Hashed
 
 meeting = threading.Barrier(1)  # in the step of one environment of each sampler; tests set how many
 resetting = threading.Event()
 stepped = threading.Event()
 
 
-class Threaded(gym.Env[Any, Any]):
-    """Episodes of 7 steps that depend on all actions, which only the thread of the constructor may play.
+class Threaded(Hashed):
+    """Episodes of 7 steps that only the thread of the constructor may play.
 
     With `wait`, "step" or "reset", environments of two samplers meet in each step; or each reset but the first of one
     ends only when another one has made a step, and the first step of an episode waits for such a reset to begin. With
     `hang`, each reset but the first of an environment hangs.
     """
 
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    steps = 0
-    """Of all environments since a test set it to zero."""
+    made = 0
+    """Steps of all environments since a test set it to zero."""
 
     def __init__(self, wait: str = "", hang: bool = False) -> None:
         self._wait = wait
@@ -41,27 +40,26 @@ class Threaded(gym.Env[Any, Any]):
             resetting.set()
             assert stepped.wait(20), "no other environment makes steps meanwhile"
             stepped.clear()
-        self._state = seed or 0
-        self._steps = 0
         self._ready = True
-        return self._obs(), {}
+        return super().reset(seed=seed)
 
     def step(self, action: Any) -> Any:
         self._check()
         if self._wait == "step":
             meeting.wait(20)
-        if self._wait == "reset" and self._steps == 0 and Threaded.steps > 0:
+        if self._wait == "reset" and self.steps == 0 and Threaded.made > 0:
             assert resetting.wait(20), "no other environment is reset meanwhile"
             resetting.clear()
             stepped.set()
-        Threaded.steps += 1
-        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
-        self._steps += 1
-        return self._obs(), self._state % 7 / 7, False, self._steps == 7, {}
+        Threaded.made += 1
+        return super().step(action)
+
+    def new_length(self) -> int:
+        return 7
 
     def action_masks(self) -> np.ndarray:
         self._check()
-        return np.array([True, self._state % 3 > 0])
+        return np.array([True, self.state % 3 > 0])
 
     def close(self) -> None:
         self._check()
@@ -70,6 +68,3 @@ class Threaded(gym.Env[Any, Any]):
         assert threading.get_ident() == self._thread, (
             "called by another thread than the constructor"
         )
-
-    def _obs(self) -> np.ndarray:
-        return np.array([self._state % 2, self._state % 3 / 2], np.float32)
