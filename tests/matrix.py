@@ -194,7 +194,12 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         "from outside": {"moments": []},
     },
     "killed and resumed": {"after 3, without actors": {"at": 3}},
-    "two learners": {"2 actors": {"num_actors": 2}, "3 actors": {"num_actors": 3}},
+    "two learners": {
+        "2 actors": {"num_actors": 2},
+        "3 actors": {"num_actors": 3, "longest_s": 0.005},
+        "8 actors": {"num_actors": 8},
+        "3 actors, killed from outside": {"num_actors": 3, "moments": []},
+    },
     "lost learner and resumed": {"after 2": {"at": 2}},
 }
 
@@ -248,6 +253,7 @@ ALWAYS = cells(
         ],
         ("actors", "3"): ["continuous"],
         ("actors", "1, threads and standby copies"): ["lstm"],
+        ("actors", "1, and a learner"): ["every option"],
         ("actors", "2"): ["dict action", "mask and lstm", "every option"],
         ("killed", "in constructor, reset and step"): ["memory, overlap"],
     }
@@ -305,7 +311,9 @@ SLOW = cells(
         ("killed", "from outside"): ["discrete, overlap", "lag"],
         ("killed and resumed", "after 3, without actors"): ["some faults", "evaluations", "prior"],
         ("two learners", "2 actors"): [*POLICIES, *("every option", "prior", "prior, memory")],
-        ("two learners", "3 actors"): ["lag"],
+        ("two learners", "3 actors"): ["lag", "continuous"],
+        ("two learners", "8 actors"): ["continuous"],
+        ("two learners", "3 actors, killed from outside"): ["continuous"],
         ("lost learner and resumed", "after 2"): ["reuse of 3", "sac of 8"],
     }
 )

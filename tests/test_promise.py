@@ -98,7 +98,7 @@ class Trial:
 def actors(trial: Trial, longest_s: float = 0.0, **changes: Any) -> dppo.Result:
     """With `longest_s`, steps are delayed by chance, so that segments arrive in any order."""
     if longest_s:
-        changes |= trial.wrapped("slow:delayed", longest_s=longest_s)
+        changes |= trial.wrapped("slow:Delayed", longest_s=longest_s)
     return trial.train(**changes)
 
 
@@ -171,7 +171,7 @@ def killed(trial: Trial, moments: list[str], num_actors: int = 2, **changes: Any
 def kill(trial: Trial, moments: list[str], recorder: Recorder, **changes: Any) -> dppo.Result:
     if not moments:
         trial.losses = {"actor_lost": 1}
-        slow = trial.wrapped("slow:delayed", longest_s=0.006)
+        slow = trial.wrapped("slow:Delayed", longest_s=0.006)
         with Disturbance("PPOActor.make_segment", send(signal.SIGKILL)):
             return trial.train(recorder, **slow, **changes)
     result = trial.train(recorder, **deadly(trial, moments), **changes)
@@ -202,8 +202,9 @@ def killed_and_resumed(trial: Trial, at: int) -> dppo.Result:
     return trial.resume(**deadly(trial, ["step"]))
 
 
-def two_learners(trial: Trial, num_actors: int) -> dppo.Result:
-    return trial.train(num_actors=num_actors, num_learners=2, cpus_per_actor=0.5)
+def two_learners(trial: Trial, **changes: Any) -> dppo.Result:
+    disturb = killed if "moments" in changes else actors
+    return disturb(trial, **TWO_LEARNERS | changes)
 
 
 def long_updates(trial: Trial) -> Settings:
@@ -220,6 +221,7 @@ def lost_learner_and_resumed(trial: Trial, at: int) -> dppo.Result:
     with in_the_middle_of_an_update(send(signal.SIGKILL)):
         result = trial.resume(**learners)
     trial.losses = {"learners_rebuilt": 1}
+    assert result.metrics[-1]["incidents/learners_rebuilt"] == 1
     return result
 
 

@@ -40,7 +40,7 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     actors_node = {"num_cpus": 2, "resources": {"simulators": 2}}
     nodes = [cluster.add_node(**NODE | actors_node)]
     base = {
-        "env_id": "worlds.simple:wide",
+        "env_id": "worlds.simple:Wide",
         "env_kwargs": {"size": 2**12},
         "num_steps": 16,
         "hidden_sizes": (8,),

@@ -233,7 +233,7 @@ def test_actors_are_placed_where_they_may_be(
     wait_until(lambda: cluster.ask("free") == 4.0)
     slow = ["--env-kwargs", '{"longest_s": 0.04}']  # training lasts until all have started
     command = words(
-        "worlds.slow:delayed", "--preset", "none", *slow, *flags, "--address", cluster.address
+        "worlds.slow:Delayed", "--preset", "none", *slow, *flags, "--address", cluster.address
     )
     code, out, err = run(command, tmp_path, timeout_s=120, **cluster.access)
     assert code == 0, err

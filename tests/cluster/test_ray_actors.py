@@ -19,7 +19,7 @@ from builders import make_config
 from commandline import SOURCE, TESTS, output_of, run
 from processes import actors_of_this_process, ours, wait_until
 from recorder import Notes, Recorder, lasting
-from worlds.slow import reporting_cartpole
+from worlds.slow import Reporting
 
 import dppo
 from dppo.errors import ClusterError, EnvironmentFault
@@ -102,7 +102,7 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
                 os.kill(pid, number)
 
     slow = {"longest_s": 0.02}
-    config = settings(tmp_path / "run", "worlds.slow:delayed", env_kwargs=slow, num_actors=3)
+    config = settings(tmp_path / "run", "worlds.slow:Delayed", env_kwargs=slow, num_actors=3)
     result = dppo.train(config, observers=[Recorder(after_iteration=end_all)])
     assert result.weights_sha256 == undisturbed
     assert lasting(result) == {"actor_lost": 3}
@@ -310,7 +310,7 @@ def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path)
     reports = tmp_path / "reports"
     reports.mkdir()
     kwargs = {"folder": str(reports), "gravity": [9.8, {"on": "earth"}]}
-    dppo.train(settings(tmp_path / "run", reporting_cartpole, env_kwargs=kwargs, num_actors=2))
+    dppo.train(settings(tmp_path / "run", Reporting, env_kwargs=kwargs, num_actors=2))
     loaded = [json.loads(path.read_text()) for path in reports.glob("*.json")]
     pids = {report["pid"] for report in loaded}
     assert len(pids) == 2
