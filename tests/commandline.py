@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -57,14 +56,12 @@ class Command:
 
     def __init__(
         self,
-        words: str | Sequence[str],
+        words: Sequence[str],
         cwd: Path,
         *,
         program: Sequence[str] = ("-m", "dppo"),
         **env: str,
     ) -> None:
-        if isinstance(words, str):
-            words = shlex.split(words)
         self.marker = uuid.uuid4().hex
         self._out = cwd / f"stdout-{self.marker}"
         self._err = cwd / f"stderr-{self.marker}"

@@ -97,6 +97,15 @@ INVALID = REBUILD | {
     "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
 }
 DRAWN = {"env_id": "worlds.drawn:Drawn"} | single(4, 16)
+THREE_ROWS = {"envs_per_sampler": 3}
+VECTOR = THREE_ROWS | {"env_id": "worlds.joint:vector"}
+AGENTS = THREE_ROWS | {"env_id": "worlds.joint:agents", "memory": "gru", "memory_size": 4}
+INFORMED = {
+    "env_id": "worlds.informed:Informed",
+    "num_samplers": 3,
+    "info_keys": ("energy", "flow", "total", "absent"),
+}
+GRADED = {"env_id": "worlds.graded:Graded", "num_samplers": 3}
 EVALUATED_KINDS = ("mask and lstm", "own memory", "dict observation")
 EVALUATED = {"eval_every": 80, "eval_episodes": 3, "eval_stochastic": True}
 SHARES = {
@@ -137,6 +146,12 @@ RUNS: dict[str, Settings] = {
     "recorded episodes": sized(DRAWN, 10),
     "recorded episodes, lag": sized(DRAWN | {"policy_lag": 1}, 10),
     "best episodes": sized(DRAWN | {"record_episodes": "best"}, 10),
+    "vector": sized(VECTOR),
+    "agents": sized(AGENTS),
+    "late agents": sized(AGENTS | {"env_kwargs": {"late": True}}),
+    "info": sized(INFORMED),
+    "graded": sized(GRADED, 5),
+    "graded, lag": sized(GRADED | {"policy_lag": 2}, 5),
     "invalid steps": sized(INVALID | single(4, 40), 6),
     **{
         f"{share} faults{suffix}": sized(UNRELIABLE | {"env_kwargs": kwargs} | settings)
@@ -189,6 +204,7 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         "in a step": {"moments": ["step"]},
         "in constructor, reset and step": {"moments": ["constructor", "reset", "step"]},
         "in a step, threads": {"moments": ["step"], "env_threads": True},
+        "in a step, standby copies": {"moments": ["step"], "standby_envs": 1},
         "of 3, in a step": {"moments": ["step"], "num_actors": 3},
         "of 6, in a step": {"moments": ["step"], "num_actors": 6},
         "from outside": {"moments": []},
@@ -231,9 +247,14 @@ FAULTS_OF_LEARNING = [
 ]
 
 OVERLAPPED = ["discrete, overlap", "continuous, overlap"]
+OPTIONS_OF_RESETS = ["graded", "graded, lag"]
 ALWAYS = cells(
     {
-        ("resumed", "after 1"): [*POLICIES, "lag", "every option", "reuse of 3, overlap", "prior"],
+        ("resumed", "after 1"): [
+            *POLICIES,
+            *("lag", "every option", "reuse of 3, overlap", "prior"),
+            *("vector", "agents", "late agents", "info", *OPTIONS_OF_RESETS),
+        ],
         ("resumed", "after 2"): [
             "discrete",
             "continuous, overlap",
@@ -242,7 +263,7 @@ ALWAYS = cells(
             "evaluations",
         ],
         ("resumed", "after 3"): ["prior of choices, lag", "prior, sac", "prior, memory"],
-        ("resumed", "after 4"): ["lag", "reuse of 3, overlap", "sac, lag"],
+        ("resumed", "after 4"): ["lag", "reuse of 3, overlap", "sac, lag", *OPTIONS_OF_RESETS],
         ("resumed", "after 2, from 0 to 2 actors"): ["discrete"],
         ("interrupted", "in segment 1"): ["evaluations"],
         ("interrupted", "in segment 2"): ["lag"],
@@ -286,7 +307,7 @@ SLOW = cells(
         ("interrupted", "in segment 1"): ["continuous", "every option"],
         ("interrupted", "in segment 2"): ["prior"],
         ("segments lost", "0 actors"): ["discrete", "continuous, overlap"],
-        ("resumed", "after 2, from 0 to 2 actors"): [*OVERLAPPED, "sac, lag"],
+        ("resumed", "after 2, from 0 to 2 actors"): [*OVERLAPPED, "sac, lag", "vector", "agents"],
         ("resumed", "after 2, from 2 to 0 actors"): [*OVERLAPPED, "sac, lag"],
         ("resumed", "after 2, from 3 to 3 actors"): PLAIN,
         ("resumed", "after 1, from 3 to 3 actors"): ["lag"],
@@ -294,7 +315,7 @@ SLOW = cells(
         ("resumed", "after 1, from 3 to 0 actors"): ["lag"],
         ("resumed", "after 4, from 3 to 3 actors"): ["lag"],
         ("resumed", "after 4, from 0 to 3 actors"): ["lag"],
-        ("resumed", "after 4, from 3 to 0 actors"): ["lag"],
+        ("resumed", "after 4, from 3 to 0 actors"): ["lag", *OPTIONS_OF_RESETS],
         ("older checkpoint", "of 2, after 3"): ["best episodes", "lag", "every option", "sac, lag"],
         ("segments lost", "1 actor"): ["discrete", "discrete, overlap"],
         ("segments lost", "3 actors"): [*PLAIN, "lag"],
@@ -303,9 +324,10 @@ SLOW = cells(
             *POLICIES,
             *("every option", "reuse of 3", "recorded episodes", "some faults", "evaluations"),
             *("prior", "prior, memory", "prior of choices, lag"),
-            "sac, lag",
+            *("sac, lag", "info", *OPTIONS_OF_RESETS),
         ],
-        ("killed", "in a step, threads"): ["recorded episodes, lag"],
+        ("killed", "in a step, threads"): ["recorded episodes, lag", "info", "graded"],
+        ("killed", "in a step, standby copies"): ["info", "graded"],
         ("killed", "of 3, in a step"): ["lag"],
         ("killed", "of 6, in a step"): ["lag"],
         ("killed", "from outside"): ["discrete, overlap", "lag"],

@@ -10,18 +10,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import collect, parts_of, random_weights
 from kinds import small
 from recorder import Notes
 from worlds.acting import SPACES, Masked
 
 import dppo
-from dppo.config import PPO
 from dppo.envs.make import make_env
 from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.actions import actions_from_json, boxes, describe_rescaling
 
 SHORT = {"total_timesteps": 80, "update_epochs": 1}
@@ -41,11 +37,6 @@ def masked(source: str, **world: Any) -> dict[str, Any]:
 
 def actuated(kind: str) -> dict[str, Any]:
     return {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}}
-
-
-def masked_in_parts(form: str) -> dict[str, Any]:
-    """The settings of masks for some columns of the head only."""
-    return {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"source": "method", "form": form}}
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -157,25 +148,18 @@ def test_the_first_deviation(
     ("changes", "words"),
     [
         (
-            {"action_bounds": "squash"},
-            r"action_bounds=squash: has no effect on Discrete\(2\) actions",
-        ),
-        (
             actuated("free") | {"action_bounds": "rescale"},
             "rescale: needs finite .*element 1.*between 0.0 and inf",
         ),
         ({"log_std_init": -1.0}, r"log_std_init=-1.0 has no effect.*Discrete\(2\)"),
         ({"state_dependent_std": True}, r"state_dependent_std=True has no effect.*Discrete\(2\)"),
-        (
-            {"env_id": "Pendulum-v1", "action_mask": "info"},
-            r"action_mask=info: has no effect on Box\[1\] actions",
-        ),
     ],
     ids=str,
 )
 def test_settings_that_do_not_fit_the_actions_are_refused(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
+    """tests/remedies/refused.py has others."""
     with pytest.raises(ConfigError, match=words):
         dppo.train(small(tmp_path / "run", **{"env_id": "CartPole-v1"} | changes))
 
@@ -310,29 +294,3 @@ def test_the_network_does_not_read_the_mask(tmp_path: Path) -> None:
     assert (list(read.leaves()), read.mask) == (["at"], None)
     result = dppo.train(small(tmp_path / "run", norm_obs=True, **masked("method"), **SHORT))
     assert dppo.load_policy(result.run_dir).weights.size == 2 * HIDDEN + 65 * 4 + 65
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [*map(actuated, SPACES), *map(masked, SOURCES), *map(masked_in_parts, ["flat", "nested"])],
-    ids=str,
-)
-def test_first_ratio_is_one(settings: dict[str, Any]) -> None:
-    is_wide = settings["env_kwargs"].get("kind") == "wide"
-    bounds: dict[str, Any] = {"action_bounds": "squash"} if is_wide else {}
-    settings = settings | {
-        "num_samplers": 2,
-        "envs_per_sampler": 2,
-        "num_steps": 30,
-        "norm_adv": False,
-    }
-    settings |= {"update_epochs": 1, "minibatch_size": 120, "trunk": "separate"}
-    samplers, trainer = parts_of(dppo.Config(**settings, **bounds))
-    weights = trainer.weights() + random_weights(trainer.model.spec, scale=0.3)
-    trainer.load(weights, trainer.state())
-    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights()))
-    assert (segments[0].masks is not None) == ("kind" not in settings["env_kwargs"])
-    batch = make_batch(segments, None, None, PPO())
-    scored = trainer.model.forward(batch.obs, batch.actions, batch.masks)
-    np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=5e-5)
-    assert (scored.policy.logprobs > -1e6).all()

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from builders import make_config
 from kinds import small
 from recorder import Notes
-from test_doctor import findings_of_phase
+from test_doctor import findings_of_phase, findings_of_run
 from worlds.acting import SPACES
 
 import dppo
-from dppo.config.groups import grouped
-from dppo.config.plain import plain_settings
 from dppo.policies.bounds import BoundCounter, most_at_bound
 from dppo.ppo.exchange.records import Episode
 from dppo.records.metrics.reading import read_metrics
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, NestedActions
-from dppo.tools.doctor.run_findings import of_run
 
 VALVE: dict[str, Any] = {
     "env_id": "worlds.acting:Actuated",
@@ -103,20 +97,18 @@ def test_the_remedy_takes_the_policy_off_the_bound(tmp_path: Path) -> None:
 
 def run_of(folder: Path, returns: list[float], **settings: Any) -> list[str]:
     """Return the warnings of `dppo doctor` about a run with these mean returns."""
-    config = make_config({"env_id": "CartPole-v1", **settings})
-    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
     rows = [
         {
-            "iteration": 1 + number,
-            "global_step": 256 * (1 + number),
-            "charts/episodes": 60 * (1 + number),
+            "iteration": number,
+            "global_step": 256 * number,
+            "charts/episodes": 60 * number,
             "charts/episodic_return": mean,
             "charts/episodic_return_std": 5.0,
         }
-        for number, mean in enumerate(returns)
+        for number, mean in enumerate(returns, 1)
     ]
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return [text for kind, text in of_run(folder) if kind == "warning"]
+    findings = findings_of_run(folder, rows, **settings)
+    return [text for kind, text in findings if kind == "warning"]
 
 
 def test_the_doctor_of_a_run_says_that_it_is_flat_and_what_to_try(tmp_path: Path) -> None:

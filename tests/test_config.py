@@ -31,7 +31,7 @@ from dppo.config import (
     presets,
     read_settings,
 )
-from dppo.config.parts import PARTS, about, annealed, default_of, help_by_name, settings_by_name
+from dppo.config.parts import PARTS, about, annealed, help_by_name, settings_by_name
 from dppo.config.presets import merge_preset
 from dppo.config.resume import changes_on_resume, leave_out_ineffective
 from dppo.engine.hosting import shares
@@ -147,21 +147,7 @@ def test_other_values_are_refused_for_integers(value: Any) -> None:
             {"update_epochs": 1e308},
             r"update_epochs=1\d{308}: must be less than or equal to 1000000. Use a smaller value.",
         ),
-        ({"gama": 0.9}, "gama is not a known setting. Did you mean gamma?"),
-        ({"learning_rate": 0}, "learning_rate=0: must be greater than 0. Use a larger value."),
-        (
-            {"learning_rate": "nan"},
-            "learning_rate='nan': must be a finite number. Use a number such as 0.001 or 1e-3.",
-        ),
-        (
-            {"learning_rate": "fast"},
-            "learning_rate='fast': must be a valid number. Use one such as 0.001 or 1e-3.",
-        ),
-        ({"gamma": 2}, "gamma=2: must be less than or equal to 1. Use a smaller value."),
-        (
-            {"num_actors": 1, "actor_gpus": 1.5},
-            "actor_gpus=1.5: an actor has a share of one GPU, or whole ones.",
-        ),
+        ({"learning_rate": "nan"}, "learning_rate='nan': must be a finite number."),
         (
             {"num_actors": 6, "num_samplers": 6, "num_learners": 4},
             "num_learners=4 cannot share 6 samplers evenly. Use `num_samplers=8`, or a different number of learners.",
@@ -182,15 +168,9 @@ def test_other_values_are_refused_for_integers(value: Any) -> None:
                 {"num_actors": bad},
                 f"num_actors={bad}: must be a number of at least 0, auto, or bounds. Use one such as 8, ",
             )
-            for bad in ("many", -1, "4...", "..4")
+            for bad in (-1, "4...", "..4")
         ),
-        *(
-            (
-                {"num_actors": bad},
-                f"num_actors={bad}: the lower bound must .* `num_actors=4..64`; `num_actors=0` collects",
-            )
-            for bad in ("0..4", "8..4")
-        ),
+        ({"num_actors": "0..4"}, "num_actors=0..4: the lower bound must .* `num_actors=4..64`; "),
         (
             {"num_actors": "9..64"},
             "num_actors=9..64 is more than num_samplers=8, .* `num_samplers=9`, which makes the ",
@@ -200,17 +180,14 @@ def test_other_values_are_refused_for_integers(value: Any) -> None:
                 {name: 1e-5, "num_actors": 1, "num_learners": 2},
                 f"{name}=1e-05: Ray counts in units of 0.0001",
             )
-            for name in ("cpus_per_actor", "actor_gpus", "learner_cpus")
+            for name in ("actor_gpus", "learner_cpus")
         ),
         ({"env_id": 5}, "env_id=5: must be a valid string."),
-        (
-            {"model_kwargs": {"layer": object()}, "model": "nets:Net"},
-            "model_kwargs: layer=<object .* not JSON",
-        ),
+        ({"eval_every": 0}, "eval_every=0: must be greater than 0."),
+        ({"resize": [84]}, "resize=84: must be two numbers"),
         *(
             ({"actor_resources": amount, "num_actors": 1}, "actor_resources=")
             for amount in (
-                {"CPU": 1},
                 {"GPU": 1},
                 {"licence": 0},
                 {"licence": 1e-5},
@@ -224,12 +201,7 @@ def test_other_values_are_refused_for_integers(value: Any) -> None:
                 {"address": at, "num_actors": 2},
                 f"address={at}: .*`address=auto`, or .* host:port .6379 by default.",
             )
-            for at in (
-                "ray://head:10001",
-                "http://127.0.0.1:8265",
-                "https://ray.example.org",
-                "tcp://head:6379",
-            )
+            for at in ("http://127.0.0.1:8265", "https://ray.example.org", "tcp://head:6379")
         ),
         ({"num_steps": 32, "sampling": {"num_steps": 64}}, "num_steps=64: is given twice"),
         ({"sampling": {"gamma": 0.9}}, "sampling.gamma=0.9: gamma belongs to ppo. Move it there."),
@@ -248,7 +220,6 @@ def test_refusals_name_the_setting_the_fact_and_the_remedy(
     assert re.fullmatch(f"{text}.*", refusal(**settings))
 
 
-ONE_STEP = {"update_epochs": 1, "minibatch_size": 512}
 OF_ACTORS = {
     "address": "auto",
     "cpus_per_actor": 0.5,
@@ -262,27 +233,19 @@ OF_ACTORS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        *(({name: value}, "num_actors=0") for name, value in OF_ACTORS.items()),
-        ({"actors_per_node": 8, "num_actors": "auto"}, "there are never more than 8 actors"),
-        (
-            {"activation": "relu", "model": "nets:Net"},
-            "it applies to the default network only, not to model=nets:Net",
-        ),
-        ({"target_kl": 0.1, **ONE_STEP}, "an update is a single SGD step here"),
-        ({"desired_kl": 0.1, "target_kl": 0.0, **ONE_STEP}, "an update is a single SGD step here"),
-    ],
-)
-def test_a_setting_without_effect_is_refused(settings: dict[str, Any], words: str) -> None:
-    """tests/remedies/settings.py has the others."""
-    name, value = next(iter(settings.items()))
-    assert re.match(
-        rf"{name}=(?s:.*) has no effect: {re.escape(words)}(?s:.*)\.$", refusal(**settings)
-    )
-    if words == "num_actors=0":
-        assert getattr(config(num_actors=2, **settings), name) == value
+@pytest.mark.parametrize("name", OF_ACTORS)
+def test_a_setting_of_actors_is_refused_without_them(name: str) -> None:
+    """tests/remedies/settings.py has other settings without effect."""
+    settings = {name: OF_ACTORS[name]}
+    refused = refusal(**settings)
+    assert refused.startswith(f"{name}=")
+    assert " has no effect: num_actors=0" in refused
+    assert getattr(config(num_actors=2, **settings), name) == OF_ACTORS[name]
+
+
+def test_a_limit_of_kl_is_refused_for_an_update_of_a_single_step() -> None:
+    single = {"target_kl": 0.1, "update_epochs": 1, "minibatch_size": 512}
+    assert "target_kl=0.1 has no effect: an update is a single SGD step" in refusal(**single)
 
 
 def test_every_invalid_setting_is_reported_on_its_own_line_and_a_missing_environment() -> None:
@@ -491,18 +454,6 @@ def test_settings_that_do_not_affect_learning_may_change_on_resume() -> None:
     assert not free & {"seed", "learner_threads", "dtype", "replay", "gamma"}
 
 
-@pytest.mark.parametrize(
-    "change", [{"gamma": 0.5}, {"seed": 2}, {"num_samplers": 9}, {"total_timesteps": 5120}]
-)
-def test_settings_that_affect_learning_must_not_change_on_resume(change: dict[str, Any]) -> None:
-    [(name, value)] = change.items()
-    with pytest.raises(
-        ConfigError,
-        match=f"^{name}={value}: c was made with {BEFORE.get(name, default_of(name))}, ",
-    ):
-        changes(**change)
-
-
 def test_overlap_is_another_name_of_a_lag_of_one_on_resume() -> None:
     before = plain_settings(config(overlap=True))
     assert changes_on_resume(before, config(policy_lag=1), Path("c"), 5) == ()
@@ -527,13 +478,10 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
         assert note(total, anneal_lr=False) == ()
 
 
-def test_settings_of_actors_are_dropped_when_a_run_continues_without_actors() -> None:
-    before = plain_settings(config(**BEFORE))
-    assert leave_out_ineffective(before, {"num_actors": "0"}).get("cpus_per_actor") is None
-    assert leave_out_ineffective(before, {"num_actors": 1})["cpus_per_actor"] == 0.5
-    with pytest.raises(ConfigError, match=r"cpus_per_actor=2.0 has no effect"):
-        # one that is given is not
-        config(**leave_out_ineffective(before, {"num_actors": 0, "cpus_per_actor": 2}))
+def test_a_setting_of_actors_that_is_given_is_not_dropped_without_actors() -> None:
+    """Those of the run are: see tests/commands/test_arguments.py."""
+    given = leave_out_ineffective(BEFORE, {"num_actors": 0, "cpus_per_actor": 2})
+    assert "cpus_per_actor=2.0 has no effect" in refusal(**given)
 
 
 YAML = (
@@ -546,33 +494,18 @@ TOML = (
 )
 
 
+def settings_of(text: str, folder: Path, suffix: str = "yaml") -> dict[str, Any]:
+    """Return the settings of a file with this text."""
+    path = folder / f"settings.{suffix}"
+    path.write_text(text, encoding="utf8")
+    return read_settings(path)
+
+
 @pytest.mark.parametrize(("suffix", "text"), [("yaml", YAML[0]), ("yaml", YAML[1]), ("toml", TOML)])
 def test_settings_are_read_from_files(tmp_path: Path, suffix: str, text: str) -> None:
-    path = tmp_path / f"settings.{suffix}"
-    path.write_text(text, encoding="utf8")
-    c = make_config(read_settings(path))
+    """tests/test_errors.py has files that cannot be read as settings."""
+    c = make_config(settings_of(text, tmp_path, suffix))
     assert (c.env_id, c.total_timesteps, c.hidden_sizes) == ("CartPole-v1", 1_000_000, (32, 32))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: [1", "cannot be read as settings"),
-        ("- 1\n- 2\n", "contains list, not settings"),
-        ("1: 2\n", "not settings"),
-        (None, "cannot be read as settings: [Errno 2]"),
-        ("!!python/object/apply:os.getcwd []", "cannot be read as settings"),
-    ],
-)
-def test_files_without_settings_are_refused(tmp_path: Path, text: str | None, words: str) -> None:
-    path = tmp_path / "settings.yaml"
-    if text is not None:
-        path.write_text(text, encoding="utf8")
-    with pytest.raises(ConfigError) as caught:
-        read_settings(path)
-    assert re.fullmatch(
-        f"config={re.escape(str(path))}: .*{re.escape(words)}.*", str(caught.value)
-    ), "one line"
 
 
 def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
@@ -582,11 +515,10 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
         env_kwargs={"a": [1, {"b": None}]},
         target_kl=0.5,
     )
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(grouped(plain_settings(c))), encoding="utf8")
-    read = make_config(read_settings(path))
+    groups = grouped(plain_settings(c))
+    read = make_config(settings_of(yaml.safe_dump(groups), tmp_path))
     assert read == dataclasses.replace(c, minibatch_size=64)  # what was derived is written down
-    assert yaml.safe_load(path.read_text(encoding="utf8"))["sampling"]["num_samplers"] == 8
+    assert groups["sampling"]["num_samplers"] == 8
 
 
 @pytest.mark.parametrize(
@@ -595,44 +527,32 @@ def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:
         ({"env_id": gym.make("CartPole-v1")}, "is an environment. Pass its id, or a function that"),
         ({"env": "CartPole-v1"}, "env is a group of settings. Use env_id='CartPole-v1'."),
         ({"lr": 1e-3}, "lr is not a known setting. Did you mean learning_rate?"),
-        ({"n_envs": 4}, "n_envs is not a known setting. Did you mean num_samplers?"),
     ],
 )
 def test_habits_from_other_libraries_are_answered(habits: dict[str, Any], answer: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(answer)):
-        Config(**{"env_id": "CartPole-v1"} | habits)
+    assert answer in refusal(**habits)
 
 
-@pytest.mark.parametrize(
-    ("task", "fine"),
-    [
-        *((f"{quote}{'1' * 1000}{quote}", True) for quote in "'\""),
-        *(("1" * 1000, False), ("1" + ":1" * 600, False), (f"!!int '1{':1' * 600}'", False)),
-    ],
-    ids=["quoted", "in double quotes", "digits", "sexagesimal", "tagged"],
-)
-def test_only_numbers_may_not_be_very_long(task: str, fine: bool, tmp_path: Path) -> None:
+LONG = "1" * 1000
+
+
+@pytest.mark.parametrize("number", [LONG, "1" + ":1" * 600, f"!!int '1{':1' * 600}'"])
+def test_only_numbers_may_not_be_very_long(number: str, tmp_path: Path) -> None:
     """YAML takes long to read them; quoted digits are a text."""
-    (tmp_path / "own.yaml").write_text(f"env_id: E\nenv_kwargs: {{task: {task} }}\n")
-    if fine:
-        assert read_settings(tmp_path / "own.yaml")["env_kwargs"] == {"task": "1" * 1000}
-    else:
-        with pytest.raises(ConfigError, match=r"line 2 has .* a very long number"):
-            read_settings(tmp_path / "own.yaml")
+    with pytest.raises(ConfigError, match=r"line 1 has .* a very long number"):
+        settings_of(f"env_kwargs: {{task: {number} }}", tmp_path)
+    quoted = settings_of(f"env_kwargs: ['{LONG}', \"{LONG}\"]", tmp_path)
+    assert quoted["env_kwargs"] == [LONG, LONG]
 
 
 def test_words_of_yaml_are_understood(tmp_path: Path) -> None:
     """`off` is a boolean there, and `none` a text."""
-    (tmp_path / "own.yaml").write_text(
-        "env_id: CartPole-v1\nprogress: off\nenv_state: off\nrun_dir: none\nlicences: none\n"
-    )
-    config = Config(**read_settings(tmp_path / "own.yaml"))
-    assert (config.progress, config.env_state) == ("off", "off")
-    assert (config.run_dir, config.licences) == (None, None)
+    text = "progress: off\nenv_state: off\nrun_dir: none\nlicences: none\n"
+    read = config(**settings_of(text, tmp_path))
+    assert (read.progress, read.env_state) == ("off", "off")
+    assert (read.run_dir, read.licences) == (None, None)
 
 
 def test_keys_of_yaml_may_be_merged_from_several_mappings(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(
-        "env_id: E\nenv_kwargs: {a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b}}\n"
-    )
-    assert read_settings(tmp_path / "own.yaml")["env_kwargs"]["c"] == {"x": 1, "y": 2}
+    text = "env_kwargs: {a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b}}\n"
+    assert settings_of(text, tmp_path)["env_kwargs"]["c"] == {"x": 1, "y": 2}

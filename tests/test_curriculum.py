@@ -1,63 +1,32 @@
-"""Observers change options of environments: exact for any number of actors, through kills and resumes."""
+"""Observers change options of environments.
+
+tests/test_promise.py shows that a run with them does not depend on the number of actors, kills and resumes.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import make_config
-from processes import actors_of_this_process
+from matrix import GRADED, sized
 from recorder import Recorder
 from remedies import executes
-from worlds.graded import RESETS, Graded
+from worlds.graded import RESETS, Graded, Levels
 
 import dppo
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.tools.replay.episode import replay
 
-ITERATIONS = 8
-
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {
-        "env_id": "worlds.graded:Graded",
-        "num_samplers": 3,
-        "envs_per_sampler": 2,
-    }
-    base |= {
-        "num_steps": 16,
-        "total_timesteps": ITERATIONS * 96,
-        "update_epochs": 1,
-        "progress": "off",
-    }
-    return make_config(base | {"run_dir": run_dir} | changes)
+    return make_config(sized(GRADED, 8) | {"run_dir": run_dir} | changes)
 
 
-class Levels(Recorder):
-    """Raises the level after each iteration, and interrupts the run if it is asked to."""
-
-    def on_start(self, run: dppo.RunInfo) -> None:
-        super().on_start(run)
-        self.found = run.env_options
-        run.set_env(level=1, list=[1, 2.5])
-
-    def on_iteration(self, row: dict[str, float]) -> bool | None:
-        assert self.run is not None
-        self.run.set_env(level=self.run.env_options["level"] + 1)
-        return super().on_iteration(row)
-
-
-def trained(
-    run_dir: Path, levels: Levels | None = None, resume: bool = False, **changes: Any
-) -> dppo.Result:
-    observers = [levels or Levels()]
-    return dppo.train(
-        settings(run_dir, **changes), resume=run_dir if resume else None, observers=observers
-    )
+def trained(run_dir: Path, *observers: dppo.Observer, **changes: Any) -> dppo.Result:
+    return dppo.train(settings(run_dir, **changes), observers=[Levels(), *observers])
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -66,11 +35,8 @@ def test_a_change_takes_effect_in_an_iteration_that_follows_from_the_one_of_the_
 ) -> None:
     RESETS.clear()
     counts = [0]
-    trained(
-        tmp_path / "run",
-        Levels(after_iteration=lambda _: counts.append(len(RESETS))),
-        policy_lag=lag,
-    )
+    recorder = Recorder(after_iteration=lambda _: counts.append(len(RESETS)))
+    trained(tmp_path / "run", recorder, policy_lag=lag)
     for iteration, (first, end) in enumerate(pairwise(counts), 1):
         # the call before the first iteration sets level 1
         called_after = max(0, iteration - 2 - lag)
@@ -80,47 +46,11 @@ def test_a_change_takes_effect_in_an_iteration_that_follows_from_the_one_of_the_
         assert all(reset and reset["list"] == [1, 2.5] for reset in RESETS[first:end])
 
 
-@pytest.mark.parametrize("lag", [0, 2])
-@pytest.mark.parametrize("at", [1, 5])
-def test_a_run_that_is_resumed_has_equal_weights_and_options(
-    lag: int, at: int, tmp_path: Path
-) -> None:
-    whole = trained(tmp_path / "whole", policy_lag=lag)
-    assert (
-        whole.weights_sha256
-        != dppo.train(settings(tmp_path / "without", policy_lag=lag)).weights_sha256
-    )
-    stopped = trained(tmp_path / "run", Levels(interrupt_at=at), policy_lag=lag)
-    assert stopped.iterations == at
+def test_a_run_that_is_resumed_has_the_options_of_the_one_before(tmp_path: Path) -> None:
+    trained(tmp_path / "run", Recorder(interrupt_at=5))
     levels = Levels()
-    result = trained(tmp_path / "run", levels, resume=True, policy_lag=lag)
-    assert (result.weights_sha256, result.episodes) == (whole.weights_sha256, whole.episodes)
-    assert levels.found == {"level": 1 + at, "list": [1, 2.5]}
-    assert "replay_mismatch" not in result.incidents
-
-
-def kill_an_actor(iteration: int) -> None:
-    if iteration == 3:
-        os.kill(min(actors_of_this_process()), signal.SIGKILL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes", [{}, {"policy_lag": 1}, {"env_threads": True}, {"standby_envs": 1}]
-)
-def test_runs_on_actors_are_equal_also_if_one_is_killed_and_they_are_resumed(
-    changes: dict[str, Any], ray_session: None, tmp_path: Path
-) -> None:
-    learning = {"policy_lag": changes.get("policy_lag", 0)}
-    whole = trained(tmp_path / "whole", **learning)
-    killed = trained(
-        tmp_path / "killed", Levels(after_iteration=kill_an_actor), num_actors=2, **changes
-    )
-    assert killed.incidents["actor_lost"] == 1
-    trained(tmp_path / "run", Levels(interrupt_at=4), num_actors=2, **changes)
-    resumed = trained(tmp_path / "run", resume=True, **learning)
-    assert killed.weights_sha256 == resumed.weights_sha256 == whole.weights_sha256
-    assert "replay_mismatch" not in killed.incidents
+    dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run", observers=[levels])
+    assert levels.options_at_start == {"level": 6, "list": [1, 2.5]}
 
 
 def test_an_incident_is_replayed_with_its_options(tmp_path: Path) -> None:
@@ -164,8 +94,8 @@ def test_a_reset_that_takes_no_options_is_named_and_one_that_takes_them_or_no_se
     ) as told:
         trained(tmp_path / "refused", env_id=WithoutOptions)
     assert "on_env_fault" not in str(told.value)
-    trained(tmp_path / "given", total_timesteps=96)
-    dppo.train(settings(tmp_path / "left out", env_id=WithoutOptions, total_timesteps=96))
+    trained(tmp_path / "given", total_timesteps=120)
+    dppo.train(settings(tmp_path / "left out", env_id=WithoutOptions, total_timesteps=120))
 
 
 def test_options_that_are_not_json_are_refused(tmp_path: Path) -> None:

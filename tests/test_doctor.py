@@ -8,19 +8,19 @@ import re
 import shlex
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, ClassVar
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import yaml
 from builders import make_config
 from commandline import parse, run
 from remedies import executes
 from worlds.sick import Sick
+from worlds.single import OnPort
 
 import dppo
 from dppo.__main__ import main
@@ -49,9 +49,8 @@ def config_of(env_id: Any = "worlds.sick:Sick", **settings: Any) -> Config:
     return make_config({"env_id": env_id, **sizes, **settings})
 
 
-def examined(env_id: Any = "worlds.sick:Sick", **settings: Any) -> list[str]:
-    """Examine an environment in this process, and return the findings."""
-    config = config_of(env_id, **settings)
+def facts_of(config: Config) -> Facts:
+    """Examine an environment in this process."""
     facts: Facts = {}
     Sick.instances = 0
     calls = Counter[str]()
@@ -60,6 +59,13 @@ def examined(env_id: Any = "worlds.sick:Sick", **settings: Any) -> list[str]:
     assert calls["step"] >= facts.get("steps", 0), (
         "each call is reported, so that one that hangs can be named"
     )
+    return facts
+
+
+def examined(env_id: Any = "worlds.sick:Sick", **settings: Any) -> list[str]:
+    """Examine an environment in this process, and return the findings."""
+    config = config_of(env_id, **settings)
+    facts = facts_of(config)
     return [
         f"{kind}: {text}"
         for kind, text in findings(facts | {"available_mb": 1e6, "cpus": 2}, config)
@@ -299,45 +305,10 @@ def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> No
     facts: Facts = PLAYED | {"lengths": [], "state": ""}
     texts = [text for _, text in findings(facts, config_of())]
     assert texts[1].endswith("Use --env-state own, which sets its own state instead")
-    assert len([*findings(facts, config_of(env_state="own"))]) == 1
 
 
-class Overshoots(gym.Env[Any, Any]):
-    """Leaves its space a little in each thirtieth step, which a run goes on after."""
-
-    observation_space: gym.Space[Any] = gym.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.random(3).astype(np.float32), {}
-
-    def step(self, action: int) -> Any:
-        self.steps += 1
-        obs = self.np_random.random(3) if self.steps < 30 else np.full(3, 1.01)
-        return obs.astype(np.float32), float(action), self.steps == 40, False, {}
-
-
-class Camera(Overshoots):
-    """Large images, of which this process keeps some."""
-
-    observation_space = gym.spaces.Box(0, 255, (96, 96, 3), np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        _, info = super().reset(seed=seed)
-        return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), info
-
-    def step(self, action: int) -> Any:
-        _, *outcome = super().step(action)
-        return self.np_random.integers(0, 255, (96, 96, 3), np.uint8), *outcome
-
-
-def test_steps_that_are_played_back_are_checked_as_in_a_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(examination, "MAX_STEPS", 100)
-    texts = examined(Overshoots, num_samplers=4)
+def test_steps_that_are_played_back_are_checked_as_in_a_run() -> None:
+    texts = examined(env_kwargs={"disease": "overshoots"}, num_samplers=4)
     assert any("1.00999" in text for text in texts)
     assert not any(text.startswith("error") for text in texts), texts
 
@@ -346,10 +317,7 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 150)
-    facts = Facts()
-    calls = dict.fromkeys(("make", "done", "reset", "step"), int)
-    config = config_of(Camera, image_features=64)
-    Examination(config, 30, lambda **new: facts.update(new), calls).run()
+    facts = facts_of(config_of(env_kwargs={"disease": "camera"}, image_features=64))
     assert facts["env_mb"] < 20
     assert facts["leak_mb"] == 0
 
@@ -381,12 +349,13 @@ def test_what_ends_a_run_without_actors_leads_to_actors(fact: Facts) -> None:
     assert not any(text.startswith("You do not need Ray") for text in texts)
 
 
-class SharesMemory(Overshoots):
+class SharesMemory(Sick):
     """Starts Python's own process for shared memory, which stays until its parent ends; and one that is left behind."""
 
     children: ClassVar[list[Any]] = []
 
     def __init__(self) -> None:
+        super().__init__()
         resource_tracker._resource_tracker.ensure_running()
         self.children.append(subprocess.Popen(["sleep", "1000"]))
 
@@ -406,21 +375,6 @@ def test_pythons_own_process_is_not_left_by_the_environment(
     [left] = [text for text in texts if "close() leaves" in text]
     assert "python" not in left
     assert f"leaves {len(SharesMemory.children)} of its processes" in left
-
-
-class OnPort(Overshoots):
-    """Holds a port of its place."""
-
-    ports: ClassVar[Counter[int]] = Counter()
-
-    def __init__(self, sampler_id: int) -> None:
-        if self.ports[sampler_id]:
-            raise OSError("the port is in use")
-        self.port = sampler_id
-        self.ports[self.port] += 1
-
-    def close(self) -> None:
-        self.ports[self.port] -= 1
 
 
 def test_a_second_instance_may_need_another_place() -> None:
@@ -549,14 +503,21 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     assert standby.startswith("--standby-envs 2 "), "an episode takes half the time of a reset"
 
 
-def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
-    """Return what the doctor finds in a run all of whose time went to one phase."""
+def findings_of_run(
+    folder: Path, rows: list[dict[str, Any]], **settings: Any
+) -> Iterator[tuple[str, str]]:
+    """Return what the doctor finds in a run with these metrics."""
     config = make_config({"env_id": "CartPole-v1", **settings})
     (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
+    return of_run(folder, rows)
+
+
+def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
+    """Return what the doctor finds in a run all of whose time went to one phase."""
     row = {f"perf/{name}_frac": float(name == phase) for name in PHASES}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
     row |= {"iteration": 2, "global_step": 512}
-    return [text for _, text in of_run(folder, [row])]
+    return [text for _, text in findings_of_run(folder, [row], **settings)]
 
 
 @pytest.mark.parametrize(

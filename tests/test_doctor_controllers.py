@@ -9,6 +9,7 @@ import gymnasium as gym
 import pytest
 from builders import make_config
 from remedies import executes
+from test_doctor import facts_of
 from worlds.controllers import Drift, Integral
 
 import dppo
@@ -31,14 +32,10 @@ def config_of(**settings: Any) -> Config:
 
 def examined(config: Config, monkeypatch: pytest.MonkeyPatch) -> Facts:
     """Examine an environment in this process, up to the stage in which controllers play."""
-    facts: Facts = {}
     for stage in ("_iterate", "_compare"):
         monkeypatch.setattr(Examination, stage, lambda *_: None)
     monkeypatch.setattr("dppo.tools.doctor.examination.MAX_STEPS", 50)
-    calls = ("make", "done", "reset", "step")
-    on_call = {name: lambda: None for name in calls}
-    Examination(config, 1e3, lambda **new: facts.update(new), on_call).run()
-    return facts
+    return facts_of(config)
 
 
 def texts(facts: Facts, config: Config) -> list[str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 import json
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,13 +13,15 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import pytest
 from builders import make_config
+from matrix import RUNS
 from processes import wait_until
 from recorder import Notes, Recorder, stop_in_episode
 from threadpoolctl import threadpool_info, threadpool_limits
+from worlds.single import OnPort
 
 import dppo
 from dppo.config import Actors, Env, Learners
-from dppo.engine.playing import PlayLimits
+from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.envs import closing
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
@@ -35,11 +35,9 @@ from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import by_step
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.evaluations import Evaluations
-from dppo.run.factory import PartsFactory
-from dppo.signals import StopSignals
+from dppo.run.factory import play_limits
 from dppo.tools.replay.episode import replay
 from dppo.transports import in_process
-from dppo.transports.ray import evaluating
 from dppo.transports.ray.capacity import room_for
 from dppo.transports.ray.evaluating import EvaluationActor
 from dppo.transports.ray.pickling import packed_model
@@ -56,23 +54,10 @@ CRASHING: dict[str, Any] = {
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {
-        "env_id": "CartPole-v1",
-        "num_samplers": 2,
-        "num_steps": 32,
-        "update_epochs": 2,
-        "total_timesteps": ITERATIONS * ROWS,
-        "run_dir": run_dir,
-        "progress": "off",
-        "norm_obs": True,
-        "eval_every": 2 * ROWS,
-        "eval_episodes": 4,
-    }
-    merged = base | changes
-    return make_config({name: value for name, value in merged.items() if value is not None})
+    return make_config(RUNS["evaluations"] | {"run_dir": run_dir} | changes)
 
 
-WITHOUT: dict[str, Any] = {"eval_every": None, "eval_episodes": None}
+WITHOUT = {"eval_every": None, "eval_episodes": EVAL_EPISODES}
 
 
 def evaluations(result: dppo.Result) -> Rows:
@@ -213,33 +198,20 @@ class StopAt(dppo.Observer):
         return row.get("eval/iteration") == self.iteration
 
 
-def test_rows_of_evaluations_are_written_also_after_an_observer_has_asked_to_stop() -> None:
-    iterations = list[float]()
+def test_each_evaluation_has_a_row_of_its_own_also_after_an_observer_has_asked_to_stop() -> None:
+    rows = list[dict[str, float]]()
 
     class Stops:
         def iteration(self, row: dict[str, float]) -> str:
-            iterations.append(row["eval/iteration"])
+            rows.append(row)
             return "Stops"
 
-    evaluating_run = SimpleNamespace(_row={}, stopped_by=None, _observers=Stops())
-    Evaluations._report(evaluating_run, [{"eval/iteration": number} for number in (1, 2, 3)])  # type: ignore[arg-type]
-    assert (iterations, evaluating_run.stopped_by) == ([1, 2, 3], "Stops")
-
-
-def test_a_row_of_an_evaluation_has_nothing_of_the_one_before() -> None:
-    rows = list[dict[str, float]]()
-    row = {
-        "global_step": 9.0,
-        "eval/iteration": 1,
-        "eval/episodic_return": 7.0,
-        "eval/success_rate": 1.0,
-    }
-    evaluating_run = SimpleNamespace(
-        _row=row, stopped_by=None, _observers=SimpleNamespace(iteration=rows.append)
-    )
-    failed: dict[str, float] = {"eval/iteration": 2, "eval/episodes": 0}
-    Evaluations._report(evaluating_run, [failed])  # type: ignore[arg-type]
-    assert rows == [{"global_step": 9.0, **failed}]
+    before = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0}
+    evaluating_run: Any = SimpleNamespace(_row=before, stopped_by=None, _observers=Stops())
+    failed = {"eval/iteration": 2.0, "eval/episodes": 0.0}
+    Evaluations._report(evaluating_run, [failed, {"eval/iteration": 3.0}])
+    assert rows == [{"global_step": 9.0, **failed}, {"global_step": 9.0, "eval/iteration": 3.0}]
+    assert evaluating_run.stopped_by == "Stops"
 
 
 @pytest.mark.parametrize("order", [(10, 20, 30), (20, 10, 30)])
@@ -264,23 +236,6 @@ def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
     assert (resumed.stopped_by, resumed.iterations) == ("StopAt", 3)
 
 
-PORTS = set[int]()
-
-
-class OnPort(gym.Wrapper[Any, Any, Any, Any]):
-    """CartPole that needs a port of its own."""
-
-    def __init__(self, sampler_id: int, env_index: int) -> None:
-        self.port = 10 * sampler_id + env_index
-        if self.port in PORTS:
-            raise OSError("the port is in use")
-        PORTS.add(self.port)
-        super().__init__(gym.make("CartPole-v1"))
-
-    def close(self) -> None:
-        PORTS.remove(self.port)
-
-
 def actor_on_port(number: int) -> EvaluationActor:
     play_settings = PlaySettings(1)
     spaces = describe_spaces(gym.make("CartPole-v1"))
@@ -300,9 +255,9 @@ def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> No
     """Its process is what SIGTERM closes."""
     actor = actor_on_port(0)
     actor._loaded()._env = OnPort(8, 0)
-    assert list(PORTS) == [80]
+    assert OnPort.ports == {80}
     actor._process.close()
-    assert not PORTS
+    assert not OnPort.ports
     actor.close()  # not twice
 
 
@@ -316,37 +271,26 @@ def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> No
     ],
 )
 def test_an_actor_of_evaluations_hangs_after_the_longest_of_the_timeouts(
-    timeouts: dict[str, Any], hung_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    timeouts: dict[str, Any], hung_s: float, tmp_path: Path
 ) -> None:
     """Nothing measures how long its constructor, its resets and its steps take."""
-    limits_used: list[PlayLimits] = []
-
-    def players_on_ray(player: Any, session: Any, limits: PlayLimits, logs: str) -> Any:
-        limits_used.append(limits)
-        return io.BytesIO()
-
-    monkeypatch.setattr(evaluating, "players_on_ray", players_on_ray)
-    session: Any = SimpleNamespace(
-        options={}, demand=SimpleNamespace(actor={"CPU": 1.0}), link=lambda name: None
-    )
-    config = settings(tmp_path / "run", num_actors=2, **timeouts)
-    with ExitStack() as stack:
-        factory = PartsFactory(config, StopSignals(), stack, session, "")
-        factory.players(describe_spaces(gym.make("CartPole-v1")), None)  # type: ignore[arg-type]
-    assert [limits.hung_s for limits in limits_used] == [hung_s]
+    assert play_limits(settings(tmp_path, num_actors=2, **timeouts)).hung_s == hung_s
 
 
 class Cores(gym.Wrapper[Any, Any, Any, Any]):
     """CartPole that notes on how many threads matrix products run."""
 
     threads: ClassVar[set[int]] = set()
+    steps = 0
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
         self.note()
 
     def step(self, action: Any) -> Any:
-        self.note()
+        self.steps += 1
+        if self.steps % 8 == 0:  # a look takes milliseconds
+            self.note()
         return self.env.step(action)
 
     def note(self) -> None:
@@ -424,31 +368,6 @@ def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> N
     assert len(lines) == 3
     assert "evaluation after 128 steps: episode 0 is left out, and so are 3 others: " in lines[0]
     assert result.stopped_by is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"eval_every": None},
-            "eval_episodes=4 has no effect: eval_every=None evaluates nothing. Set `eval_every`",
-        ),
-        (
-            {"eval_actors": 2},
-            "eval_actors=2 has no effect: num_actors=0 evaluates in this process.",
-        ),
-        (
-            {"eval_actors": 5, "num_actors": 1},
-            "eval_actors=5 has no effect: each plays an episode at a time, and an ",
-        ),
-        ({"eval_every": 0}, "eval_every=0: must be greater than 0"),
-    ],
-)
-def test_settings_without_effect_are_refused(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        settings(tmp_path, **changes)
 
 
 def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from builders import at_rate, collect, make_config, parts_of, plan_of, random_weights
 from torch import Tensor
+from worlds.acting import SPACES, Combined
 from worlds.memory_models import Running
 from worlds.models import Plain
 
@@ -29,44 +30,65 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "encoders": {"obs": "named"},
     "own module": {"obs": "numbers"},
 }
+FORMS_OF_MASKS = ["flat", "nested"]  # for choices beside real numbers
+OTHER_SPACES = [kind for kind in SPACES if kind not in Combined.ACTIONS]
 FAST = {  # the others are in the slow set
-    ("discrete, masked", "gru", "mlp"), ("multidiscrete, masked", "lstm", "encoders"), ("dict", "gru", "cnn"),
-    ("box", "lstm", "own module"), ("discrete, masked", "none", "own module"), ("dict", "none", "mlp"),
-}  # fmt: skip
+    ("discrete, masked", "gru", "mlp"),
+    ("multidiscrete, masked", "lstm", "encoders"),
+    ("dict", "gru", "cnn"),
+    ("box", "lstm", "own module"),
+    ("discrete, masked", "none", "own module"),
+    ("dict", "none", "mlp"),
+}
 # Memory is the module's own in "own module", of one kind.
 CASES = [case for case in product(ACTIONS, MEMORIES, NETWORKS) if case[1:] != ("gru", "own module")]
+SMALL = {
+    "num_samplers": 2,
+    "envs_per_sampler": 2,
+    "num_steps": 20,
+    "update_epochs": 1,
+    "minibatch_size": 80,
+    "micro_batch_size": 50,  # a piece that does not divide the minibatch
+    "norm_adv": False,
+}
 either = pytest.mark.parametrize("normalized", [False, True])
 
 
 def settings(act: str, memory: str, network: str, normalized: bool) -> dict[str, Any]:
-    chosen = dict(NETWORKS[network])
-    kind, _, masked = act.partition(", ")
-    world = {"obs": chosen.pop("obs"), "act": kind, "masked": bool(masked)}
-    chosen |= {"env_id": "worlds.acting:Combined", "env_kwargs": world}
-    chosen |= {
-        "num_samplers": 2,
-        "envs_per_sampler": 2,
-        "num_steps": 20,
-        "update_epochs": 1,
-        "minibatch_size": 80,
-    }
-    chosen |= {"micro_batch_size": 50}  # a piece that does not divide the minibatch
-    chosen |= {
-        "norm_adv": False,
-        "norm_reward": normalized,
-        "norm_obs": normalized and network != "cnn",
-    }
+    chosen = NETWORKS[network] | SMALL | world(act, NETWORKS[network]["obs"])
+    chosen |= {"norm_reward": normalized, "norm_obs": normalized and network != "cnn"}
+    del chosen["obs"]
     if network == "own module":
-        return chosen | (
-            {"model": Plain} if memory == "none" else {"model": Running, "sequence_length": 5}
-        )
-    return chosen | ({} if memory == "none" else {"memory": memory, "sequence_length": 10})
+        if memory == "none":
+            return chosen | {"model": Plain}
+        return chosen | {"model": Running, "sequence_length": 5}
+    if memory == "none":
+        return chosen
+    return chosen | {"memory": memory, "sequence_length": 10}
+
+
+def world(act: str, obs: str) -> dict[str, Any]:
+    """Return an environment with such actions and observations."""
+    kind, _, masked = act.partition(", ")
+    if kind in Combined.ACTIONS:
+        kwargs = {"obs": obs, "act": kind, "masked": bool(masked)}
+        return {"env_id": "worlds.acting:Combined", "env_kwargs": kwargs}
+    if kind == "leaf":
+        return {"env_id": "worlds.acting:Masked", "env_kwargs": {"source": kind}}
+    if kind in FORMS_OF_MASKS:
+        return {"env_id": "worlds.acting:Hybrid", "env_kwargs": {"form": kind}}
+    bounds = "squash" if kind == "wide" else "auto"
+    actuated = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}}
+    return actuated | {"action_bounds": bounds}
 
 
 @either
 @pytest.mark.parametrize(
     ("act", "memory", "network"),
-    [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow) for case in CASES],
+    [
+        *(pytest.param(*case, marks=() if case in FAST else pytest.mark.slow) for case in CASES),
+        *((act, "none", "mlp") for act in [*OTHER_SPACES, *FORMS_OF_MASKS, "leaf"]),
+    ],
 )
 def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: bool) -> None:
     """From the second iteration on statistics are not empty, and episodes and states go on; the third is lagged."""
@@ -80,7 +102,8 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
         scale = statistics.obs_scale()
         policy = PolicySnapshot(iteration, trainer.weights(), scale)
         reports, segments = collect(samplers, policy)
-        assert (segments[0].masks is not None) == ("masked" in act)
+        has_masks = "masked" in act or act in [*FORMS_OF_MASKS, "leaf"]
+        assert (segments[0].masks is not None) == has_masks
         policy = replace(policy, version=min(1, iteration))
         losses = trainer.update(
             Experience(segments, policy, statistics.reward_scale(), iteration)

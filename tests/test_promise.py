@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,20 @@ from kinds import Settings
 from matrix import Cell
 from processes import Disturbance, in_the_middle_of_an_update, send
 from recorder import Notes, Recorder, lasting
+from worlds.graded import Levels
 
 import dppo
 from dppo.engine.collector import Collected
 from dppo.errors import SegmentsLost
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Experience, IncidentKind, Update
+from dppo.ppo.learning import cloning
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.metrics.reading import read_metrics
 from dppo.transports.in_process import InProcessCollector
 
 Patch = pytest.MonkeyPatch
-LEARNING = ("iteration", "global_step", "losses/", "charts/", "faults/")
+LEARNING = ("iteration", "global_step", "losses/", "charts/", "faults/", "info/")
 TWO_LEARNERS = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5}
 TIMED = ("charts/SPS", "charts/SPS_iteration", "eval/s")
 
@@ -73,6 +75,8 @@ class Trial:
         self, *observers: dppo.Observer, resume: Path | None = None, **changes: Any
     ) -> dppo.Result:
         config = make_config(self.settings | {"run_dir": self.folder} | changes)
+        if self.kind.startswith("graded"):
+            observers = Levels(), *observers
         return dppo.train(config, resume=resume, observers=observers)
 
     def resume(self, **changes: Any) -> dppo.Result:
@@ -251,6 +255,15 @@ def needs_ray(cell: Cell) -> bool:
 
 
 # ------------------------------------------------------------------ the table
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_clones() -> Iterator[None]:
+    """Clone controllers in 20 epochs instead of 500; ranks of learners are other processes and clone as ever."""
+    with Patch.context() as patch:
+        patch.setattr(cloning, "EPOCHS", 20)
+        yield
+
 
 Whole = Callable[[str, str], dppo.Result]
 

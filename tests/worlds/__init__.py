@@ -17,15 +17,16 @@ Spaces
     acting:Masked, Hybrid, Combined  masks of choices; choices beside floats; any observation with any action
     memory:Recalls, Pictured, Named  only memory helps; the same as an image and as a Dict
     joint:vector, four, Native       vectors of Gymnasium; one that resets its rows by itself
-    joint:Agents, agents, dying      a parallel environment of three agents; one that kills its process
+    joint:Agents, agents             a parallel environment of three agents
 
 What they ask for
     asking:Numbered                  its number, a scratch folder and a render mode
     asking:Doubled, PlusOne, nothing wrappers; one that returns nothing
     drawn:Drawn, seeded              can be replayed and drawn, or not; needs a seed
-    graded:Graded                    options of its reset
+    graded:Graded, Levels            options of its reset; an observer that changes them
+    informed:Informed                numbers in the info of its steps
     licensed:Licensed                one of few licences
-    single:Engine, Replaced          one instance in a process
+    single:Engine, Replaced, OnPort  one instance in a process; one at a place
     threaded:Threaded                one thread; several at a time
 
 Faults

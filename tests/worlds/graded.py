@@ -6,6 +6,8 @@ from typing import Any
 
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
+import dppo
+
 RESETS: list[dict[str, Any] | None] = []
 
 
@@ -30,3 +32,15 @@ class Graded(CartPoleEnv):
         if self._level == self._fails_at and self._steps == 2:
             raise RuntimeError(f"level {self._level}")
         return CartPoleEnv.step(self, action)  # type: ignore[no-untyped-call]
+
+
+class Levels(dppo.Observer):
+    """Raises the level after each iteration."""
+
+    def on_start(self, run: dppo.RunInfo) -> None:
+        self.run = run
+        self.options_at_start = run.env_options
+        run.set_env(level=1, list=[1, 2.5])
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        self.run.set_env(level=self.run.env_options["level"] + 1)

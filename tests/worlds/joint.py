@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -183,20 +180,3 @@ class Agents:
 
 def agents(**settings: Any) -> Agents:
     return Agents(**settings)
-
-
-def dying(of: str, marker: str, at_step: int, **settings: Any) -> Any:
-    """Return an environment of this module. The first one to take `at_step` steps kills its process."""
-    env = globals()[of](**settings)
-    steps = [0]
-    step = env.step
-
-    def counted(actions: Any) -> Any:
-        steps[0] += 1
-        if steps[0] == at_step and not Path(marker).exists():
-            Path(marker).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(actions)
-
-    env.step = counted
-    return env

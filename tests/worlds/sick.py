@@ -17,6 +17,13 @@ import numpy as np
 
 FOREVER_S = 1000.0
 AT = 30  # step of the instance at which it falls ill
+NUMBERS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+SPACES: dict[str, gym.spaces.Space[Any]] = {
+    "several": gym.spaces.Box(0, 2**40, (1,), np.int64),
+    "huge": gym.spaces.Box(-1, 1, (300, 300), np.float32),
+    "overshoots": gym.spaces.Box(-1, 1, (3,), np.float32),
+    "camera": gym.spaces.Box(0, 255, (96, 96, 3), np.uint8),
+}
 
 
 class Sick(gym.Env[Any, Any]):
@@ -27,13 +34,7 @@ class Sick(gym.Env[Any, Any]):
     def __init__(self, disease: str = "none", step_s: float = 0.0) -> None:
         self.disease = disease
         self._step_s = step_s
-        self.observation_space: gym.spaces.Space[Any] = gym.spaces.Box(
-            -np.inf, np.inf, (2,), np.float32
-        )
-        if disease == "several":
-            self.observation_space = gym.spaces.Box(0, 2**40, (1,), np.int64)
-        if disease == "huge":
-            self.observation_space = gym.spaces.Box(-1, 1, (300, 300), np.float32)
+        self.observation_space = SPACES.get(disease, NUMBERS)
         self.action_space = gym.spaces.Discrete(2)
         self.total = 0
         self._t = 0
@@ -98,6 +99,13 @@ class Sick(gym.Env[Any, Any]):
             return np.zeros((300, 300), np.float32)
         if self.disease == "several":
             return np.array([2**30 + self._t])
+        if self.disease == "camera":  # this process keeps some
+            return self.np_random.integers(0, 255, (96, 96, 3), np.uint8)
+        if self.disease == "overshoots":  # a little, which a run goes on after
+            number = self.np_random.random()
+            if self._t == 18:
+                number = 1.01
+            return np.full(3, number, np.float32)
         number = self.np_random.normal()
         if self.disease == "own randomness":
             number = random.random()

@@ -71,3 +71,19 @@ class Replaced(Engine):
 
     def close(self) -> None:
         pass
+
+
+class OnPort(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that needs a port of its own place."""
+
+    ports: ClassVar[set[int]] = set()
+
+    def __init__(self, sampler_id: int, env_index: int) -> None:
+        self.port = 10 * sampler_id + env_index
+        if self.port in self.ports:
+            raise OSError("the port is in use")
+        self.ports.add(self.port)
+        super().__init__(gym.make("CartPole-v1"))
+
+    def close(self) -> None:
+        self.ports.remove(self.port)

@@ -27,6 +27,7 @@ from dppo.transports.in_process import InProcessCollector
 
 if TYPE_CHECKING:
     from dppo.engine.actor_players import ActorPlayers
+    from dppo.engine.playing import PlayLimits
     from dppo.envs.state_files import StatePlace
     from dppo.learners.ranks import RayTrainers
     from dppo.learners.tracing import Trace
@@ -199,21 +200,9 @@ class PartsFactory:
         return self._ray_players(player, self.session)
 
     def _ray_players(self, player: EpisodePlayer, session: RaySession) -> ActorPlayers:
-        from dppo.engine.patience import SETTINGS
-        from dppo.engine.playing import PlayLimits
-        from dppo.engine.slots import ENDING_S
         from dppo.transports.ray.evaluating import players_on_ray
 
-        config = self.config
-        phases_s = [getattr(config.actors, name) or 0.0 for name in SETTINGS.values()]
-        limits = PlayLimits(
-            episodes=config.eval_episodes,
-            num_actors=config.eval_actors,
-            timeout_s=config.eval_timeout_s,
-            hung_s=max(config.segment_timeout_s, *phases_s),
-            licence_s=0.0 if config.licences is None else ENDING_S,
-        )
-        players = players_on_ray(player, session, limits, self.logs)
+        players = players_on_ray(player, session, play_limits(self.config), self.logs)
         return self.stack.enter_context(closing(players))
 
     def core_use(self) -> CoreUse | None:
@@ -223,6 +212,22 @@ class PartsFactory:
         from dppo.transports.ray.core_use import CoreUse
 
         return CoreUse(self.session.demand.num_actors)
+
+
+def play_limits(config: Config) -> PlayLimits:
+    """Return the limits of evaluations on actors: a call takes at most the longest timeout, as no phase is measured."""
+    from dppo.engine.patience import SETTINGS
+    from dppo.engine.playing import PlayLimits
+    from dppo.engine.slots import ENDING_S
+
+    phases_s = [getattr(config.actors, name) or 0.0 for name in SETTINGS.values()]
+    return PlayLimits(
+        episodes=config.eval_episodes,
+        num_actors=config.eval_actors,
+        timeout_s=config.eval_timeout_s,
+        hung_s=max(config.segment_timeout_s, *phases_s),
+        licence_s=0.0 if config.licences is None else ENDING_S,
+    )
 
 
 def _with_baseline(acting_for: ActingFor, baseline: Any, settings: PlaySettings) -> ActingFor:
