@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import yaml
 
 from dppo import streams
-from dppo.config import PPO, Config
+from dppo.config import PPO, Config, grouped, plain_settings
 from dppo.config.parts import ResolvedPPO
 from dppo.config.resolve import facts_of, resolve
 from dppo.envs.episode import GroupSettings
@@ -208,6 +210,16 @@ def assert_same_bytes(record: Any, other: Any, *, but: Sequence[str] = ()) -> No
                 assert_same_bytes(getattr(record, field.name), getattr(other, field.name), but=but)
     else:
         assert record == other
+
+
+def written_run(folder: Path, rows: Iterable[Mapping[str, Any]], **settings: Any) -> Path:
+    """The folder of a run with these settings and rows of metrics."""
+    folder.mkdir(parents=True)
+    content = grouped(plain_settings(make_config({"env_id": "CartPole-v1"} | settings)))
+    versions = {"versions": {"python": "3.11.7", "cpu": "<b>Z80</b>"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(content | versions, sort_keys=False))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
 
 
 def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -56,12 +57,14 @@ class Command:
 
     def __init__(
         self,
-        words: Sequence[str],
+        words: str | Sequence[str],
         cwd: Path,
         *,
         program: Sequence[str] = ("-m", "dppo"),
         **env: str,
     ) -> None:
+        if isinstance(words, str):
+            words = shlex.split(words)
         self.marker = uuid.uuid4().hex
         self._out = cwd / f"stdout-{self.marker}"
         self._err = cwd / f"stderr-{self.marker}"

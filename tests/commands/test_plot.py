@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import product
@@ -11,26 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from builders import make_config
+from builders import written_run
 from commandline import Typed
 
-from dppo.config import grouped, plain_settings
 from dppo.tools.curves import Curve, Group, curve_of, grouped_by_settings, interval, over_seeds
 from dppo.tools.pictures import comparison as plots
 from dppo.tools.pictures.comparison import draw_together
 
 
-def a_run(folder: Path, last: float, count: int = 4, **settings: Any) -> Path:
-    folder.mkdir(parents=True)
-    config = make_config({"env_id": "E-v0", **settings})
-    (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
-    with (folder / "metrics.jsonl").open("w") as file:
-        for i in range(1, count + 1):
-            row = {"iteration": i, "global_step": 512 * i, "time/training_s": 2.0 * i}
-            json.dump(row | {"charts/episodic_return": last * i / count}, file)
-            file.write("\n")
-    return folder
+def a_run(folder: str, last: float, count: int = 4, **settings: Any) -> None:
+    rows: list[dict[str, float]] = [
+        {"iteration": i, "global_step": 512 * i, "time/training_s": 2.0 * i}
+        for i in range(1, count + 1)
+    ]
+    for i, row in enumerate(rows, 1):
+        row["charts/episodic_return"] = last * i / count
+    written_run(Path(folder), rows, **settings)
 
 
 def one(seed: int, values: Sequence[float], steps: Sequence[float], **settings: Any) -> Curve:
@@ -135,9 +130,9 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
 
 def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, typed: Typed) -> None:
     for seed in range(1, 4):
-        a_run(Path(f"study/seed_{seed}"), 10.0 * seed, seed=seed)
-    a_run(Path("other"), 5.0, gamma=0.9)
-    a_run(Path("young"), 5.0, count=0)
+        a_run(f"study/seed_{seed}", 10.0 * seed, seed=seed)
+    a_run("other", 5.0, gamma=0.9)
+    a_run("young", 5.0, count=0)
     text = typed("plot study other young --over time --out a.svg")
     assert "young: has no charts/episodic_return yet, and is left out" in text
     assert "gamma=0.99 (3 seeds): 20, 95 % interval 10 to 30" in text
@@ -151,7 +146,7 @@ def test_compare_leads_from_folders_of_runs_to_plot(
     desk: Path, typed: Typed, refused: Typed
 ) -> None:
     for name in ("one", "two"):
-        a_run(Path(name), 5.0)
+        a_run(name, 5.0)
     text = refused("compare one two")
     assert "one is the folder of a run" in text
     [command] = re.findall("`dppo (plot .*?)`", text)
@@ -173,7 +168,10 @@ def test_compare_leads_from_folders_of_runs_to_plot(
             "run --metric training_s",
             "metric=training_s: is not in run. Did you mean time/training_s?",
         ),
-        ("run --label a b", "label=a b: pass one name for each line, here 1 line: E-v0 (1 seed)"),
+        (
+            "run --label a b",
+            "label=a b: pass one name for each line, here 1 line: CartPole-v1 (1 seed)",
+        ),
         ("young", "metric=charts/episodic_return: there is nothing to draw yet in 1 run"),
         ("run --over epochs", "invalid choice"),
     ],
@@ -181,7 +179,7 @@ def test_compare_leads_from_folders_of_runs_to_plot(
 def test_what_cannot_be_drawn_is_refused(
     words: str, refusal: str, desk: Path, typed: Typed
 ) -> None:
-    a_run(Path("run"), 5.0)
-    a_run(Path("young"), 5.0, count=0)
+    a_run("run", 5.0)
+    a_run("young", 5.0, count=0)
     code = 1 if refusal.startswith("metric=") else 2  # rows may have it later
     assert refusal in typed(f"plot {words}", code)

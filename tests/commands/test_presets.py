@@ -12,7 +12,7 @@ from builders import BOX, DISCRETE, make_config
 from commandline import Typed, parse
 
 import dppo
-from dppo.config import Config
+from dppo.config import Config, presets
 from dppo.config.presets import Preset, described_presets, merge_preset
 from dppo.config.resolve import facts_of, resolve
 from dppo.envs.simulated import register
@@ -146,6 +146,17 @@ def test_a_preset_of_ppo_is_not_announced_where_soft_actor_critic_takes_nothing_
     [note] = parsed.notes
     assert note.startswith("the preset is for algo=ppo; not taken over for algo=sac: ")
     assert "num_samplers, num_steps" in note
+
+
+def test_a_value_of_a_preset_that_does_not_fit_is_changed_and_printed(
+    desk: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "PRESETS", desk)
+    Path("one.yaml").write_text("CartPole-v1: {num_steps: 16, minibatch_size: 64}")
+    printed = typed("train CartPole-v1 --num-samplers 2 --total-timesteps 32 --progress plain")
+    assert "note: using the preset CartPole-v1; --preset none disables it" in printed
+    assert "note: preset: minibatch_size=64 is larger than the batch of 32 steps" in printed
+    assert "minibatch_size=32" in printed
 
 
 def test_arguments_of_the_environment_are_added_to_those_of_a_preset() -> None:

@@ -37,12 +37,12 @@ def trained(run_dir: Path, iterations: int = 4, **changes: Any) -> dppo.Result:
     return dppo.train(sizes(run_dir, iterations, **changes))
 
 
-def slow_study(folder: Path, seeds: str) -> list[str]:
-    """Return the words of a study whose steps are slow after 200, while the file "slow" exists."""
+def slow_study(folder: Path, seeds: str) -> str:
+    """Return the command line of a study whose steps are slow after 200, while the file "slow" exists."""
     (folder / "slow").touch()
     kwargs = json.dumps({"folder": str(folder), "slow_after": 200})
-    words = f"train worlds.slow:hesitant_cartpole {TINY} --seeds {seeds} --run-dir study"
-    return [*words.split(), "--env-kwargs", kwargs]
+    words = f"{TINY} --seeds {seeds} --run-dir study --env-kwargs '{kwargs}'"
+    return f"train worlds.slow:hesitant_cartpole {words}"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) 
     (tmp_path / "study" / "seed_2").mkdir(parents=True)
     (tmp_path / "study" / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
     words = f"train CartPole-v1 --preset none --seeds 1,2 --run-dir study {TINY}"
-    with Command(words.split(), tmp_path) as command:
+    with Command(words, tmp_path) as command:
         assert command.wait(90.0) == 1
         assert re.search(r"seed 2 failed \(exit code 2\): .*contains a run already", command.err)
         assert "(1 seed)" in command.out

@@ -158,7 +158,7 @@ def test_a_study_is_continued_and_ends_with_a_command(
 def test_a_signal_ends_a_study_with_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     words = f"{SMALL} --total-timesteps 1e8 --trials 2"
-    with Command(words.split(), tmp_path) as command:
+    with Command(words, tmp_path) as command:
         command.wait_until(lambda: list(tmp_path.glob("runs/*/trial_0000/metrics.jsonl")))
         command.send(number)
         assert command.wait(60) == 128 + number

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from builders import tiny_run
+from commandline import Typed
 
 import dppo
-from dppo.__main__ import main
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import open_file
 from dppo.records.files import checkpoint as checkpoints
@@ -120,31 +120,23 @@ def replace(path: Path, trick: Trick, precious: Path) -> None:
     ],
 )
 def test_a_run_folder_with_a_part_that_is_not_its_own_is_refused(
-    part: str,
-    trick: Trick,
-    run: Path,
-    precious: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    part: str, trick: Trick, run: Path, precious: Path, desk: Path, refused: Typed
 ) -> None:
     replace(run / part, trick, precious)
-    replace(tmp_path / "new" / part, trick, precious)
-    before = sorted(tmp_path.rglob("*"))
-    for words in (
-        ["train", "--resume", str(run)],
-        ["train", "--resume", "auto", "--run-dir", str(run), "CartPole-v1"],
-        ["train", "--resume", str(run), "--branch", str(tmp_path / "branch")],
-        ["eval", str(run), "--episodes", "1"],
-        ["train", "CartPole-v1", "--total-timesteps", "256", "--run-dir", str(tmp_path / "new")],
+    replace(desk / "new" / part, trick, precious)
+    before = sorted(desk.rglob("*"))
+    kind = "folder" if part == "checkpoints" else "regular file"
+    for line in (
+        "train --resume run",
+        "train CartPole-v1 --resume auto --run-dir run",
+        "train --resume run --branch branch",
+        "eval run --episodes 1",
+        "train CartPole-v1 --total-timesteps 256 --run-dir new",
     ):
-        assert main(words) == 2, words
-        message = capsys.readouterr().err
-        assert (
-            f"{part}: {TRICKS[trick]} a {'folder' if part == 'checkpoints' else 'regular file'}"
-            in message
-        ), words
+        message = refused(line)
+        assert f"{part}: {TRICKS[trick]} a {kind}" in message, line
         assert "Move it away" in message
-        assert sorted(tmp_path.rglob("*")) == before
+        assert sorted(desk.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -172,14 +164,10 @@ def test_the_lock_and_the_name_of_the_best_checkpoint_follow_no_link_and_wait_fo
     trick(tmp_path / "run.lock", precious)
     with pytest.raises(CheckpointError, match=r"run\.lock: is a "):
         locked(tmp_path).__enter__()
-    replace(tmp_path / "checkpoints" / "best.json", trick, precious)
-    checkpoints.save(
-        tmp_path / "checkpoints",
-        1,
-        checkpoints.Checkpoint({}, {}),
-        keep=checkpoints.Keep(1),
-        score=1.0,
-    )
+    folder = tmp_path / "checkpoints"
+    replace(folder / "best.json", trick, precious)
+    empty = checkpoints.Checkpoint({}, {})
+    checkpoints.save(folder, 1, empty, keep=checkpoints.Keep(1), score=1.0)
     assert f"best.json: cannot be deleted or replaced: {TRICKS[trick]}" in caplog.text
 
 
@@ -194,16 +182,16 @@ def test_a_new_event_file_has_a_name_after_all_links_of_such_names(
 
 
 def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path, pictures: None) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "runs").symlink_to(tmp_path / "disk")
-    (tmp_path / "disk" / "a").mkdir()
+    place = tmp_path / "disk" / "a"
+    place.mkdir(parents=True)
+    (tmp_path / "runs").symlink_to("disk")
     (tmp_path / "disk" / "b").symlink_to("a")
     run = tmp_path / "runs" / "b"
     dppo.train(settings(run), observers=[Hook(stop=True)])
     assert dppo.train(settings(run), resume=run).iterations == 3
     dppo.evaluate(run, episodes=1)
-    assert (tmp_path / "disk" / "a" / "learning_curve.png").is_file()
-    check_run_files(tmp_path / "disk" / "a")
+    assert (place / "learning_curve.png").is_file()
+    check_run_files(place)
 
 
 def test_rows_are_not_appended_to_the_other_name_of_a_hard_link(run: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import BOX, DISCRETE, make_config
-from recorder import Notes
+from builders import BOX, DISCRETE, make_config, tiny_run
+from recorder import Notes, Recorder
 
 import dppo
 from dppo.records.notes import NOTES, PATIENCE, LearningNotes
@@ -48,12 +48,17 @@ def rows(changes: Changes) -> list[dict[str, float]]:
     return made
 
 
-def noted(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> list[str]:
-    """Names of the notes, in order; each is given once."""
+def texts(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> list[str]:
+    """The notes, in order; each is given once."""
     notes = LearningNotes(make_config(SETTINGS | settings), actions)
-    texts = [note for row in rows(changes) for note in notes.notes(row)]
+    return [note for row in rows(changes) for note in notes.notes(row)]
+
+
+def noted(changes: Changes, **options: Any) -> list[str]:
+    """Names of the notes, in order."""
     return [
-        next(name for name, text in NOTES.items() if note.startswith(text[:20])) for note in texts
+        next(name for name, text in NOTES.items() if note.startswith(text[:20]))
+        for note in texts(changes, **options)
     ]
 
 
@@ -127,26 +132,15 @@ def test_runs_that_learn_or_have_learned_get_no_notes(
 
 
 def test_notes_have_the_numbers_and_a_remedy() -> None:
-    notes = LearningNotes(make_config(SETTINGS | {"norm_reward": True}), DISCRETE)
+    notes = LearningNotes(make_config(SETTINGS), DISCRETE)
     assert notes.notes({"iteration": 0}) == [], "a row that somebody else wrote"
-    texts = [
-        note
-        for row in rows({"approx_kl": 7.6e-9, "episodic_return": -200.0})
-        for note in notes.notes(row)
-    ]
-    assert texts == [
+    assert texts({"approx_kl": 7.6e-9, "episodic_return": -200.0}, norm_reward=True) == [
         "the policy hardly changes: approx_kl is 8e-09. Raise learning_rate (0.0003 now) or update_epochs, and check "
         "that actions affect rewards",
         "no return other than -200 in 34,000 env steps (340 episodes): there is nothing to learn from. Reward progress "
         "on the way, or explore more (ent_coef)",
     ]
-    notes = LearningNotes(make_config(SETTINGS), DISCRETE)
-    texts = [
-        note
-        for row in rows({"episodic_return": lambda i: 70.0 - abs(i - 25)})
-        for note in notes.notes(row)
-    ]
-    assert texts == [
+    assert texts({"episodic_return": lambda i: 70.0 - abs(i - 25)}) == [
         "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, updates may follow "
         "noise: begin again, or with init_from at an earlier checkpoint, with more num_steps (64 now) or a lower "
         "learning_rate (0.0003 now)"
@@ -165,9 +159,8 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
 def test_a_note_names_the_weight_of_the_entropy_that_is_in_effect(
     settings: dict[str, Any], now: str
 ) -> None:
-    notes = LearningNotes(make_config(SETTINGS | settings), DISCRETE)
-    texts = [note for row in rows(FLAT | {"entropy": falling(1.1)}) for note in notes.notes(row)]
-    assert [f"Raise ent_coef ({now} now)" in text for text in texts] == [True]
+    [note] = texts(FLAT | {"entropy": falling(1.1)}, **settings)
+    assert f"Raise ent_coef ({now} now)" in note
 
 
 class Same(gym.Env[Any, Any]):
@@ -185,30 +178,11 @@ class Same(gym.Env[Any, Any]):
         return np.full(2, self.steps / 5, np.float32), 1000.0, self.steps == 5, False, {}
 
 
-class StopAfter(dppo.Observer):
-    def on_iteration(self, row: dict[str, float]) -> bool:
-        return row["iteration"] == PATIENCE + 20
-
-
 def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
-    sizes = {
-        "num_samplers": 1,
-        "num_steps": 20,
-        "total_timesteps": 20 * 60,
-        "update_epochs": 1,
-        "progress": "off",
-    }
-    config = make_config(
-        {
-            "env_id": Same,
-            "learning_rate": 1e-12,
-            "norm_reward": False,
-            "run_dir": tmp_path / "run",
-            **sizes,
-        }
-    )
+    useless: dict[str, Any] = {"env_id": Same, "learning_rate": 1e-12, "norm_reward": False}
+    config = tiny_run(tmp_path / "run", steps=20, iterations=60, **useless)
     with Notes() as first:
-        dppo.train(config, observers=[StopAfter()])
+        dppo.train(config, observers=[Recorder(interrupt_at=PATIENCE + 20)])
     with Notes() as second:
         result = dppo.train(config, resume=tmp_path / "run")
     for beginning in (
@@ -216,7 +190,7 @@ def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
         "no return other than 5000 in ",
         "discounted returns are about 5e+03",
     ):
-        assert len([text for text in first.texts if text.startswith(beginning)]) == 1
+        assert [text.startswith(beginning) for text in first.texts].count(True) == 1
         assert not any(text.startswith(beginning) for text in second.texts)
     assert result.iterations == 60
     assert result.times.startswith("An iteration took ")

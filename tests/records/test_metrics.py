@@ -31,6 +31,7 @@ from dppo.records.metrics.writer import MetricsWriter, cut_rows
 from dppo.run.file_observers import cut_row_files
 
 DEEP = '{"iteration": 1, "x": ' + "[" * 100_000
+INFINITE = '{"iteration": 1, "global_step": Infinity}'
 HUGE = '{"iteration": 1, "global_step": 1' + "0" * 400 + "}"
 
 
@@ -204,30 +205,21 @@ def test_resuming_without_rows_starts_a_new_file(tmp_path: Path, resume: int) ->
 
 
 @pytest.mark.parametrize(
-    ("ending", "rows"), [("\n", [1, 2, 3]), ("", [1, 3])], ids=["complete", "incomplete"]
+    ("line", "ending", "left"),
+    [
+        *((line, "\n", [1, 2, 3]) for line in ("\0\0", '{"iteration": 1}', INFINITE, DEEP, HUGE)),
+        ("\0\0", "", [1, 3]),
+    ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_run_with_a_damaged_or_incomplete_row_can_be_resumed(
-    tmp_path: Path, ending: str, rows: list[int]
+    tmp_path: Path, line: str, ending: str, left: list[int]
 ) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        json.dumps(row(1)) + "\n\0\0\n" + json.dumps(row(2)) + ending
-    )
-    (note,) = write(tmp_path, [row(3)], resume=2)
-    assert "skipped 1 malformed line" in note
-    assert read_metrics(tmp_path) == [row(number) for number in rows]
-
-
-@pytest.mark.parametrize(
-    "line",
-    ['{"iteration": 1}', '{"iteration": 1, "global_step": Infinity}', DEEP, HUGE],
-    ids=lambda line: line[:40],
-)
-def test_lines_that_are_no_rows_do_not_prevent_a_resume(tmp_path: Path, line: str) -> None:
     extra_line = json.dumps({**row(2), "words": "x", "list": [1]})
-    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(row(1))}\n{line}\n{extra_line}\n")
-    notes = write(tmp_path, [row(3)], resume=2)
-    assert any("skipped 1 malformed line" in note for note in notes)
-    assert read_metrics(tmp_path) == [row(1), row(2), row(3)]
+    (tmp_path / METRICS).write_text(f"{json.dumps(row(1))}\n{line}\n{extra_line}{ending}")
+    [note] = write(tmp_path, [row(3)], resume=2)
+    assert "skipped 1 malformed line" in note
+    assert read_metrics(tmp_path) == [row(number) for number in left]
 
 
 def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> None:

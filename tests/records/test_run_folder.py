@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import tiny_run
-from commandline import fresh_environment
+from commandline import Typed, fresh_environment
 from recorder import Recorder
 
 import dppo
-from dppo.__main__ import main
 from dppo.config import plain_settings, reading
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, TrainingDiverged
 from dppo.records.files import checkpoint as checkpoints
@@ -32,12 +32,18 @@ from dppo.records.files.lock import locked
 from dppo.records.files.run_files import CONFIG, FILE, PARTS, Part
 from dppo.records.files.run_folder import open_run, settings_to_resume
 
-BATCH = 32
 ITERATIONS = 3
 
 
 def settings(run_dir: Path | None, **changes: Any) -> dppo.Config:
     return tiny_run(run_dir, samplers=2, iterations=ITERATIONS, **changes)
+
+
+def interrupted(run_dir: Path, **changes: Any) -> dppo.Config:
+    """Train for an iteration, and return the settings."""
+    config = settings(run_dir, **changes)
+    dppo.train(config, observers=[Recorder(interrupt_at=1)])
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +52,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "/x/y"])
-def test_the_name_of_a_run_names_one_folder(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_name_of_a_run_names_one_folder(name: str, desk: Path) -> None:
     with open_run(settings(None, name=name), None) as folder:
-        assert folder.path.parent == tmp_path / "runs"
+        assert folder.path.parent == desk / "runs"
 
 
 def test_a_folder_in_use_is_refused_with_the_name_of_the_process(tmp_path: Path) -> None:
@@ -147,17 +150,15 @@ def test_without_file_locks_the_process_id_decides(
 
 
 def test_a_config_of_the_user_is_neither_overwritten_nor_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    desk: Path, refused: Typed
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    mine = tmp_path / "exp" / "config.yaml"
+    mine = desk / "exp" / "config.yaml"
     mine.parent.mkdir()
     mine.write_text("# my own words\nenv_id: CartPole-v1\n")
-
-    assert main(["train", "--config", "exp/config.yaml", "--run-dir", "exp"]) == 2
-    assert "contains a config.yaml, which the run would overwrite" in capsys.readouterr().err
+    message = refused("train --config exp/config.yaml --run-dir exp")
+    assert "contains a config.yaml, which the run would overwrite" in message
     assert mine.read_text().startswith("# my own words")
-    assert os.listdir(tmp_path / "exp") == ["config.yaml"]
+    assert os.listdir("exp") == ["config.yaml"]
 
 
 def raises() -> gym.Env[Any, Any]:
@@ -167,20 +168,15 @@ def raises() -> gym.Env[Any, Any]:
 def test_a_run_that_fails_before_training_leaves_an_incident_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "todo.txt").write_text("x")
-    (tmp_path / "empty").mkdir()
+    for name in ("notes", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes" / "todo.txt").touch()
     for name in ("notes", "empty", "new"):
         with pytest.raises(EnvironmentFault):
             dppo.train(settings(tmp_path / name, env_id=raises))
         shutil.rmtree(tmp_path / name / "incidents")
-
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [
-        "empty",
-        "new",
-        "notes",
-        "todo.txt",
-    ]
+    left = sorted(path.name for path in tmp_path.rglob("*"))
+    assert left == ["empty", "new", "notes", "todo.txt"]
 
 
 def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
@@ -203,10 +199,9 @@ def test_a_run_killed_before_its_settings_were_written_can_be_resumed(
     tmp_path: Path, whole: str
 ) -> None:
     run = tmp_path / "run"
-    dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
+    interrupted(run)
     (run / "config.yaml").unlink()
     assert settings_to_resume(run)["env_id"] == "CartPole-v1"
-    assert main(["train", "--resume", str(run)]) == 0
     assert dppo.train(settings(run), resume=run).weights_sha256 == whole
 
 
@@ -224,18 +219,22 @@ def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) ->
         dppo.train(settings(None), resume="auto")
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_run_is_resumed_in_its_own_folder_only(tmp_path: Path) -> None:
     run = tmp_path / "run"
     other = tmp_path / "other"
-    dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
-    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    interrupted(run)
+    before = contents(run)
     for resume in (run, run / "checkpoints" / "iter_000001"):
         with pytest.raises(
             ConfigError, match=f"^run_dir={other}: has no effect with resume=.* Leave it out, or "
         ):
             dppo.train(settings(other), resume=resume)
     assert not other.exists()
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+    assert contents(run) == before
     other.symlink_to(run)  # the same folder by another name
 
     assert dppo.train(settings(other), resume=run).iterations == ITERATIONS
@@ -259,15 +258,14 @@ def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_p
     """Rows after the checkpoint are cut off, so later checkpoints must not be used any more."""
     run = tmp_path / "run"
     marker = tmp_path / "marker"
-    config = settings(
-        run, env_id=Fatal, env_kwargs={"marker": str(marker)}, checkpoint_interval_s=0
-    )
+    fatal = {"env_id": Fatal, "env_kwargs": {"marker": str(marker)}}
+    config = settings(run, checkpoint_interval_s=0, **fatal)
     whole = dppo.train(config)
 
     marker.touch()
-    child = multiprocessing.get_context("fork").Process(
-        target=dppo.train, args=(config,), kwargs={"resume": run / "checkpoints" / "iter_000001"}
-    )
+    earlier = {"resume": run / "checkpoints" / "iter_000001"}
+    fork = multiprocessing.get_context("fork")
+    child = fork.Process(target=dppo.train, args=(config,), kwargs=earlier)
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
@@ -293,18 +291,14 @@ class Wandering(gym.Wrapper[Any, Any, Any, Any]):
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_an_environment_may_change_the_current_directory(
-    fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: None
+    fixed: bool, desk: Path, pictures: None
 ) -> None:
-    home = tmp_path / "home"
-    away = tmp_path / "away"
-    home.mkdir()
+    away = desk / "away"
     away.mkdir()
-    monkeypatch.chdir(home)
     run_dir = Path("run") if fixed else None
     result = dppo.train(settings(run_dir, env_id=Wandering, env_kwargs={"folder": str(away)}))
 
-    assert result.run_dir.is_absolute()
-    assert result.run_dir.is_relative_to(home)
+    assert result.run_dir.is_relative_to(desk)
     assert (result.run_dir / "learning_curve.png").exists()
     assert checkpoints.find(result.run_dir).path == result.checkpoint
     assert list(away.iterdir()) == []
@@ -320,21 +314,16 @@ class Tasked(gym.Wrapper[Any, Any, Any, Any]):
 
 @pytest.mark.parametrize("task", ["0110" * 500, "x" * 20_001], ids=["digits", "large"])
 def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, desk: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text of digits is no number that takes long to read; what makes config.yaml too large is in checkpoints."""
     monkeypatch.setattr(reading, "MAX_SETTINGS_BYTES", 20_000)
     monkeypatch.setitem(PARTS, CONFIG, Part(FILE, 20_000))
-    run = tmp_path / "run"
-    dppo.train(
-        settings(run, env_id=Tasked, env_kwargs={"task": task}),
-        observers=[Recorder(interrupt_at=1)],
-    )
+    interrupted(Path("run"), env_id=Tasked, env_kwargs={"task": task})
 
-    assert settings_to_resume(run)["env_kwargs"] == {"task": task}
-    assert main(["train", "--resume", str(run), "--trust"]) == 0
-    assert main(["eval", str(run), "--episodes", "1", "--trust"]) == 0
-    assert main(["report", str(run)]) == 0
+    assert settings_to_resume(Path("run"))["env_kwargs"] == {"task": task}
+    for line in ("train --resume run --trust", "eval run --episodes 1 --trust", "report run"):
+        typed(line)
 
 
 @pytest.mark.parametrize(
@@ -361,19 +350,16 @@ def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None
 @pytest.mark.parametrize("keys", [{1: 5}, [{True: 5}]])
 def test_keys_that_are_not_text_are_given_again_and_compared(keys: Any, tmp_path: Path) -> None:
     """An environment that looks up 1 would not find "1", and might play another task."""
-    config = settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": keys})
-    dppo.train(config, observers=[Recorder(interrupt_at=1)])
+    run = tmp_path / "run"
+    config = interrupted(run, env_id=Tasked, env_kwargs={"task": keys})
     with pytest.raises(
         ConfigError, match=r"env_kwargs: task was .*, and a run folder cannot hold Python objects"
     ):
-        settings_to_resume(tmp_path / "run")
+        settings_to_resume(run)
     with pytest.raises(ConfigError, match=r"^env_kwargs="):
-        dppo.train(
-            settings(tmp_path / "run", env_id=Tasked, env_kwargs={"task": {"1": 5}}),
-            resume=tmp_path / "run",
-        )
+        dppo.train(replace(config, env_kwargs={"task": {"1": 5}}), resume=run)
 
-    assert dppo.train(config, resume=tmp_path / "run").iterations == ITERATIONS
+    assert dppo.train(config, resume=run).iterations == ITERATIONS
 
 
 def full(disk: Disk, path: Path, *parts: bytes | memoryview) -> None:
@@ -382,13 +368,11 @@ def full(disk: Disk, path: Path, *parts: bytes | memoryview) -> None:
 
 
 def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    dppo.train(settings(run), observers=[Recorder(interrupt_at=1)])
+    interrupted(tmp_path / "run")
     monkeypatch.setattr(Disk, "write", full)
-    assert main(["train", "--resume", str(run)]) == 1
-    text = capsys.readouterr().err
+    text = typed(f"train --resume {tmp_path / 'run'}", 1)
     assert "config.yaml: cannot be written: No space left on device. Free some disk space." in text
     assert "Traceback" not in text
 
@@ -416,17 +400,18 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
 
 
 def test_a_checkpoint_has_a_score_from_twenty_episodes_on(tmp_path: Path) -> None:
-    few = dppo.train(settings(tmp_path / "few", checkpoint_interval_s=0))
-    assert 0 < few.episodes < 20
-    assert not (tmp_path / "few" / "checkpoints" / "best.json").exists()
+    run = tiny_run(tmp_path / "run", samplers=2, steps=64, iterations=6, checkpoint_interval_s=0)
+    scored: list[float] = []
 
-    longer = {"num_steps": 64, "total_timesteps": 128 * 6, "checkpoint_interval_s": 0}
-    many = dppo.train(settings(tmp_path / "many", **longer))
-    assert many.episodes >= 20
-    best = json.loads((tmp_path / "many" / "checkpoints" / "best.json").read_text())
-    episodes = {row["iteration"]: row["charts/episodes"] for row in many.metrics}
+    def look(iteration: int) -> None:
+        if not scored and (tmp_path / "run" / "checkpoints" / "best.json").exists():
+            scored.append(iteration - 1)  # the checkpoint of this iteration is written later
 
-    assert episodes[best["iteration"]] >= 20
+    result = dppo.train(run, observers=[Recorder(after_iteration=look)])
+    episodes = {row["iteration"]: row["charts/episodes"] for row in result.metrics}
+    first = min(iteration for iteration, count in episodes.items() if count >= 20)
+    assert episodes[1] < 20
+    assert scored == [first]
 
 
 class Spiking(gym.Wrapper[Any, Any, Any, Any]):
@@ -440,7 +425,7 @@ class Spiking(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        if self._steps == 2 * BATCH + 5 and self._marker.exists():
+        if self._steps == 69 and self._marker.exists():  # an iteration has 32
             reward = 1e17  # times scale_reward
         return obs, reward, terminated, truncated, info
 
@@ -448,52 +433,41 @@ class Spiking(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     spiking: dict[str, Any] = {
-        "num_samplers": 1,
-        "num_steps": BATCH,
+        "env_id": Spiking,
+        "env_kwargs": {"marker": str(marker)},
         "minibatch_size": 4,
         "gamma": 0.0,
         "gae_lambda": 0.0,
-    }
-    spiking |= {
-        "env_id": Spiking,
-        "env_kwargs": {"marker": str(marker)},
-        "checkpoint_interval_s": 0,
         "scale_reward": 1e13,
+        "norm_reward": False,
+        "checkpoint_interval_s": 0,
     }
-    spiking |= {"norm_reward": False}
-    whole = dppo.train(settings(tmp_path / "whole", **spiking))
+    whole = dppo.train(tiny_run(tmp_path / "whole", steps=32, **spiking))
     marker.touch()
+    rarely = spiking | {"checkpoint_interval_s": 1000}
     with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:
-        dppo.train(settings(tmp_path / "run", **spiking | {"checkpoint_interval_s": 1000}))
+        dppo.train(tiny_run(tmp_path / "run", steps=32, **rarely))
     assert "step 0" not in str(diverged.value), "some SGD steps of the update were made and undone"
-    left = checkpoints.find(tmp_path / "run").path
-    same = [
-        checkpoints.load(path) for path in (left, tmp_path / "whole" / "checkpoints" / left.name)
-    ]
-    assert left.stem == "iter_000002"
+    left = checkpoints.find(tmp_path / "run")
+    assert left.path.stem == "iter_000002"
+    before = checkpoints.load(tmp_path / "whole" / "checkpoints" / left.path.name)
     for part in ("model", "optimizer", "samplers"):
-        for name, array in same[0].arrays[part].items():
-            assert array.tobytes() == same[1].arrays[part][name].tobytes(), (part, name)
+        for name, array in left.checkpoint.arrays[part].items():
+            assert array.tobytes() == before.arrays[part][name].tobytes(), (part, name)
     marker.unlink()
-
-    assert (
-        dppo.train(settings(tmp_path / "run", **spiking), resume=tmp_path / "run").weights_sha256
-        == whole.weights_sha256
-    )
+    again = dppo.train(tiny_run(tmp_path / "run", steps=32, **spiking), resume=tmp_path / "run")
+    assert again.weights_sha256 == whole.weights_sha256
 
 
-def test_folders_that_a_run_made_and_did_not_use_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_folders_that_a_run_made_and_did_not_use_are_removed(desk: Path) -> None:
+    runs = Path("runs")
     with open_run(settings(None), None):
-        assert list(Path("runs").iterdir())
-    assert not Path("runs").exists()
+        assert list(runs.iterdir())
+    assert not runs.exists()
     with open_run(settings(None), None), open_run(settings(None, name="other"), None) as other:
         (other.path / "metrics.jsonl").touch()
-    assert list(Path("runs").iterdir()) == [other.path.relative_to(tmp_path)], (
-        "what another run uses stays"
-    )
+    left = [path.absolute() for path in runs.iterdir()]
+    assert left == [other.path], "what another run uses stays"
     Path("mine").mkdir()
     with open_run(settings(Path("mine")), None):
         pass

@@ -9,7 +9,7 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,16 +166,7 @@ def test_a_command_that_gets_sigterm_ends_its_run_as_killed(
     name: str, places: None, tmp_path: Path
 ) -> None:
     pytest.importorskip(name)
-    words = [
-        "train",
-        "CartPole-v1",
-        "--track",
-        name,
-        "--run-dir",
-        str(tmp_path / "run"),
-        "--total-timesteps",
-        "1e9",
-    ]
+    words = f"train CartPole-v1 --track {name} --run-dir run --total-timesteps 1e9"
     with Command(words, tmp_path, PYTHONPATH=os.pathsep.join(sys.path)) as command:
         command.wait_until(lambda: "return" in command.out)
         command.send(signal.SIGTERM)
@@ -209,16 +200,7 @@ def test_mlflow_that_refuses_is_refused_before_anything_starts(
 @pytest.mark.slow
 def test_wandb_without_a_key_is_refused_before_anything_starts(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    words = [
-        "train",
-        "CartPole-v1",
-        "--track",
-        "wandb",
-        "--run-dir",
-        "run",
-        "--total-timesteps",
-        "512",
-    ]
+    words = "train CartPole-v1 --track wandb --run-dir run --total-timesteps 512"
     places = {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "WANDB_API_KEY": ""}
     with Command(words, tmp_path, WANDB_MODE="online", **places) as command:
         assert command.wait(120) == 2
@@ -273,21 +255,31 @@ class Fake:
         return lambda *_: None
 
 
-def test_a_resumed_run_continues_those_of_all_trackers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinds = [type(name, (Fake,), {}) for name in ("One", "Other")]
-    monkeypatch.setattr(tracking, "backend", dict(zip(("wandb", "mlflow"), kinds, strict=True)).get)
+class Other(Fake):
+    """Another one."""
+
+
+Use = Callable[[dict[str, type[Fake]]], None]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Return a function that replaces trackers."""
+
+    def replace(trackers: dict[str, type[Fake]]) -> None:
+        monkeypatch.setattr(tracking, "backend", trackers.get)
+
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
+    return replace
+
+
+def test_a_resumed_run_continues_those_of_all_trackers(tmp_path: Path, use: Use) -> None:
+    use({"wandb": Fake, "mlflow": Other})
     config = settings(tmp_path / "run", "wandb", track=("wandb", "mlflow"))
     dppo.train(config, observers=[Recorder(interrupt_at=2)])
     dppo.train(config, resume=tmp_path / "run")
-    assert Fake.opened == [
-        ("One", None),
-        ("Other", None),
-        ("One", "new-One"),
-        ("Other", "new-Other"),
-    ]
+    resumed = [("Fake", "new-Fake"), ("Other", "new-Other")]
+    assert Fake.opened == [("Fake", None), ("Other", None), *resumed]
 
 
 class Refusing(Fake):
@@ -302,11 +294,10 @@ def refuse() -> None:
 
 
 def test_a_tracker_that_refuses_or_does_not_answer_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "backend", lambda name: Refusing)
+    use({"mlflow": Refusing})
     monkeypatch.setattr(Refusing, "check", refuse)
-    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     server = "track=mlflow: MLFLOW_TRACKING_URI=file:///tmp"
     why = f"{server} refuses: RuntimeError: file stores are no longer supported. Leave out `track`."
     with pytest.raises(ConfigError, match=re.escape(why)):
@@ -320,11 +311,9 @@ def test_a_tracker_that_refuses_or_does_not_answer_is_refused_before_anything_st
 
 
 class Failing(Fake):
-    """A tracker that takes a row, and no other one; or, once told so, keeps all who call it waiting."""
+    """A tracker that takes a row, and no other one."""
 
-    def __init__(self, run: Any, known: str | None) -> None:
-        super().__init__(run, known)
-        self.rows = 0
+    rows = 0
 
     def send(self, row: Any) -> None:
         self.rows += 1
@@ -332,11 +321,8 @@ class Failing(Fake):
             raise ConnectionError("the server is gone")
 
 
-def test_a_tracker_that_fails_is_repeated_in_the_last_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracking, "backend", lambda name: Failing)
-    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
+def test_a_tracker_that_fails_is_repeated_in_the_last_lines(tmp_path: Path, use: Use) -> None:
+    use({"mlflow": Failing})
     recorder = Recorder()
     with Notes() as notes:
         result = dppo.train(
@@ -359,10 +345,9 @@ class Waiting(Fake):
 
 @pytest.mark.proves("rows that a tracker does not take")
 def test_training_does_not_wait_for_a_tracker_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "backend", lambda name: Waiting)
-    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
+    use({"mlflow": Waiting})
     monkeypatch.setattr(tracking, "CLOSE_S", 0.2)
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", "mlflow"))

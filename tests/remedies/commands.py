@@ -194,12 +194,6 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     (
         "records/files/run_folder.py: Continue it with `{}`, or use another folder",
         f"{TRAIN} --run-dir RUN",
-        "train --resume RUN --trust --progress off",
-        "",
-    ),
-    (
-        "records/files/run_folder.py: Continue it with `{}`, or use another folder",
-        f"{TRAIN} --run-dir RUN",
         f"{TRAIN} --run-dir TMP/other",
         "",
     ),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commandline import Typed
 from worlds.models import Plain
 
 import dppo
@@ -156,14 +157,17 @@ def test_a_line_that_is_no_row_is_deleted(run: Path) -> None:
     assert len(read_metrics(run)) == 2
 
 
-@executes("records/closing_lines.py: {}. To go on, raise {}")
-def test_a_run_that_is_done_goes_on_with_more_steps(run: Path, capsys: Capture) -> None:
-    assert main(["train", "--resume", str(run), "--trust", "--progress", "plain"]) == 0
-    flag = told(capsys.readouterr().out, r"To go on, raise .*\((--total-timesteps \d+)\)")
-    assert (
-        main(["train", "--resume", str(run), "--trust", "--progress", "plain", *flag.split()]) == 0
-    )
-    assert "Done after 64 steps" in capsys.readouterr().out
+@executes(
+    "records/files/run_folder.py: Continue it with `{}`, or use another folder",
+    "records/closing_lines.py: {}. To go on, raise {}",
+)
+def test_a_run_that_is_done_goes_on_with_more_steps(
+    run: Path, typed: Typed, refused: Typed
+) -> None:
+    message = refused(f"train {FINE} --num-samplers 1 --total-timesteps 64 --run-dir {run}")
+    command = told(message, "Continue it with `dppo (.*?)`") + " --progress plain"
+    flag = told(typed(command), r"To go on, raise .*\((--total-timesteps \d+)\)")
+    assert "Done after 64 steps" in typed(f"{command} {flag}")
 
 
 @executes("records/closing_lines.py: Resume with: {}")
