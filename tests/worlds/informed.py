@@ -22,7 +22,8 @@ class Informed(gym.Env[Any, Any]):
         super().reset(seed=seed)
         self._steps = 0
         self._scale = float(self.np_random.uniform(0.1, 1.0))
-        return np.zeros(1, np.float32), {"energy": 1e9}
+        info = {"energy": 1e9}
+        return self._observation(), info
 
     def step(self, action: Any) -> Any:
         self._steps += 1
@@ -32,13 +33,18 @@ class Informed(gym.Env[Any, Any]):
             info["total"] = np.int64(self._steps)
             info["solved"] = True
             info["parts"] = [1, 2]
-        obs = np.array([self._steps], np.float32)
-        return obs, 1.0, False, done, info
+        return self._observation(), 1.0, False, done, info
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._steps], np.float32)
 
     def _info(self, action: int) -> dict[str, Any]:
-        numbers: dict[str, Any] = {"energy": self._scale * self._steps}
+        numbers: dict[str, Any] = {}
+        numbers["energy"] = self._scale * self._steps
         if self._steps % 3 == 0:
             numbers["flow"] = np.float32(action)
         for key, number in numbers.items():
             SEEN[key].append(float(number))
-        return {"name": "x", "nan": float("nan"), **numbers}
+        info = numbers | {"name": "x"}
+        info["nan"] = float("nan")
+        return info

@@ -17,6 +17,7 @@ import numpy as np
 
 FOREVER_S = 1000.0
 AT = 30  # step of the instance at which it falls ill
+MEGABYTE = 2**20
 NUMBERS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 SPACES: dict[str, gym.spaces.Space[Any]] = {
     "several": gym.spaces.Box(0, 2**40, (1,), np.int64),
@@ -39,9 +40,8 @@ class Sick(gym.Env[Any, Any]):
         self.total = 0
         self._t = 0
         self._kept = list[Any]()
-        self._lock: Any = None
         if disease == "several":
-            self._lock = threading.Lock()
+            self._kept.append(threading.Lock())
         Sick.instances += 1
         if disease == "no licence":
             raise RuntimeError("no licence left")
@@ -72,11 +72,14 @@ class Sick(gym.Env[Any, Any]):
         if self.total == AT:
             self._fall_ill()
         if self.disease == "several":
-            self._kept.append(mmap.mmap(-1, 2**19))  # never memory that was freed before
-            self._kept[-1].write(bytes(2**19))
+            memory = mmap.mmap(-1, MEGABYTE // 2)  # never memory that was freed before
+            memory.write(bytes(MEGABYTE // 2))
+            self._kept.append(memory)
         if self.disease == "prints":
             print("x" * 9_999)
-        return self._observation(), float(self.disease != "several"), False, self._t >= 20, {}
+        reward = float(self.disease != "several")
+        is_over = self._t >= 20
+        return self._observation(), reward, False, is_over, {}
 
     def close(self) -> None:
         if self.disease == "slow to close":
@@ -124,8 +127,10 @@ class Saved(Sick):
         self._partial = partial
 
     def get_state(self) -> Any:
-        hidden = {} if self._partial else {"total": self.total}
-        return hidden | {"t": self._t, "random": self.np_random.bit_generator.state}
+        state = {"t": self._t, "random": self.np_random.bit_generator.state}
+        if not self._partial:
+            state["total"] = self.total
+        return state
 
     def set_state(self, state: Any) -> None:
         self._t = state["t"]
