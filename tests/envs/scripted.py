@@ -1,4 +1,4 @@
-"""A scripted environment, and the arrays that a group of environments writes to."""
+"""A space with several leaves, a scripted environment, and the arrays that a group of environments writes to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from builders import group_of
+from gymnasium import spaces
 
 from dppo.envs.group import EnvGroup
+from dppo.envs.spaces import dtype_of
 from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry
+
+ROBOT = spaces.Dict(
+    arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(-9, 9, (), np.float32)]),
+    camera=spaces.Box(0, 255, (2, 3, 1), np.uint8),
+    gear=spaces.Discrete(5),
+    lamps=spaces.MultiBinary(3),
+)
+OBS = dtype_of(ROBOT)
 
 
 class Scripted(gym.Env[Any, Any]):

@@ -1,25 +1,18 @@
-"""Observations with several leaves: packed, checked, and passed through segment, ledger, wire and batch."""
+"""Observations with several leaves: packed, checked, and stored in one buffer."""
 
 from __future__ import annotations
 
 import pickle
-import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from builders import assert_same_bytes, group_of, random_weights
 from gymnasium import spaces
-from scripted import started
-from several_leaves import OBS, ROBOT, Robot, robot_sampler
+from scripted import OBS, ROBOT, Scripted, started
 
-from dppo.config import PPO
 from dppo.envs.checks.returned import BadResult, packer
 from dppo.envs.spaces import dtype_of
 from dppo.errors import EnvironmentFault
-from dppo.ppo.exchange.records import EnvLog, PolicySnapshot, SegmentRequest
-from dppo.ppo.learning.batch import make_batch
 from dppo.spaces.spaces import leaves
 
 
@@ -121,71 +114,25 @@ def test_a_wrong_branch_is_refused_by_name(tool: Any, words: str) -> None:
 
 
 def test_a_fault_names_place_and_leaf() -> None:
-    class Blind(Robot):
-        def observation(self) -> dict[str, Any]:
-            whole = super().observation()
-            return (
-                whole if self.steps == 0 else {key: whole[key] for key in ("arm", "gear", "lamps")}
-            )
+    class Blind(Scripted):
+        def _answer(self) -> Any:
+            obs = ROBOT.sample()
+            if self.steps == 1:
+                del obs["camera"]
+            return obs
 
     words = r"env 1: step of episode 0 \(seed \d+, step 1\) returned an observation without part 'camera'"
+    sighted = Blind(space=ROBOT)
+    stepper = started(sighted, Blind(space=ROBOT))
+    sighted.steps = 1
     with pytest.raises(EnvironmentFault, match=words):
-        started(Robot(7), Blind(5)).step([0, 0])
+        stepper.step([0, 0])
 
 
-def snapshots() -> list[PolicySnapshot]:
-    _, spec = robot_sampler(1)
-    return [PolicySnapshot(k, random_weights(spec, seed=k)) for k in range(4)]
-
-
-def test_a_segment_stores_structured_observations_unchanged() -> None:
-    sampler, _ = robot_sampler(num_steps=12)
-    report, segment = sampler.collect(SegmentRequest(0, 0), snapshots()[0])
-    assert (segment.obs.dtype, segment.obs.shape) == (OBS, (12, 2))
-    assert segment.obs["gear"][:, 0].tolist() == [t % 7 % 5 for t in range(12)]
-    assert segment.obs["lamps"][:, 1, 0].tolist() == [t % 5 & 1 for t in range(12)]
-    assert segment.truncated[:, 0].nonzero()[0].tolist() == [6]
-    inside = ~(segment.truncated[:-1] | segment.terminated[:-1])
-    np.testing.assert_array_equal(segment.next_values[:-1][inside], segment.values[1:][inside])
-    # of the final observation
-    assert not np.array_equal(segment.next_values[6, 0], segment.values[7, 0])
-    last = group_of([Robot(7), Robot(5)])
-    obs = np.empty(2, OBS)
-    last.restore(report.carry, report.open_actions, obs, EnvLog())
-    checksums = [
-        zlib.crc32(np.float64(total).tobytes(), zlib.crc32(row.tobytes()))
-        for total, row in zip(report.carry.episode_returns, obs, strict=True)
-    ]
-    assert report.carry.checksums.tolist() == checksums
-
-
-def test_a_structured_segment_is_pickled_with_one_buffer_for_its_observations() -> None:
-    sampler, _ = robot_sampler(num_steps=9)
-    _, segment = sampler.collect(SegmentRequest(0, 0), snapshots()[0])
-    assert_same_bytes(pickle.loads(pickle.dumps(segment, pickle.HIGHEST_PROTOCOL)), segment)
+def test_structured_observations_are_pickled_in_one_buffer() -> None:
+    obs = np.ones((9, 2), OBS)
     buffers: list[pickle.PickleBuffer] = []
-    frame = pickle.dumps(segment.obs, 5, buffer_callback=buffers.append)
-    assert [buffer.raw().nbytes for buffer in buffers] == [segment.obs.nbytes]
+    frame = pickle.dumps(obs, 5, buffer_callback=buffers.append)
+    assert [buffer.raw().nbytes for buffer in buffers] == [obs.nbytes]
     assert len(frame) < 1000
-    assert pickle.loads(frame, buffers=buffers).tobytes() == segment.obs.tobytes()
-
-
-def test_a_batch_has_a_tensor_for_each_leaf() -> None:
-    sampler, _ = robot_sampler(num_steps=9)
-    made = [sampler.collect(SegmentRequest(0, index), snapshots()[0])[1] for index in range(2)]
-    batch = make_batch(made, None, None, PPO(gamma=0.9, gae_lambda=0.8))
-    assert isinstance(batch.obs, dict)
-    together = leaves(np.concatenate([segment.obs for segment in made], axis=1).reshape(-1))
-    assert list(batch.obs) == list(together) == ["arm.0", "arm.1", "camera", "gear", "lamps"]
-    for name, leaf in together.items():
-        assert batch.obs[name].is_contiguous()
-        np.testing.assert_array_equal(batch.obs[name], leaf, strict=True)
-    index = torch.tensor([3, 17, 0])
-    some = batch.take(index)
-    assert isinstance(some.obs, dict)
-    assert some.actions.tolist() == batch.actions[index].tolist()
-    np.testing.assert_array_equal(some.obs["camera"], together["camera"][index])
-    pieces = batch.split([30, 6])
-    assert [len(piece) for piece in pieces] == [30, 6]
-    assert isinstance(pieces[1].obs, dict)
-    np.testing.assert_array_equal(pieces[1].obs["gear"], together["gear"][30:])
+    assert pickle.loads(frame, buffers=buffers).tobytes() == obs.tobytes()

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from several_leaves import OBS
+from scripted import OBS
 
 from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces, dtype_of

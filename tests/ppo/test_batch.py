@@ -12,7 +12,6 @@ from meetings import Meeting
 
 from dppo.config import PPO
 from dppo.ppo.exchange.records import Segment
-from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.minibatches import aligned_with_ranks
@@ -41,40 +40,6 @@ def numbered(sampler: int, dtype: str = "float64", **changes: np.ndarray) -> Seg
 
 def batch_of(segments: list[Segment], **arguments: Any) -> Batch:
     return make_batch(segments, None, None, PPO(gamma=0.9, gae_lambda=0.8), **arguments)
-
-
-def test_rows_are_ordered_by_step_then_sampler_then_environment() -> None:
-    batch = batch_of([numbered(0), numbered(1)])
-    assert batch.weights is None
-    names = [100 * s + 10 * t + e for t in range(STEPS) for s in range(2) for e in range(ENVS)]
-    assert len(batch) == len(names)
-    assert batch.actions.tolist() == names
-    assert batch.logprobs.tolist() == [-name for name in names]
-    assert batch.values.tolist() == [name + 0.5 for name in names]
-    batch.values.zero_()  # a copy: arrays of a segment are read-only
-    assert isinstance(batch.obs, torch.Tensor)
-    np.testing.assert_allclose(
-        batch.obs,
-        [[[name + 0.1, name + 0.2], [name + 0.3, name + 0.4]] for name in names],
-        rtol=1e-6,
-    )
-
-
-def test_advantages_are_those_of_each_segment_alone() -> None:
-    segments = [numbered(0), numbered(1)]
-    batch = batch_of(segments)
-    alone = [
-        generalized_advantages(
-            Transitions(segment.rewards, segment.terminated, segment.truncated),
-            segment.values,
-            segment.next_values,
-            gamma=0.9,
-            gae_lambda=0.8,
-        )
-        for segment in segments
-    ]
-    np.testing.assert_array_equal(batch.advantages, np.concatenate(alone, axis=1).reshape(-1))
-    np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
 
 
 @pytest.mark.parametrize(
@@ -131,25 +96,6 @@ def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:
     assert informed == [True, False]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rewards_are_scaled_and_observations_standardized(dtype: str) -> None:
-    segment = numbered(0, dtype)
-    mean = np.array([[1.0, 2.0], [3.0, 4.0]])
-    std = np.array([[2.0, 3.0], [0.5, 1e3]])
-    batch = make_batch([segment], ObsScale(mean, std), 4.0, PPO(gamma=0.9, gae_lambda=0.8))
-    expected = np.clip((segment.obs.reshape(-1, 2, 2) - mean) / std, -10, 10)
-    assert isinstance(batch.obs, torch.Tensor)
-    np.testing.assert_allclose(batch.obs, expected, rtol=1e-4)
-    assert float(batch.obs.max()) == 10
-    scaled = dataclasses.replace(segment, rewards=np.clip(segment.rewards / 4, -10, 10))
-    plain = batch_of([scaled])
-    np.testing.assert_allclose(batch.advantages, plain.advantages, rtol=1e-5, atol=1e-5)
-    assert {
-        str(getattr(batch, name).numpy().dtype)
-        for name in ("obs", "advantages", "returns", "values")
-    } == {dtype}
-
-
 def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     """Their contents do not matter, even if they are nan; what they acted on is an observation like any other."""
     segment = numbered(0)
@@ -199,14 +145,3 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
         np.testing.assert_array_equal(
             getattr(batch, name), getattr(rows, name)[places], err_msg=name
         )
-
-
-def test_sequences_are_taken_and_split_whole() -> None:
-    batch = batch_of([numbered(0), numbered(1)], length=STEPS)
-    chosen = batch.take(torch.tensor([2, 0, 3]))
-    assert chosen.actions.tolist() == [100, 110, 120, 0, 10, 20, 101, 111, 121]
-    assert (chosen.sequence_length, chosen.sequences) == (3, 3)
-    first, second = chosen.split([1, 2])
-    assert first.actions.tolist() == [100, 110, 120]
-    assert second.values.tolist() == [0.5, 10.5, 20.5, 101.5, 111.5, 121.5]
-    assert (second.sequence_length, second.sequences) == (3, 2)

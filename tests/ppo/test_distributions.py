@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from builders import spec_of
 from torch import Tensor
 
 from dppo.ppo.distributions.base import Distribution
@@ -20,7 +19,6 @@ from dppo.ppo.distributions.simple import (
     MultiCategorical,
     SquashedGaussian,
 )
-from dppo.ppo.learning.model import PPOModel
 
 MIXED = Joint((Categorical(3), DiagonalGaussian(2), Categorical(4)))
 CHOICES = Joint((Categorical(3), Categorical(2)))
@@ -36,6 +34,36 @@ KINDS: dict[str, Distribution] = {
     "squashed": SquashedGaussian(2),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+class Part(NamedTuple):
+    """A distribution within another, with its columns there."""
+
+    distribution: Distribution
+    head: list[int]
+    noise: list[int]
+    actions: Any
+
+
+def choices(*counts: int) -> list[Part]:
+    parts = []
+    for number, end in enumerate(np.cumsum(counts)):
+        columns = list(range(end - counts[number], end))
+        parts.append(Part(Categorical(counts[number]), columns, columns, number))
+    return parts
+
+
+PARTS = {
+    # free parameters are at the end
+    "mixed": [
+        Part(Categorical(3), [0, 1, 2], [0, 1, 2], 0),
+        Part(DiagonalGaussian(2), [3, 4, 9, 10], [3, 4], [1, 2]),
+        Part(Categorical(4), [5, 6, 7, 8], [5, 6, 7, 8], 3),
+    ],
+    "choices": choices(3, 2),
+    "uneven": choices(3, 1, 5),
+    "even": choices(4, 4),
+}
 
 
 def heads(rows: int, size: int, dtype: str = "float64") -> np.ndarray:
@@ -92,31 +120,6 @@ def test_gaussian_samples_have_the_mean_and_deviation_asked_for() -> None:
     assert abs(np.corrcoef(actions.T)[0, 1]) < 0.03
 
 
-def parts_of_mixed(head: np.ndarray) -> list[np.ndarray]:
-    """Split [logits, mean, logits, log_std] into the heads of the parts."""
-    return [head[..., :3], np.concatenate([head[..., 3:5], head[..., 9:]], axis=-1), head[..., 5:9]]
-
-
-def test_joint_concatenates_its_parts_with_the_free_parameters_at_the_end() -> None:
-    assert (MIXED.head_size, MIXED.free_size, MIXED.noise_size, MIXED.action_shape) == (
-        11,
-        2,
-        9,
-        (4,),
-    )
-    assert (MIXED.action_dtype("float32"), CHOICES.action_dtype("float32")) == ("float32", "int64")
-    head = heads(6, 11)
-    rng = np.random.default_rng(3)  # parts draw in turn
-    noises = [part.noise(rng, 1, 6, "float64")[0] for part in MIXED.parts]
-    noise = MIXED.noise(np.random.default_rng(3), 1, 6, "float64")[0]
-    np.testing.assert_array_equal(noise, np.concatenate(noises, axis=1))
-    parts = list(zip(MIXED.parts, parts_of_mixed(head), noises, strict=True))
-    samples = [part.sample(part_head, part_noise) for part, part_head, part_noise in parts]
-    np.testing.assert_array_equal(MIXED.sample(head, noise), np.column_stack(samples))
-    modes = [part.mode(part_head) for part, part_head, _ in parts]
-    np.testing.assert_array_equal(MIXED.mode(head), np.column_stack(modes))
-
-
 @kinds
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_samples_keep_to_their_dtype_and_generator(kind: str, dtype: str) -> None:
@@ -148,20 +151,23 @@ def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
 
 
 @pytest.mark.proves("_Choices.sample")
-@pytest.mark.parametrize("choices", [UNEVEN, EVEN], ids=["uneven", "even"])
-def test_several_choices_are_drawn_and_chosen_one_by_one(choices: MultiCategorical) -> None:
-    head = heads(24, choices.head_size)
-    noise = choices.noise(np.random.default_rng(5), 1, 24, "float64")[0]
-    ends = np.cumsum(choices.counts)[:-1]
-    parts = list(
-        zip(
-            choices.counts, np.split(head, ends, axis=1), np.split(noise, ends, axis=1), strict=True
+@pytest.mark.parametrize("kind", PARTS)
+def test_samples_and_modes_are_those_of_the_parts(kind: str) -> None:
+    whole = KINDS[kind]
+    head = heads(24, whole.head_size)
+    noise = whole.noise(np.random.default_rng(5), 1, 24, "float64")[0]
+    samples = whole.sample(head, noise)
+    modes = whole.mode(head)
+    in_turn = np.random.default_rng(5)
+    for part, head_columns, noise_columns, action_columns in PARTS[kind]:
+        part_head = head[:, head_columns]
+        part_noise = noise[:, noise_columns]
+        if isinstance(whole, Joint):
+            np.testing.assert_array_equal(part_noise, part.noise(in_turn, 1, 24, "float64")[0])
+        np.testing.assert_array_equal(
+            samples[:, action_columns], part.sample(part_head, part_noise)
         )
-    )
-    samples = [Categorical(n).sample(part_head, part_noise) for n, part_head, part_noise in parts]
-    modes = [Categorical(n).mode(part_head) for n, part_head, _ in parts]
-    np.testing.assert_array_equal(choices.sample(head, noise), np.stack(samples, axis=1))
-    np.testing.assert_array_equal(choices.mode(head), np.stack(modes, axis=1))
+        np.testing.assert_array_equal(modes[:, action_columns], part.mode(part_head))
 
 
 def torch_scores(distribution: Distribution, head: Tensor, actions: Tensor) -> tuple[Any, Any]:
@@ -169,24 +175,9 @@ def torch_scores(distribution: Distribution, head: Tensor, actions: Tensor) -> t
     if isinstance(distribution, Categorical):
         categorical: Any = torch.distributions.Categorical(logits=head)
         return categorical.log_prob(actions.long()), categorical.entropy()
-    if isinstance(distribution, DiagonalGaussian):
-        mean, log_std = head.chunk(2, dim=1)
-        normal: Any = torch.distributions.Independent(
-            torch.distributions.Normal(mean, log_std.exp()), 1
-        )
-        return normal.log_prob(actions), normal.entropy()
-    if distribution is MIXED:
-        gaussian = torch.cat([head[:, 3:5], head[:, 9:]], dim=1)
-        part_heads = (head[:, :3], gaussian, head[:, 5:9])
-        part_actions: Any = (actions[:, 0], actions[:, 1:3], actions[:, 3])
-        parts = zip(MIXED.parts, part_heads, part_actions, strict=True)
-    else:
-        counts = (3, 2) if distribution is CHOICES else distribution.counts  # type: ignore[attr-defined]
-        parts = zip(
-            map(Categorical, counts), head.split(counts, dim=1), actions.unbind(1), strict=True
-        )
-    logprobs, entropies = zip(*(torch_scores(*part) for part in parts), strict=True)
-    return sum(logprobs), sum(entropies)
+    mean, log_std = head.chunk(2, dim=1)
+    normal: Any = torch.distributions.Normal(mean, log_std.exp())
+    return normal.log_prob(actions).sum(dim=1), normal.entropy().sum(dim=1)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "squashed"])
@@ -197,16 +188,27 @@ def test_scores_and_gradients_are_those_of_torchs_own(
     distribution = KINDS[kind]
     head = torch.from_numpy(heads(20, distribution.head_size, dtype)).requires_grad_()
     actions = torch.from_numpy(drawn(distribution, head.detach().numpy()))
-    by_logprobs = torch.from_numpy(np.random.default_rng(5).normal(size=20).astype(dtype))
-    logprobs, entropies = torch_scores(distribution, head, actions)
-    ((by_logprobs * logprobs).sum() + 0.7 * entropies.sum()).backward()
+    by_logprobs, by_rows = torch.from_numpy(
+        np.random.default_rng(5).normal(size=(2, 20)).astype(dtype)
+    )
+    if kind in PARTS:
+        scores = [
+            torch_scores(part, head[:, head_columns], actions[:, action_columns])
+            for part, head_columns, _, action_columns in PARTS[kind]
+        ]
+        logprobs, entropies = (torch.stack(column).sum(0) for column in zip(*scores, strict=True))
+    else:
+        logprobs, entropies = torch_scores(distribution, head, actions)
     scored = distribution.scores_with_gradient(head.detach(), actions)
     assert_close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
     assert_close(distribution.log_prob(head.detach().numpy(), actions.numpy()), logprobs.detach())
     assert_close(scored.logprobs, logprobs.detach())
     assert_close(scored.entropies, entropies.detach())
-    assert head.grad is not None
-    assert_close(scored.gradient(by_logprobs, 0.7), head.grad)
+    by_entropies: Any
+    for by_entropies in (0.7, by_rows, by_rows):  # the second call has changed nothing
+        loss = (by_logprobs * logprobs + by_entropies * entropies).sum()
+        (expected,) = torch.autograd.grad(loss, head, retain_graph=True)
+        assert_close(scored.gradient(by_logprobs, by_entropies), expected)
 
 
 @pytest.mark.proves("SquashedGaussian")
@@ -269,34 +271,18 @@ def test_a_squashed_variable_far_outside_scores_finitely() -> None:
     assert torch.isfinite(scored.gradient(scored.logprobs, scored.entropies)).all()
 
 
-@pytest.mark.parametrize("counts", [(6,), (2, 4)], ids=["one", "several"])
-def test_a_mask_renormalizes_over_the_allowed_choices(counts: tuple[int, ...]) -> None:
-    """Log-probabilities and entropies are those of torch with logits of minus infinity; these have no gradient."""
-    distribution = Categorical(6) if counts == (6,) else MultiCategorical(counts)
+def test_a_mask_renormalizes_over_the_allowed_choices() -> None:
+    """As logits of minus infinity do; these have no gradient."""
+    distribution = Categorical(6)
     head = torch.from_numpy(heads(40, 6, "float32"))
     masks = torch.from_numpy(np.random.default_rng(2).random((40, 6)) < 0.5)
-    masks[:, [0, 2]] = True  # each element has a choice
+    masks[:, 2] = True  # one choice remains
     limited = distribution.limited_in_torch(head, masks)
     np.testing.assert_array_equal(limited, torch.where(masks, head, -1e9))
     np.testing.assert_array_equal(distribution.limited(head.numpy(), masks.numpy()), limited)
     actions = torch.from_numpy(drawn(distribution, limited.numpy()))
     scored = distribution.scores_with_gradient(limited, actions)
-    assert (scored.gradient(torch.ones(40), torch.ones(40))[~masks] == 0).all()
-    columns = actions.reshape(40, -1).unbind(1)
-    logits = head.masked_fill(~masks, -math.inf).split(counts, dim=1)
-    parts = [torch.distributions.Categorical(logits=part_logits) for part_logits in logits]
-    logprobs = [part.log_prob(column) for part, column in zip(parts, columns, strict=True)]
-    # finite: no action was forbidden
-    torch.testing.assert_close(scored.logprobs, torch.stack(logprobs).sum(0))
     assert torch.isfinite(scored.logprobs).all()
-    torch.testing.assert_close(
-        scored.entropies, torch.stack([part.entropy() for part in parts]).sum(0)
-    )
-
-
-def test_a_model_scores_actions_among_the_allowed_ones() -> None:
-    model = PPOModel(spec_of(dtype="float32"), 1)
-    obs = torch.zeros(2, *model.spec.spaces.obs.shape)
-    masks = torch.tensor([[True, False, True], [False, True, False]])
-    scored = model.forward(obs, torch.tensor([2, 1]), masks)
-    np.testing.assert_allclose(scored.policy.logprobs.exp(), [0.5, 1.0], rtol=0.05)
+    expected = torch_scores(distribution, head.masked_fill(~masks, -math.inf), actions)
+    torch.testing.assert_close((scored.logprobs, scored.entropies), expected)
+    assert (scored.gradient(torch.ones(40), torch.ones(40))[~masks] == 0).all()

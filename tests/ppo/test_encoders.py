@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import agent_of, at_rate, collect, parts_of, plan_of, random_weights
+from builders import collect, parts_of, plan_of
 from encoder_kinds import KINDS, config_of
 from gymnasium import spaces as gym_spaces
 from torch import nn
@@ -32,61 +31,6 @@ from dppo.spaces.spaces import Categories, Spaces, is_image
 
 ENCODED = [kind for kind in KINDS if kind != "own module"]
 kinds = pytest.mark.parametrize("kind", ENCODED)
-TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [*((kind, "float64") for kind in ENCODED), ("normalized everything", "float32")],
-)
-def test_acting_equals_learning_and_the_first_ratio_is_one(kind: str, dtype: str) -> None:
-    """On segments of real samplers, under weights that are far from the initial ones."""
-    config = config_of(kind, dtype=dtype, norm_adv=False)
-    samplers, trainer = parts_of(config)
-    trainer.load(random_weights(trainer.model.spec, scale=0.1), trainer.state())
-    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False)
-    tolerance = TOLERANCE[dtype]
-    for iteration in range(1 + config.norm_obs):  # in the second one there are statistics
-        scale = statistics.obs_scale()
-        snapshot = PolicySnapshot(iteration, trainer.weights(), scale)
-        reports, segments = collect(samplers, snapshot)
-        batch = make_batch(segments, scale, None, PPO())
-        scored = trainer.model.forward(batch.obs, batch.actions)
-        near: dict[str, Any] = {"rtol": 10 * tolerance, "atol": 10 * tolerance}
-        np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, **near)
-        np.testing.assert_allclose(scored.values, batch.values, **near)
-        order = np.random.default_rng(iteration)
-        losses = trainer.train_on(batch, at_rate(trainer, 0.01), order).figures
-        assert abs(losses["old_approx_kl"]) < tolerance
-        assert losses["clipfrac"] == 0
-        statistics = statistics.merged([report.statistics for report in reports])
-
-
-@kinds
-def test_samplers_act_together_as_each_alone(kind: str) -> None:
-    sizes = {"num_samplers": 3, "envs_per_sampler": 3, "num_steps": 4, "minibatch_size": None}
-    config = config_of(kind, **sizes)
-    samplers, trainer = parts_of(config, 3)
-    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
-    agent = agent_of(trainer.model.spec, scale, spread=0.1)
-    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
-    checks.acting_together(agent, np.stack([segment.obs[2] for segment in segments]))
-
-
-@kinds
-def test_gradients_are_finite_differences(kind: str) -> None:
-    """In float64, on observations that were collected."""
-    config = config_of(kind, dtype="float64", activation=KINDS[kind].get("activation", "tanh"))
-    samplers, trainer = parts_of(config, 1)
-    learning = trainer.model.network
-    scale = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=False).obs_scale()
-    _, segments = collect(samplers, PolicySnapshot(0, trainer.weights(), scale))
-    obs = make_batch(segments, scale, None, PPO(gamma=0.9, gae_lambda=0.9)).obs
-    gradient = checks.gradient_of(learning, obs)
-    largest = np.argsort(-np.abs(gradient))[:400]
-    checks.gradient_by_differences(
-        gradient, learning, obs, np.random.default_rng(0).choice(largest, 6)
-    )
 
 
 @kinds
@@ -98,7 +42,6 @@ def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: s
         return choose_network(network, spaces).spec
 
     spec = make("float32")
-    checks.parameters_of(make, "float32")
     named = spec.unflatten(learning_network(spec, 3).parameters.weights.detach().numpy())
     policy = named["policy.weight"]
     value = named["value.weight"]

@@ -12,23 +12,18 @@ import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, agent_of, mlp_of, random_weights, spec_of
+from builders import BOX, DISCRETE, mlp_of
 from torch import Tensor, nn
 
-from dppo.ppo.distributions.base import Distribution
-from dppo.ppo.distributions.simple import Categorical, DiagonalGaussian
-from dppo.ppo.kernels.acting import NumpyCells
 from dppo.ppo.kernels.calls import without_call_overhead
 from dppo.ppo.kernels.convolutions import Dense, PixelConv
 from dppo.ppo.kernels.linear_layers import linear, use_in
 from dppo.ppo.kernels.mlp import HandwrittenMLP
 from dppo.ppo.kernels.products import multiply, tanh_
 from dppo.ppo.kernels.recurrence import over_time, over_time_in_torch
-from dppo.ppo.networks import choice
-from dppo.ppo.networks.choice import choose_network
 from dppo.ppo.networks.encoders import CELLS
 from dppo.ppo.networks.layers import NUM_STATE_VECTORS
-from dppo.ppo.networks.modules import Autograd, TorchActing
+from dppo.ppo.networks.modules import Autograd
 from dppo.spaces.actions import Actions
 from dppo.spaces.spaces import Spaces
 
@@ -166,70 +161,6 @@ def quick_module() -> tuple[Results, Results]:
     return modules(without_call_overhead(copy.deepcopy(plain)), plain, (3, 4))
 
 
-def acting(**settings: Any) -> tuple[Results, Results]:
-    from dppo.config import Config
-
-    network = Config(env_id="Test-v0", dtype="float64", hidden_sizes=(7, 5), **settings).network
-    spec: Any = choose_network(network, Spaces(np.dtype((np.float32, (2, 2))), BOX)).spec
-    obs = np.random.default_rng(0).normal(size=(3, 4, 2, 2))
-    state = (
-        np.random.default_rng(1).normal(size=(3, 4, spec.state_size)) if spec.state_size else None
-    )
-    results: list[Results] = []
-    module = spec.module(0)
-    for network_of_actor in (
-        choice.acting_network(spec),
-        TorchActing(module, spec.ordered_parameters(module), spec.spaces),
-    ):
-        network_of_actor.load(random_weights(spec))
-        results.append([array for array in network_of_actor.step(obs, state) if array is not None])
-    return results[0], results[1]
-
-
-def numpy_cells(kind: str) -> tuple[Results, Results]:
-    """Compare two cells side by side, with gates far into saturation."""
-    torch.manual_seed(0)
-    cells = [CELLS[kind](5, 6).double() for _ in range(2)]
-    parameters = [
-        {name: tensor.detach().numpy() for name, tensor in cell.named_parameters()}
-        for cell in cells
-    ]
-    inputs = np.random.default_rng(0).normal(size=(2, 4, 5)) * np.array([1, 3, 30, 100])[:, None]
-    state = np.random.default_rng(1).normal(size=(2, 4, NUM_STATE_VECTORS[kind] * 6))
-    starts = torch.zeros((1, 4), dtype=torch.bool)
-    results: Results = []
-    for cell, x, before in zip(
-        cells, torch.from_numpy(inputs), torch.from_numpy(state), strict=True
-    ):
-        results.append(
-            [tensor.detach() for tensor in over_time_in_torch(cell, x[None], before, starts)]
-        )
-    outputs, states = zip(*results, strict=True)
-    return [*NumpyCells(kind, parameters).step(inputs, state)], [
-        torch.cat(outputs),
-        torch.stack(states),
-    ]
-
-
-def scores(distribution: Distribution, by_rows: bool) -> tuple[Results, Results]:
-    head, by_scores = (tensor.detach() for tensor in tensors((20, distribution.head_size), (2, 20)))
-    noise = distribution.noise(np.random.default_rng(6), 1, 20, "float64")[0]
-    actions = torch.from_numpy(distribution.sample(head.numpy(), noise))
-    by_logprobs, by_entropies = by_scores
-    results = []
-    for score in (
-        distribution.scores_with_gradient,
-        partial(Distribution.scores_with_gradient, distribution),
-    ):
-        scored = score(head, actions)
-        by_heads = [
-            scored.gradient(by_logprobs, by_entropies if by_rows else 0.7) for _ in range(2)
-        ]
-        # twice: the first call has changed nothing
-        results.append([scored.logprobs, scored.entropies, *by_heads])
-    return results[0], results[1]
-
-
 EXACT = 1e-11
 SINGLE = 2e-5
 KERNELS: dict[str, tuple[Pair, float]] = {
@@ -241,14 +172,6 @@ KERNELS: dict[str, tuple[Pair, float]] = {
     "dense layer": (dense, SINGLE),
     "pixels in blocks": (partial(pixel_convolution, 8, 4, 0), SINGLE),
     "pixels": (partial(pixel_convolution, 3, 1, 1), SINGLE),
-    "mlp in numpy": (acting, EXACT),
-    "gru in numpy": (partial(acting, memory="gru", memory_size=6), EXACT),
-    "shared lstm in numpy": (
-        partial(acting, memory="lstm", trunk="shared", activation="relu"),
-        EXACT,
-    ),
-    "gru cells in numpy": (partial(numpy_cells, "gru"), EXACT),
-    "lstm cells in numpy": (partial(numpy_cells, "lstm"), EXACT),
 }
 for _activation, _ends in itertools.product((nn.Tanh, nn.ReLU), (False, True)):
     KERNELS[f"chain of {_activation.__name__} {_ends}"] = (
@@ -264,13 +187,6 @@ for _name, _actions in {"discrete": DISCRETE, "box": BOX}.items():
 for _kind, _length, _share in itertools.product(("gru", "lstm"), (1, 7), (0.0, 0.3, 1.0)):
     KERNELS[f"{_kind} over {_length} steps, {_share} starts"] = (
         partial(recurrent_cell, _kind, _length, _share),
-        EXACT,
-    )
-for _distribution, _by_rows in itertools.product(
-    (Categorical(4), DiagonalGaussian(3)), (False, True)
-):
-    KERNELS[f"scores of {type(_distribution).__name__} {_by_rows}"] = (
-        partial(scores, _distribution, _by_rows),
         EXACT,
     )
 
@@ -373,47 +289,6 @@ def test_hooks_are_called_and_parameters_stay_the_same_objects(
     with torch.no_grad():
         parameters["3.bias"].add_(1)
     torch.testing.assert_close(model(obs), expected + 1)
-
-
-@pytest.mark.parametrize("obs_size", [1, 17, 111])
-@pytest.mark.parametrize("hidden_sizes", [(7,), (64, 64), (512,)], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_stacked_products_have_the_bits_of_single_ones(
-    obs_size: int, hidden_sizes: tuple[int, ...], dtype: str
-) -> None:
-    """A row of a larger product would differ in the last bits."""
-    for actions in (DISCRETE, BOX):
-        agent = agent_of(
-            spec_of(actions, obs_size=obs_size, hidden_sizes=hidden_sizes, dtype=dtype), spread=0.1
-        )
-        for num_rows in (1, 3, 8, 33):
-            obs = np.random.default_rng(1).normal(size=(8, num_rows, obs_size)).astype(dtype)
-            checks.acting_together(agent, obs)
-
-
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_stacked_cells_have_the_bits_of_single_ones(kind: str, dtype: str) -> None:
-    rng = np.random.default_rng(0)
-    for num_inputs, units, num_cells in itertools.product((5, 64), (7, 64), (1, 2)):
-        cells = [CELLS[kind](num_inputs, units) for _ in range(num_cells)]
-        named = [
-            {name: value.detach().numpy().astype(dtype) for name, value in c.named_parameters()}
-            for c in cells
-        ]
-        step = NumpyCells(kind, named).step
-        for num_rows in (1, 5, 16):
-            inputs = rng.normal(size=(8, num_cells, num_rows, num_inputs)).astype(dtype)
-            state = rng.normal(
-                size=(8, num_cells, num_rows, NUM_STATE_VECTORS[kind] * units)
-            ).astype(dtype)
-            before = state.copy()
-            outputs, new_state = step(inputs, state)
-            for s in range(8):
-                single_outputs, single_state = step(inputs[s], state[s])
-                np.testing.assert_array_equal(outputs[s], single_outputs)
-                np.testing.assert_array_equal(new_state[s], single_state)
-            np.testing.assert_array_equal(state, before)
 
 
 class Doubled(nn.GRUCell):

@@ -9,15 +9,14 @@ import builders
 import numpy as np
 import pytest
 import torch
-from builders import assert_same_bytes, make_config, random_weights
+from builders import make_config, random_weights
 from updates import experience_of
 from worlds.memory import Recalls
 
 from dppo.config import PPO
-from dppo.engine.ledger import ReplayLedger
 from dppo.envs.spaces import describe_spaces
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.acting.sampler import PPOSampler, collect_together
+from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.records import (
     PolicySnapshot,
     Rebuild,
@@ -118,40 +117,6 @@ def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) ->
     np.testing.assert_array_equal(earlier.next_values[-1][goes_on], later.values[0][goes_on])
 
 
-@kinds
-def test_samplers_together_collect_the_bytes_of_each_alone(memory: str) -> None:
-    spec = spec_of(memory)
-    three, alone = ([sampler_of(memory, sampler_id=s) for s in range(3)] for _ in range(2))
-    for k in range(2):
-        requests = [SegmentRequest(s, k) for s in range(3)]
-        together = collect_together(three, requests, snapshot_of(spec, k))
-        for sampler, request, (report, segment) in zip(alone, requests, together, strict=True):
-            expected, of_one = sampler.collect(request, snapshot_of(spec, k))
-            assert_same_bytes(segment, of_one)
-            assert_same_bytes(report.carry, expected.carry)
-
-
-@kinds
-@pytest.mark.parametrize("saved", [False, True], ids=["kept", "saved"])
-def test_a_rebuilt_sampler_continues_from_its_state(memory: str, saved: bool) -> None:
-    spec = spec_of(memory)
-    expected = collected(memory, 3)
-    ledger = ReplayLedger(1, replay=True)
-    for report, _ in expected[:2]:
-        ledger.record(report)
-    if saved:
-        other = ReplayLedger(1, replay=True)
-        other.load(ledger.arrays(2), 2)
-        ledger = other
-    rebuild = ledger.rebuild(0, 2)
-    assert rebuild is not None
-    report, segment = sampler_of(memory).collect(
-        SegmentRequest(0, 2, rebuild), snapshot_of(spec, 2)
-    )
-    assert_same_bytes(segment, expected[2][1])
-    assert_same_bytes(report.carry, expected[2][0].carry)
-
-
 def test_an_abandoned_episode_starts_from_zero() -> None:
     ((report, _),) = collected("gru", 1)
     assert report.carry.memory is not None
@@ -179,37 +144,3 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
         )
         np.testing.assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)
-
-
-@kinds
-def test_a_batch_holds_states_and_starts_of_its_sequences(memory: str) -> None:
-    """Rows that are taken or split off keep the states of their sequences."""
-    ((_, segment),) = collected(memory, 1)
-    batch = make_batch([segment, segment], None, None, PPO(gamma=0.9, gae_lambda=0.8), LENGTH)
-    assert batch.recurrent is not None
-    assert segment.states is not None
-    done = segment.terminated | segment.truncated
-    assert (batch.sequences, batch.recurrent.starts.shape) == (
-        STEPS // LENGTH * 4,
-        (STEPS // LENGTH * 4, LENGTH),
-    )
-    number = 0
-    for k in range(STEPS // LENGTH):
-        for env in (0, 1, 0, 1):
-            np.testing.assert_array_equal(batch.recurrent.states[number], segment.states[k, env])
-            began = [t > 0 and bool(done[t - 1, env]) for t in range(k * LENGTH, (k + 1) * LENGTH)]
-            assert batch.recurrent.starts[number].tolist() == began
-            number += 1
-    order = torch.tensor([5, 0, 23])
-    subset = batch.take(order)
-    assert subset.recurrent is not None
-    assert torch.equal(subset.recurrent.states, batch.recurrent.states[order])
-    assert torch.equal(subset.recurrent.starts, batch.recurrent.starts[order])
-    first, second = subset.split([1, 2])
-    assert first.recurrent is not None
-    assert second.recurrent is not None
-    assert torch.equal(
-        torch.cat([first.recurrent.states, second.recurrent.states]), subset.recurrent.states
-    )
-    assert [len(piece) for piece in subset.pieces(2 * LENGTH + 1)] == [2 * LENGTH, LENGTH]
-    assert [len(piece) for piece in subset.pieces(1)] == [LENGTH] * 3

@@ -1,32 +1,50 @@
-"""For every network: acting equals learning, gradients equal autograd's, samplers act together bit for bit."""
+"""For every network: acting equals learning, gradients equal differences, samplers act together bit for bit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
-import network_checks as checks
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, agent_of, mlp_of
+import worlds.memory_models as own
+from builders import (
+    BOX,
+    DISCRETE,
+    agent_of,
+    assert_same_bytes,
+    make_config,
+    plan_of,
+    random_weights,
+)
+from encoder_kinds import KINDS, config_of
+from network_checks import gradient_of, load_random
 from torch import nn
 from worlds.models import Plain, Residual
 
+from dppo.errors import ConfigError
+from dppo.hosts.builders import build_sampler
+from dppo.hosts.plans import sampler_plan
+from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.exchange.inputs import each_leaf, reader_of
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.networks.choice import learning_network
-from dppo.ppo.networks.modules import Autograd, TorchActing
-from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.choice import choose_network, learning_network
+from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
-from dppo.spaces.spaces import Spaces
+from dppo.spaces.spaces import Spaces, leaves
 
-Sizes = tuple[int, ...]
-OBS = (2, 2)
-TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-SCALE = ObsScale(np.array([[0.5, -1.0], [100.0, 0.0]]), np.array([[1.0, 2.0], [30.0, 1e-4]]))
+Make = Callable[[Actions, str], NetworkSpec]
+TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
+VECTOR = np.dtype((np.float32, (2, 2)))
+LONG = np.dtype((np.float32, (111,)))
+IMAGE = np.dtype((np.uint8, (8, 8, 3)))
+NEST = np.dtype([("camera", IMAGE), ("speed", "<f4", (2,))])
 ACTIONS: dict[str, Actions] = {
     "discrete": DISCRETE,
     "box": BOX,
@@ -34,161 +52,285 @@ ACTIONS: dict[str, Actions] = {
 }
 
 
-def mlp(hidden_sizes: Sizes, activation: str) -> Callable[[Actions, str], NetworkSpec]:
-    return lambda actions, dtype: mlp_of(spaces_of(actions), hidden_sizes, activation, dtype)
+def chosen(obs: np.dtype[Any], **settings: Any) -> Make:
+    def make(actions: Actions, dtype: str) -> NetworkSpec:
+        config = make_config({"env_id": "Test-v0", "dtype": dtype, **settings})
+        return choose_network(config.network, Spaces(obs, actions)).spec
+
+    return make
 
 
-def module(model: type[nn.Module], **kwargs: int) -> Callable[[Actions, str], NetworkSpec]:
-    return lambda actions, dtype: ModuleSpec(spaces_of(actions), model, kwargs, dtype)
+def encoder(kind: str) -> Make:
+    def make(actions: Actions, dtype: str) -> NetworkSpec:
+        config = config_of(kind, dtype=dtype)
+        spaces = build_sampler(sampler_plan(config), 0).spaces
+        return choose_network(
+            plan_of(config, actions).network, replace(spaces, actions=actions)
+        ).spec
+
+    return make
 
 
-def spaces_of(actions: Actions) -> Spaces:
-    return Spaces(np.dtype((np.float32, OBS)), actions)
-
-
-NETWORKS = {
-    "mlp": mlp((64, 64), "tanh"),
-    "mlp without hidden layers": mlp((), "tanh"),
-    "mlp of one layer": mlp((32,), "relu"),
-    "mlp of three layers": mlp((64, 64, 16), "tanh"),
-    "module": module(Plain, units=24),
-    "residual module": module(Residual, blocks=2),
+ENCODED = [kind for kind in KINDS if kind not in ("own module", "normalized everything")]
+NETWORKS: dict[str, Make] = {
+    "mlp": chosen(VECTOR, hidden_sizes=(64, 64)),
+    "mlp without hidden layers": chosen(VECTOR, hidden_sizes=()),
+    "mlp of one layer": chosen(VECTOR, hidden_sizes=(32,), activation="relu"),
+    "mlp of three layers": chosen(VECTOR, hidden_sizes=(64, 64, 16)),
+    "wide mlp": chosen(LONG, hidden_sizes=(512, 7)),
+    "module": chosen(VECTOR, model=Plain, model_kwargs={"units": 24}),
+    "residual module": chosen(VECTOR, model=Residual, model_kwargs={"blocks": 2}),
+    "gru": chosen(VECTOR, memory="gru", hidden_sizes=(7, 5), memory_size=6),
+    "lstm": chosen(VECTOR, memory="lstm", hidden_sizes=(16,), activation="relu", memory_size=8),
+    "wide lstm": chosen(LONG, memory="lstm"),
+    "shared lstm": chosen(VECTOR, memory="lstm", trunk="shared", memory_size=6),
+    "gru alone": chosen(VECTOR, memory="gru", hidden_sizes=(), memory_size=5),
+    "gru with layer norm": chosen(VECTOR, memory="gru", layer_norm=True, memory_size=5),
+    "image and lstm": chosen(IMAGE, memory="lstm", image_features=12, memory_size=6),
+    "dict and gru": chosen(NEST, memory="gru", image_features=12, memory_size=6),
+    "module with memory": chosen(VECTOR, model=own.Running, sequence_length=4),
+    "module with memory for a dict": chosen(NEST, model=own.Running, sequence_length=4),
+    **{kind: encoder(kind) for kind in ENCODED},
 }
 networks = pytest.mark.parametrize("network", NETWORKS)
-distributions = pytest.mark.parametrize("distribution", ACTIONS)
-FLOAT32 = [(distribution, "float32") for distribution in ACTIONS]
-heads = pytest.mark.parametrize(("distribution", "dtype"), [*FLOAT32, ("joint", "float64")])
-dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+HEADS = [("discrete", "float32"), ("box", "float64")]
+CASES = [(network, *head) for network in NETWORKS for head in HEADS]
+CASES += [(network, "joint", "float32") for network in ("mlp", "module", "gru")]
+cases = pytest.mark.parametrize(("network", "actions", "dtype"), CASES)
 
 
-def observations(rows: int, *leading: int) -> np.ndarray:
-    return (np.random.default_rng(4).normal(size=(*leading, rows, *OBS)) * 3).astype(np.float32)
+def spec_of(network: str, actions: str, dtype: str) -> NetworkSpec:
+    return NETWORKS[network](ACTIONS[actions], dtype)
 
 
-@networks
-@heads
-@pytest.mark.parametrize("norm_obs", [False, True], ids=["raw", "norm_obs"])
-def test_acting_equals_learning(
-    network: str, distribution: str, dtype: str, norm_obs: bool
+def observations(spec: NetworkSpec, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(4)
+    obs = np.zeros(shape, spec.spaces.obs)
+    for name, leaf in leaves(obs).items():
+        if name in spec.spaces.categories:
+            categories = spec.spaces.categories[name]
+            codes = rng.integers(categories.counts, size=(*shape, len(categories.counts)))
+            leaf[...] = (codes + categories.starts).reshape(leaf.shape)
+        elif leaf.dtype.kind == "f":
+            leaf[...] = rng.normal(size=leaf.shape) * 3
+        else:
+            leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+    return obs
+
+
+def states_of(spec: NetworkSpec, *shape: int) -> np.ndarray | None:
+    if not spec.state_size:
+        return None
+    states = np.random.default_rng(3).normal(size=(*shape, spec.state_size))
+    return states.astype(spec.dtype)
+
+
+def sequences(by_step: np.ndarray) -> np.ndarray:
+    """Return an array [T, E, ...] as a batch holds it: [E * T, ...], sequence by sequence."""
+    by_env = by_step.swapaxes(0, 1)
+    return np.ascontiguousarray(by_env.reshape(-1, *by_env.shape[2:]))
+
+
+def inputs_of(
+    spec: NetworkSpec, obs: np.ndarray, state: np.ndarray | None, starts: np.ndarray
+) -> tuple[Any, RecurrentInputs | None]:
+    """Return what a network learns from: observations [T, E] and, if it has memory, its state and `starts`."""
+    read = reader_of(spec.spaces.obs, spec.dtype).read(obs)
+    inputs = each_leaf(read, lambda leaf: torch.from_numpy(sequences(leaf)))
+    if state is None:
+        return inputs, None
+    return inputs, RecurrentInputs(torch.from_numpy(state), torch.from_numpy(starts.T.copy()))
+
+
+@cases
+def test_acting_step_by_step_equals_learning_over_sequences(
+    network: str, actions: str, dtype: str
 ) -> None:
-    spec = NETWORKS[network](ACTIONS[distribution], dtype)
-    scale = SCALE if norm_obs else None
-    agent = agent_of(spec, scale)
+    """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
+    spec = spec_of(network, actions, dtype)
+    agent = agent_of(spec, spread=0.1)
     model = PPOModel(spec, seed=9)
-    obs = observations(9)
-    checks.load_random(model.network, spec)
-    noise = agent.distribution.noise(np.random.default_rng(1), 1, 9, dtype)[0]
-    drawn, (head, values, _) = agent.act(obs, noise)
-
-    x = obs.astype(dtype)
-    if scale is not None:
-        x = np.clip((x - scale.mean.astype(dtype)) / scale.std.astype(dtype), -10, 10)
-    scored = model.forward(torch.from_numpy(x), torch.from_numpy(drawn))
-    model_head, model_values, _ = model.network.forward(torch.from_numpy(x))
+    load_random(model.network, spec, scale=0.1)
+    obs = observations(spec, 12, 3)
+    starts = np.random.default_rng(2).random((12, 3)) < 0.2
+    first = state = states_of(spec, 3)
+    acted: list[tuple[np.ndarray, ...]] = []
+    for step_obs, is_start in zip(obs, starts, strict=True):
+        if state is not None:
+            state = np.where(is_start[:, None], np.zeros_like(state), state)
+        before = None if state is None else state.copy()
+        noise = agent.distribution.noise(np.random.default_rng(len(acted)), 1, 3, dtype)[0]
+        drawn, outputs = agent.act(step_obs, noise, state)
+        best, _ = agent.decide(step_obs, state)
+        np.testing.assert_array_equal(best, agent.distribution.mode(outputs.head))
+        np.testing.assert_array_equal(agent.values(step_obs, state), outputs.values)
+        assert_same_bytes(state, before)
+        acted.append((drawn, outputs.head, outputs.values))
+        state = outputs.state
+        assert (state is None) == (first is None)
+        if state is not None:
+            assert state.dtype == dtype
+            assert state.shape == (3, spec.state_size)
+    drawn, heads, values = (sequences(np.stack(column)) for column in zip(*acted, strict=True))
+    assert heads.dtype == values.dtype == dtype
+    inputs, recurrent = inputs_of(spec, obs, first, starts)
+    head, learned, _ = model.network.forward(inputs, recurrent)
+    scored = model.forward(inputs, torch.from_numpy(drawn), recurrent=recurrent)
+    logprobs = agent.distribution.log_prob(heads, drawn)
+    assert logprobs.dtype == dtype
     tolerance = TOLERANCE[dtype]
-    np.testing.assert_allclose(head, model_head, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(values, model_values, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(agent.values(obs), model_values, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(heads, head, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(values, learned, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(
-        agent.distribution.log_prob(head, drawn),
-        scored.policy.logprobs,
-        rtol=tolerance,
-        atol=20 * tolerance,
+        logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance
     )
-    assert {
-        str(array.dtype) for array in (head, values, agent.distribution.log_prob(head, drawn))
-    } == {dtype}
-    np.testing.assert_array_equal(agent.decide(obs)[0], agent.distribution.mode(head))
-    assert (head.shape, values.shape) == ((9, spec.distribution.head_size), (9,))
 
 
 @networks
-@distributions
-def test_gradients_are_finite_differences(network: str, distribution: str) -> None:
-    spec = NETWORKS[network](ACTIONS[distribution], "float64")
+def test_gradients_are_finite_differences(network: str) -> None:
+    """Of the largest and of another element of each parameter, for a loss that depends on all outputs."""
+    spec = spec_of(network, "joint", "float64")
     learning = learning_network(spec, 3)
-    obs = torch.from_numpy(observations(5).astype(np.float64))
-    frozen = {name: np.full(shape, name == "frozen") for name, shape in spec.shapes.items()}
-    is_frozen = spec.flatten(frozen).astype(bool)
-    gradient = checks.gradient_of(learning, obs)
-    assert not gradient[is_frozen].any()
-    drawn = np.random.default_rng(0).integers(0, spec.num_parameters, 12)
-    checks.gradient_by_differences(gradient, learning, obs, drawn[~is_frozen[drawn]], rel=1e-4)
+    if spec.state_size:
+        load_random(learning, spec)
+    starts = np.zeros((5, 2), bool)
+    starts[3, 1] = True
+    inputs, recurrent = inputs_of(spec, observations(spec, 5, 2), states_of(spec, 2), starts)
+    gradient = gradient_of(learning, inputs, recurrent=recurrent)
+    weights = learning.parameters.weights.data
+
+    def difference(index: int) -> float:
+        kept = weights[index].item()
+        losses = []
+        for step in (1e-6, -1e-6):
+            weights[index] = kept + step
+            head, values, _ = learning.forward(inputs, recurrent)
+            losses.append(float(head.square().sum() + values.exp().sum()))
+        weights[index] = kept
+        return (losses[0] - losses[1]) / 2e-6
+
+    start = 0
+    for name, shape in spec.shapes.items():
+        size = math.prod(shape)
+        part = gradient[start : start + size]
+        if name == "frozen":
+            assert not part.any()
+        else:
+            for index in (np.abs(part).argmax(), np.random.default_rng(start).integers(size)):
+                expected = difference(start + int(index))
+                assert part[index] == pytest.approx(expected, rel=1e-3, abs=2e-5), name
+        start += size
 
 
-@networks
-@heads
+@cases
 def test_samplers_that_act_together_get_the_bits_of_each_alone(
-    network: str, distribution: str, dtype: str
+    network: str, actions: str, dtype: str
 ) -> None:
-    """Compare everything that the agent returns."""
-    agent = agent_of(NETWORKS[network](ACTIONS[distribution], dtype), SCALE)
-    for samplers, rows in ((1, 2), (2, 1), (3, 5), (8, 2), (8, 16)):
-        checks.acting_together(agent, observations(rows, samplers))
+    """A row of a larger product would differ in the last bits."""
+    spec = spec_of(network, actions, dtype)
+    agent = agent_of(spec, spread=0.1)
+
+    def answers(obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None) -> list[Any]:
+        drawn, outputs = agent.act(obs, noise, state)
+        best, _ = agent.decide(obs, state)
+        return [drawn, *outputs, best, agent.values(obs, state)]
+
+    for samplers, rows in ((1, 2), (2, 1), (3, 5), (8, 2), (2, 33)):
+        obs = observations(spec, samplers, rows)
+        noise = agent.distribution.noise(np.random.default_rng(1), samplers, rows, dtype)
+        states = states_of(spec, samplers, rows)
+        together = answers(obs, noise, states)
+        for s in range(samplers):
+            state = None if states is None else states[s]
+            for stacked, alone in zip(together, answers(obs[s], noise[s], state), strict=True):
+                assert_same_bytes(None if stacked is None else stacked[s], alone)
 
 
 @networks
-@heads
-def test_parameters_follow_from_description_and_seed(
-    network: str, distribution: str, dtype: str
-) -> None:
-    make = partial(NETWORKS[network], ACTIONS[distribution])
-    checks.parameters_of(make, dtype)
-    expected = agent_of(make(dtype)).values(observations(2))
-    with checks.float64_by_default():
-        np.testing.assert_array_equal(agent_of(make(dtype)).values(observations(2)), expected)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -> None:
+    """Flat weights and named parameters are the same numbers; torch's global state and default dtype have no effect."""
+    spec = spec_of(network, "joint", dtype)
+
+    def weights_of(seed: int) -> np.ndarray:
+        return learning_network(spec, seed).parameters.weights.numpy(force=True)
+
+    state = torch.get_rng_state()
+    weights = weights_of(3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert weights.shape == (spec.num_parameters,)
+    assert weights.dtype == dtype
+    named = spec.unflatten(weights)
+    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes)
+    np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
+    obs = observations(spec, 2)
+    values = agent_of(spec).values(obs, states_of(spec, 2))
+    torch.rand(10)
+    torch.set_default_dtype(torch.float64)  # as an environment in the same process may do
+    again = weights_of(3)
+    other = weights_of(4)
+    values_again = agent_of(spec).values(obs, states_of(spec, 2))
+    torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(again, weights)
+    np.testing.assert_array_equal(values_again, values)
+    assert not np.array_equal(other, weights)
+    same = spec_of(network, "joint", dtype)
+    assert (same, same.as_json()) == (spec, spec.as_json())
+    assert spec_of(network, "joint", "float32" if dtype == "float64" else "float64") != spec
 
 
-class _Subclass(nn.Linear):
-    """It has torch's forward pass."""
-
-
-def _hooked(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    layer.register_forward_hook(lambda _, __, output: 2 * output)
-    return layer
-
-
-def _with_a_forward_of_its_own(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    layer.forward = lambda inputs: 3 * nn.Linear.forward(layer, inputs)  # type: ignore[method-assign, assignment]
-    return layer
-
-
-def _transposed(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    layer.weight = nn.Parameter(torch.randn(inputs, outputs).t() / 8)
-    return layer
+def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
+    spec = spec_of("module with memory", "discrete", "float32")
+    agent = agent_of(spec)
+    obs = observations(spec, 2, 1)
+    first = agent.decide(obs[0], agent.start(1))[1].state
+    assert first is not None
+    kept = first.copy()
+    agent.decide(obs[1], first)
+    np.testing.assert_array_equal(first, kept)
 
 
 @pytest.mark.parametrize(
-    "make", [nn.Linear, _Subclass, _hooked, _with_a_forward_of_its_own, _transposed]
+    ("model", "words"),
+    [
+        (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
+        (
+            own.NoState,
+            "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state",
+        ),
+        (
+            own.WideState,
+            "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
+        ),
+        (own.MeanState, "depend on the other rows of the batch"),
+        (own.OddSize, "its state_size is (8,). It must be the number of elements"),
+        (
+            own.OneStep,
+            "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",
+        ),
+    ],
 )
-@pytest.mark.parametrize("behind", [nn.Tanh, nn.SiLU])
-@pytest.mark.parametrize("rows", [1, 8])
-def test_actors_and_learners_compute_the_same_bits(
-    make: Any, behind: type[nn.Module], rows: int
-) -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            shared = make(65, 65)
-            self.first = nn.Sequential(make(33, 65), behind(), shared, behind())
-            self.second = nn.Sequential(shared, behind(), make(65, 4))
+def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _ = ModuleSpec(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes
+    assert str(caught.value).startswith(f"model=worlds.memory_models:{model.__name__}: ")
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
-        def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            outputs = self.second(self.first(obs))
-            return outputs[:, :3], outputs[:, 3]
 
-    acting = Own()
-    learning = Own()
-    learning.load_state_dict(acting.state_dict())
-    obs = torch.randn(rows, 33)
-    expected = acting(obs)
-    outputs = TorchActing(
-        acting, acting.parameters(), Spaces(np.dtype((np.float32, (33,))), DiscreteActions(3))
-    ).step(obs.numpy())
-    head, values, _ = Autograd(learning, learning.parameters()).forward(obs)
-    np.testing.assert_array_equal(outputs.head, head.numpy())
-    np.testing.assert_array_equal(outputs.values, values.numpy())
-    torch.testing.assert_close((head, values), expected)
+def test_a_snapshot_is_copied_and_one_without_statistics_turns_normalization_off() -> None:
+    spec = spec_of("mlp", "box", "float64")
+    agent = PPOAgent(spec)
+    weights = random_weights(spec)
+    mean = np.array([[0.5, -1.0], [100.0, 0.0]])
+    agent.load(PolicySnapshot(0, weights, ObsScale(mean, np.full((2, 2), 3.0))))
+    obs = observations(spec, 5)
+    before = agent.values(obs)
+    np.testing.assert_array_equal(weights, random_weights(spec))
+    np.testing.assert_array_equal(obs, observations(spec, 5))
+    weights.flags.writeable = mean.flags.writeable = True
+    weights[:] = 7  # as an update in the same process would
+    mean[:] = 7
+    np.testing.assert_array_equal(agent.values(obs), before)
+    agent.load(PolicySnapshot(1, random_weights(spec)))
+    np.testing.assert_array_equal(agent.values(obs), agent_of(spec).values(obs))

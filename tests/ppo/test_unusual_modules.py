@@ -118,39 +118,98 @@ class Keyword(Base):
         return self.body(input=obs).tanh()
 
 
-@pytest.mark.parametrize("kind", [Base, *Base.__subclasses__()])
-def test_actors_and_learners_compute_what_torch_does(kind: type[Base]) -> None:
+class Chain(Base):
+    """Uses a layer twice in a chain."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        shared = self.linear(65, 65)
+        self.chain = nn.Sequential(
+            self.linear(3, 65), nn.Tanh(), shared, nn.Tanh(), shared, nn.SiLU(), self.linear(65, 16)
+        )
+
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        return nn.Linear(inputs, outputs)
+
+    def hidden(self, obs: Tensor) -> Tensor:
+        return self.chain(obs)
+
+
+class Subclass(nn.Linear):
+    """It has torch's forward pass."""
+
+
+class OfSubclasses(Chain):
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        return Subclass(inputs, outputs)
+
+
+class Hooked(Chain):
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        layer = super().linear(inputs, outputs)
+        layer.register_forward_hook(lambda _, __, output: 2 * output)
+        return layer
+
+
+class Replaced(Chain):
+    """Each layer has a forward pass of its own."""
+
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        layer = super().linear(inputs, outputs)
+        layer.forward = lambda inputs: 3 * nn.Linear.forward(layer, inputs)  # type: ignore[method-assign, assignment]
+        return layer
+
+
+class Transposed(Chain):
+    def linear(self, inputs: int, outputs: int) -> nn.Linear:
+        layer = super().linear(inputs, outputs)
+        layer.weight = nn.Parameter(torch.randn(inputs, outputs).t() / 8)
+        return layer
+
+
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", [Base, *Base.__subclasses__(), *Chain.__subclasses__()])
+def test_actors_and_learners_compute_what_torch_does_and_the_same_bits(
+    kind: type[Base], dtype: str
+) -> None:
     """Also with the weights after the next update."""
     torch.manual_seed(0)
-    spec = ModuleSpec(SPACES, kind, {}, "float64")
-    plain = kind(SPACES, 3).double()
+    spec = ModuleSpec(SPACES, kind, {}, dtype)
+    plain = kind(SPACES, 3)
+    if dtype == "float64":
+        plain.double()
     actor = acting_network(spec)
     learner = learning_network(spec, 0)
-    first = nn.utils.parameters_to_vector(plain.parameters()).detach().numpy()
-    obs = np.random.default_rng(0).normal(size=(4, 3))
+    first = torch.cat([parameter.flatten() for parameter in plain.parameters()]).numpy(force=True)
+    obs = torch.from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype(dtype))
     for number in range(2):
-        weights = first * (1 + number) + 0.3 * number
+        weights = first * (1 + number) + np.float32(0.3) * number
         nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), plain.parameters())
-        plain.zero_grad()
-        head, values = plain(torch.from_numpy(obs))
-        (head.square().sum() + values.sum()).backward()
         actor.load(weights)
         with torch.no_grad():
             learner.parameters.weights.copy_(torch.from_numpy(weights))
-        ours, our_values, residuals = learner.forward(torch.from_numpy(obs))
-        learner.backward(residuals, 2 * ours, torch.ones(4, dtype=torch.float64))
-        ours_by_actor = actor.step(obs)
-        wanted = [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor in plain.parameters()
-        ]
-        for computed, of_torch in (
-            (ours, head),
-            (our_values, values),
-            (torch.from_numpy(ours_by_actor.head), head),
-            (learner.parameters.gradient, torch.cat([tensor.flatten() for tensor in wanted])),
-        ):
-            torch.testing.assert_close(computed, of_torch.detach(), rtol=1e-9, atol=1e-12)
+        for rows in (obs, obs[:1]):
+            plain.zero_grad()
+            head, values = plain(rows)
+            (head.square().sum() + values.sum()).backward()
+            expected = [
+                torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                for tensor in plain.parameters()
+            ]
+            learned, learned_values, residuals = learner.forward(rows)
+            acted = actor.step(rows.numpy())
+            np.testing.assert_array_equal(acted.head, learned)
+            np.testing.assert_array_equal(acted.values, learned_values)
+            learner.backward(residuals, 2 * learned, torch.ones_like(learned_values))
+            torch.testing.assert_close(
+                (learned, learned_values, learner.parameters.gradient),
+                (head.detach(), values.detach(), torch.cat([part.flatten() for part in expected])),
+                rtol=1e3 * TOLERANCE[dtype],
+                atol=TOLERANCE[dtype],
+            )
 
 
 class MakesBuffer(Base):

@@ -243,8 +243,8 @@ class ModuleSpec(NetworkSpec):
             raise self._broken(
                 "the names or shapes of its parameters are random. Let them follow from the arguments"
             )
-        weights = nn.utils.parameters_to_vector(module.parameters()).detach()
-        nn.utils.vector_to_parameters(weights, other_module.parameters())
+        for parameter, other in zip(module.parameters(), other_module.parameters(), strict=True):
+            other.data.copy_(parameter.data)
         obs = _made_up_inputs(self.spaces, NUM_ROWS, self._torch_dtype)
         inputs: list[Any] = [obs]
         shape: tuple[int, ...] = (NUM_ROWS,)
