@@ -304,7 +304,7 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     once, twice = (make_trainer(spec, update_epochs=epochs, **options) for epochs in (1, 2))
     network = CurrentNetwork(twice.model, len(batch), None)
     prepared = twice.stages[0].prepare(batch, network, experience)
-    figures, both = (
+    figures, figures_of_two = (
         trainer.train_on(
             batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience
         ).figures
@@ -318,13 +318,15 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     loss = torch.max(-advantages * ratio, -advantages * clipped).mean().item()
     assert center.max() < 2
     # of the second epoch; the first one has ratio one
-    assert 2 * both["policy_loss"] - figures["policy_loss"] == pytest.approx(loss, rel=1e-9)
+    assert 2 * figures_of_two["policy_loss"] - figures["policy_loss"] == pytest.approx(
+        loss, rel=1e-9
+    )
     # each row as often as `pi_k` draws it
     change = ratio / center
     kl = (center * (change - 1 - change.log())).mean().item()
     old_kl = -(center * change.log()).mean().item()
-    assert 2 * both["approx_kl"] == pytest.approx(kl, rel=1e-9)
-    assert 2 * both["old_approx_kl"] == pytest.approx(old_kl, rel=1e-9)
+    assert 2 * figures_of_two["approx_kl"] == pytest.approx(kl, rel=1e-9)
+    assert 2 * figures_of_two["old_approx_kl"] == pytest.approx(old_kl, rel=1e-9)
     moved = (ratio - center).abs()
     assert figures["total_variation"] == pytest.approx(moved.mean().item() / 2, rel=1e-9)
     assert figures["clipfrac"] == pytest.approx((moved > width).double().mean().item())
