@@ -8,15 +8,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import kinds
-import numpy as np
 import pytest
 import torch
-from commandline import fresh_environment, run
+from commandline import fresh_environment
 
 import dppo
 from dppo.errors import ClusterError
@@ -272,25 +270,3 @@ def test_a_run_on_another_machine_is_noted_once(
     ]
     assert len(notes) == 1
     assert "another, computes other last bits in NumPy's sums" in notes[0]
-
-
-@pytest.mark.slow
-def test_native_numerics_leave_the_variables_alone(tmp_path: Path) -> None:
-    sizes = [
-        "--total-timesteps",
-        "256",
-        "--num-steps",
-        "32",
-        "--preset",
-        "none",
-        "--progress",
-        "plain",
-    ]
-    code, out, err = run(
-        ["train", "CartPole-v1", *sizes, "--run-dir", "run", "--numerics", "native"], tmp_path
-    )
-    assert code == 0, err
-    assert "this type of CPU only" not in out
-    state: dict[str, Any] = dppo.load_policy(tmp_path / "run").state
-    assert state["numerics"]["own"].keys() == asdict(ONE).keys()
-    assert np.isfinite(state["global_step"])

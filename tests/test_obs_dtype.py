@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +10,6 @@ import pytest
 from builders import make_config, plan_of, random_weights
 from worlds.faulty import Faulty
 
-import dppo
 from dppo.config import PPO, Config
 from dppo.envs.spaces import dtype_of
 from dppo.errors import ConfigError
@@ -110,17 +108,6 @@ def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) ->
         scale
         or ObsScale(*Moments.empty(normalized_part(np.zeros(1, obs)).shape[1:]).mean_and_std()),
     )
-
-
-def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"obs_dtype=float64 has no effect: the network reads float32\. Use `norm"
-    ):
-        config_of(norm_obs=False)
-    with pytest.raises(
-        ConfigError, match=r"neither float64 numbers nor a Box of integers beyond 2\*\*24"
-    ):
-        dppo.train(config_of(env_kwargs={"dtype": "float32"}, run_dir=tmp_path / "run"))
 
 
 @pytest.mark.parametrize("nest", [False, True])

@@ -220,57 +220,6 @@ def test_a_run_says_which_network_it_trains_and_why(
     assert re.match(pattern, lines[0])
 
 
-@pytest.mark.parametrize(
-    ("env_id", "changes", "words"),
-    [
-        ("worlds.observed:Everything", {}, r"leaf 'mission': is Text\(.*drop_obs=mission"),
-        (
-            "worlds.observed:Everything",
-            {"drop_obs": ("mission",)},
-            "leaf 'robot.note'.*`drop_obs=mission robot.note`",
-        ),
-        (
-            "worlds.observed:Everything",
-            {"drop_obs": ("mision",)},
-            "drop_obs=mision: is not.* camera, dials, gear",
-        ),
-        ("CartPole-v1", {"drop_obs": ("velocity",)}, "single array, which has no names"),
-        (
-            "worlds.observed:Numbers",
-            {"drop_obs": ("goal", "step", "lamps")},
-            "leaves nothing of the observation",
-        ),
-        (
-            "worlds.observed:Picture",
-            {"image_encoder": "nature"},
-            "encoder=nature: .* 36 x 36.*`image_encoder=grid`",
-        ),
-        (
-            "worlds.observed:Picture",
-            {"hidden_sizes": (32,)},
-            r"hidden_sizes=\(32,\) has no effect.*image_features",
-        ),
-        (
-            "CartPole-v1",
-            {"image_encoder": "impala"},
-            "image_encoder=impala has no effect.*no image",
-        ),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_settings_must_fit_the_observations(
-    env_id: str, changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        dppo.train(
-            make_config(
-                {"env_id": env_id, "progress": "off", "run_dir": tmp_path / "run"} | changes
-            )
-        )
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.rglob("*.*"))
-
-
 def test_a_leaf_inside_another_may_be_named_with_a_slash(tmp_path: Path) -> None:
     changes = {"drop_obs": ("mission", "robot/note", "camera", "tool")}
     config = settings("dict observation", tmp_path / "run", image_features=None, **changes)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from recorder import Notes, Recorder
 
 import dppo
@@ -38,16 +38,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base = {
-        "env_id": "CartPole-v1",
-        "run_dir": run_dir,
-        "progress": "off",
-        "num_samplers": 2,
-        "num_steps": 32,
-        "total_timesteps": 64 * ITERATIONS,
-        "update_epochs": 1,
-    }
-    return make_config(base | changes)
+    return tiny_run(run_dir, samplers=2, steps=32, iterations=ITERATIONS, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +59,8 @@ def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(
     assert result.weights_sha256 == undisturbed
     each = []
     for number in range(ITERATIONS):
-        each += [f"iter_{number:06d}", "iteration"]
+        each.append(f"iter_{number:06d}")
+        each.append("iteration")
     assert recorder.calls == ["start", *each, "iter_000004", "end"]
     assert recorder.run is not None
     assert recorder.run.config == config
@@ -108,12 +100,6 @@ def test_checkpoints_that_fail_again_and_again_are_reported_once(
     assert "iter_000001" in failed[0]
     assert "iter_000004" in failed[1]
     assert {incident.kind for incident in recorder.incidents} == {"checkpoint_failed"}
-
-
-def test_an_object_that_is_not_an_observer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"observers: .* is not a dppo\.Observer"):
-        dppo.train(settings(tmp_path / "run"), observers=[print])  # type: ignore[list-item]
-    assert not (tmp_path / "run").exists()
 
 
 class Watcher(dppo.Observer):
@@ -194,14 +180,16 @@ def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undistu
     after = Recorder()
     config = settings(tmp_path / "run")
     result = dppo.train(config, observers=[Recorder(), StopAt(2), StopAt(2), last])
-    assert (result.stopped_by, result.iterations) == ("StopAt", 2)
+    assert result.stopped_by == "StopAt"
+    assert result.iterations == 2
     assert result.checkpoint.stem == "iter_000002"
     seen_by_last = [row["iteration"] for row in last.rows]
     assert seen_by_last == [1, 2], "all observers see the last iteration"
     assert "Stopped by StopAt after 128 steps" in last.ending[0]
     assert last.ending[-1] == f"Resume with: dppo train --resume {tmp_path / 'run'}"
     whole = dppo.train(config, resume=tmp_path / "run", observers=[after, StopAt(ITERATIONS)])
-    assert (whole.weights_sha256, whole.resumed_at) == (undisturbed, 2)
+    assert whole.weights_sha256 == undisturbed
+    assert whole.resumed_at == 2
     assert whole.stopped_by is None  # it has not ended early
     assert after.run is not None
     assert after.run.resumed_at == 2
@@ -247,7 +235,8 @@ def test_observers_are_ended_one_by_one_even_if_they_are_equal() -> None:
 def test_the_observer_of_the_example_stops_at_its_target(tmp_path: Path) -> None:
     observer = runpy.run_path(str(EXAMPLES / "early_stop.py"))["StopAt"](15.0)
     result = dppo.train(settings(tmp_path / "run", total_timesteps=64 * 100), observers=[observer])
-    assert (result.stopped_by, result.iterations < 100) == ("StopAt", True)
+    assert result.stopped_by == "StopAt"
+    assert result.iterations < 100
     *before, last = [row.get("charts/episodic_return", 0.0) for row in result.metrics]
     assert last >= 15.0
     assert all(value < 15.0 for value in before)

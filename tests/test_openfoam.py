@@ -56,7 +56,8 @@ def test_a_flow_has_the_same_weights_however_its_run_was_disturbed(
     )
     run_dir = tmp_path / "run"
     resumed = dppo.train(settings(run_dir, env_state=env_state), resume=run_dir)
-    assert (resumed.weights_sha256, resumed.incidents) == (whole.weights_sha256, {})
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert resumed.incidents == {}
     if env_state == "own":
         assert sum(row["replay/steps"] for row in resumed.metrics) == 0
 

@@ -425,7 +425,9 @@ def test_the_header_compiles_without_a_warning_and_speaks_the_protocol(tmp_path:
     assert observation.tolist() == [2.0, 2.0]
     observation, reward, terminated, _, info = env.step(np.array([1.5], np.float32))
     assert observation.tolist() == [3.5, 2.0]
-    assert (reward, terminated, info) == (3.5, True, {"loss": -3.5})
+    assert reward == 3.5
+    assert terminated
+    assert info == {"loss": -3.5}
     env.close()
     assert (tmp_path / "solver.log").read_text() == '{"load": 1}\n'
 

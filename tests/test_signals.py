@@ -372,7 +372,8 @@ def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
     with Notes() as notes:
         result = dppo.train(config, observers=[Recorder(after_iteration=block)])
     sender.join()
-    assert (result.stopped_by, result.checkpoint.stem) == (number.name, "iter_000002")
+    assert result.stopped_by == number.name
+    assert result.checkpoint.stem == "iter_000002"
     assert f"{number.name}: iteration 3 is dropped, those before it are saved" in notes.texts
     (tmp_path / "wait").unlink()
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == whole.weights_sha256

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +10,10 @@ from builders import make_config
 from worlds.single import Engine
 
 import dppo
-from dppo.config.values import validated
-from dppo.errors import ConfigError, EnvironmentFault
+from dppo.errors import EnvironmentFault
 from dppo.records.metrics.reading import read_metrics
 
 SIZES = {"num_samplers": 4, "num_steps": 8, "update_epochs": 1, "progress": "off"}
-# settings, words, and what else their remedy drops
-REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
-    ({}, "samplers_per_actor=1: num_actors=0 hosts all 4 samplers in this process", {}),
-    ({"num_actors": 2}, "num_actors=2 hosts 2 of 4 samplers at most", {}),
-    (
-        {"num_actors": 2, "num_samplers": 5, "samplers_per_actor": 2},
-        "num_actors=2 hosts 4 of 5 samplers at most",
-        {},
-    ),
-    ({"num_actors": "1..2"}, r"num_actors=1\.\.2 hosts 2 of 4 samplers at most", {}),
-    (
-        {"num_samplers": 1, "eval_every": 64},
-        "num_actors=0 evaluates in this process, which has 1 already",
-        {},
-    ),
-    ({"num_actors": 4, "standby_envs": 1}, "standby_envs=1: makes 2 copies", {"standby_envs": 0}),
-    (
-        {"num_actors": 2, "samplers_per_actor": 2, "env_threads": True},
-        "env_threads=True: runs",
-        {"env_threads": False},
-    ),
-    (
-        {"num_actors": 4, "backup_requests": True},
-        "backup_requests=True: makes",
-        {"backup_requests": False},
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words", "dropped"), REFUSED, ids=[words[:28] for _, words, _ in REFUSED]
-)
-def test_settings_with_too_many_samplers_in_a_process_are_refused_with_those_that_work(
-    settings: dict[str, Any], words: str, dropped: dict[str, Any]
-) -> None:
-    settings = {"env_id": "CartPole-v1", "samplers_per_actor": 1} | SIZES | settings
-    with pytest.raises(ConfigError, match=words) as refused:
-        make_config(settings)
-    remedy = dict(re.findall("Use `([a-z_]+)=([^`]*)`", str(refused.value)))
-    assert remedy or dropped
-    make_config(settings | dropped | validated({"env_id": ""} | remedy) | {"env_id": "CartPole-v1"})
 
 
 def one_too_many(tmp_path: Path, **changes: Any) -> str:

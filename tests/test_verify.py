@@ -241,6 +241,8 @@ def test_an_environment_that_no_seed_reproduces_is_named(
     tmp_path: Path, run: Path, capsys: Capture
 ) -> None:
     drifting = train(tmp_path / "drifting", env_id="worlds.faulty:drifting_cartpole")
+    with pytest.raises(ConfigError, match="Add `trust=True` if you trust that folder"):
+        verify(drifting)
     assert verify(drifting, "--trust") == 1
     printed = capsys.readouterr().out
     assert "the environment does not follow from its seed" in printed
@@ -252,12 +254,6 @@ def test_a_run_that_is_not_replayed_cannot_be_verified(
 ) -> None:
     assert verify(train(tmp_path / "unreplayed", replay=False)) == 1
     assert "open episodes are not replayed" in capsys.readouterr().out
-
-
-def test_code_that_a_run_names_is_not_imported_without_trust(tmp_path: Path, run: Path) -> None:
-    named = train(tmp_path / "named", env_id="worlds.faulty:drifting_cartpole")
-    with pytest.raises(ConfigError, match="Add `trust=True` if you trust that folder"):
-        verify(named)
 
 
 def test_no_iterations_are_refused(run: Path) -> None:

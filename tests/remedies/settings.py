@@ -71,6 +71,10 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"samplers_per_actor": 1, "num_samplers": 4, "num_actors": 2},
     ),
     (
+        "Use `num_actors={}`, or `num_samplers={}` for a smaller batch",
+        {"samplers_per_actor": 1, "num_samplers": 4, "num_actors": "1..2"},
+    ),
+    (
         "where evaluations have processes of their own, or leave `eval_every` out",
         {"samplers_per_actor": 1, "num_samplers": 1, "eval_every": 1000},
     ),
