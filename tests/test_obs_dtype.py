@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config, plan_of, random_weights
+from builders import plan_of, random_weights, tiny_run
 from worlds.faulty import Faulty
 
 from dppo.config import PPO, Config
@@ -25,53 +25,26 @@ from dppo.spaces.spaces import leaves
 OFFSET = 1e9
 
 
-class FarAway(gym.Env[Any, Any]):
-    """The right action is the sign of the last number, which lies beside 1e9; `nest` puts it into a Dict.
+def far_away(nest: bool = False, dtype: str = "float64") -> Faulty:
+    """Return an environment whose second number lies beside 1e9; `nest` puts both into a Dict."""
+    low, high = (0, 2**30) if "int" in dtype else (-np.inf, np.inf)
+    space: gym.Space[Any] = gym.spaces.Box(low, high, (2,), np.dtype(dtype).type)
 
-    With an integer dtype, the number is a small whole one.
-    """
+    def observe(steps: int) -> Any:
+        number = np.sin(steps)
+        far = np.array([0.5, OFFSET + number])
+        if "int" in dtype:
+            far = np.array([0, int(OFFSET + round(4 * number))], dtype)
+        return {"far": far, "dial": steps % 3} if nest else far
 
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, nest: bool = False, dtype: str = "float64") -> None:
-        low, high = (0, 2**30) if "int" in dtype else (-np.inf, np.inf)
-        space = gym.spaces.Box(low, high, (2,), np.dtype(dtype).type)
-        self.observation_space = (
-            gym.spaces.Dict({"far": space, "dial": gym.spaces.Discrete(3)}) if nest else space
-        )
-        self._nest = nest
-        self._dtype = dtype
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._observe(), {}
-
-    def step(self, action: Any) -> Any:
-        reward = float((self._number > 0) == bool(action))
-        self._steps += 1
-        return self._observe(), reward, self._steps == 20, False, {}
-
-    def _observe(self) -> Any:
-        self._number = float(self.np_random.normal())
-        far = np.array([0.5, OFFSET + self._number])
-        if "int" in self._dtype:
-            self._number = float(np.round(self._number * 4))
-            far = np.array([0, int(OFFSET + self._number)], self._dtype)
-        return {"far": far, "dial": self._steps % 3} if self._nest else far
+    if nest:
+        space = gym.spaces.Dict({"far": space, "dial": gym.spaces.Discrete(3)})
+    return Faulty(space=space, observe=observe, episodes=(), length=20)
 
 
 def config_of(**changes: Any) -> Config:
-    base = {
-        "env_id": FarAway,
-        "num_samplers": 2,
-        "num_steps": 64,
-        "total_timesteps": 128 * 24,
-        "progress": "off",
-    }
-    return make_config(
-        base | {"learning_rate": 3e-3, "norm_obs": True, "obs_dtype": "float64"} | changes
-    )
+    stored: dict[str, Any] = {"env_id": far_away, "norm_obs": True, "obs_dtype": "float64"}
+    return tiny_run(None, samplers=2, steps=64, **stored | changes)
 
 
 @pytest.mark.parametrize("nest", [False, True])

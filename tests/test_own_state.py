@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from processes import Disturbance, send
 from recorder import Notes, Recorder
 from remedies import executes
@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
     "envs_per_sampler": 2,
     "num_steps": 16,
     "total_timesteps": 6 * 64,
+    "update_epochs": 2,
 }
 PLAIN: dict[Any, Any] = {
     "numbers": [1, 2.5, -0.0, float("nan"), 2**200, True, None],
@@ -43,12 +44,8 @@ PLAIN: dict[Any, Any] = {
 def settings(
     run_dir: Path, env: str = "limited", kwargs: dict[str, Any] | None = None, **changes: Any
 ) -> dppo.Config:
-    base = SIZES | {
-        "env_id": f"worlds.stateful:{env}",
-        "env_kwargs": kwargs or {},
-        "run_dir": run_dir,
-    }
-    return make_config(base | {"progress": "off", "update_epochs": 2} | changes)
+    world: dict[str, Any] = {"env_id": f"worlds.stateful:{env}", "env_kwargs": kwargs or {}}
+    return tiny_run(run_dir, **world | SIZES | changes)
 
 
 def resumed(config: dppo.Config, at: int = 3, **changes: Any) -> tuple[dppo.Result, Recorder]:

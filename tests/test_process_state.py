@@ -17,10 +17,12 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import pytest
 import torch
+from builders import tiny_run
 from kinds import small
 from worlds.disturbing import DISTURB
 
@@ -41,41 +43,33 @@ ALONE = {"streams", "environ", "tempfile"}
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give the process back as it was: to dppo some of the states are all the same."""
     monkeypatch.setattr(borders, "_users", borders._Users())
-    environment = dict(os.environ)
-    argv = sys.argv.copy()
-    folder = os.getcwd()
-    disabled = {
-        name: logger.disabled
-        for name, logger in logging.root.manager.loggerDict.items()
-        if hasattr(logger, "disabled")
-    }
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
+    monkeypatch.setattr(sys, "argv", sys.argv.copy())
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    monkeypatch.chdir(Path.cwd())
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            monkeypatch.setattr(logger, "disabled", logger.disabled)
     level = logging.root.level
     language = locale.setlocale(locale.LC_ALL)
-    temporary = tempfile.tempdir
     threads = torch.get_num_threads()
     recursion = sys.getrecursionlimit()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    streams = sys.stdout, sys.stderr
     with (
+        mock.patch.dict(os.environ),
         warnings.catch_warnings(),
         arithmetic.as_usual(),
         arithmetic.torch_as_usual(),
         torch.random.fork_rng(),
     ):
         yield
-    sys.stdout, sys.stderr = streams
-    os.environ.update(environment)
-    os.chdir(folder)
-    sys.argv[:] = argv
     sys.setrecursionlimit(recursion)
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    for name, was in disabled.items():
-        logging.getLogger(name).disabled = was
     logging.disable(logging.NOTSET)
     logging.root.setLevel(level)
     locale.setlocale(locale.LC_ALL, language)
-    tempfile.tempdir = temporary
     socket.setdefaulttimeout(None)
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")
@@ -89,19 +83,11 @@ def trained(names: str, when: str, folder: Path, **changes: Any) -> dppo.Result:
     if when == "import":
         os.environ["DISTURB_AT_IMPORT"] = names
         sys.modules.pop("worlds.disturbing", None)
-    settings: dict[str, Any] = {
-        "num_samplers": 2,
-        "num_steps": 16,
-        "total_timesteps": 96,
-        "update_epochs": 2,
-    }
-    settings |= {
-        "progress": "off",
-        "run_dir": folder,
-        "env_kwargs": {"names": names, "when": when},
-    } | changes
+    disturbing = {"env_id": ENV, "env_kwargs": {"names": names, "when": when}}
     try:
-        return dppo.train(dppo.Config(env_id=ENV, **settings))
+        return dppo.train(
+            tiny_run(folder, samplers=2, **disturbing | {"update_epochs": 2} | changes)
+        )
     finally:
         os.environ.pop("DISTURB_AT_IMPORT", None)
 

@@ -146,18 +146,6 @@ def test_a_solver_goes_on_from_its_restart_file_in_another_process(tmp_path: Pat
     plain.close()
 
 
-def test_a_solver_that_is_killed_is_started_again_and_its_episode_replayed(tmp_path: Path) -> None:
-    undisturbed = make(solver(tmp_path), scratch_dir=str(tmp_path))
-    expected = played(undisturbed, 5)
-    undisturbed.close()
-    once = "steps == 3 and not os.path.exists('killed')"
-    trouble = f"if {once}: open('killed', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
-    env = make(solver(tmp_path, trouble), scratch_dir=str(tmp_path))
-    assert played(env, 5) == expected
-    assert env.step(np.zeros(2))[4]["solver_restarts"] == 1
-    env.close()
-
-
 KILLED_TWICE = """
 import glob, os, signal
 number = len(glob.glob("killed-*"))
@@ -180,6 +168,7 @@ def test_a_solver_that_is_killed_while_it_starts_or_repeats_its_episode_is_start
     program.write_text(KILLED_TWICE + program.read_text())
     env = make(words, scratch_dir=str(tmp_path))
     assert played(env, 5) == expected
+    assert env.step(np.zeros(2))[4]["solver_restarts"] > 1
     env.close()
     assert len(list(tmp_path.glob("killed-*"))) == 2
 

@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 from builders import make_config
 from commandline import Command
 from recorder import Recorder
+from worlds.faulty import Faulty
 from worlds.models import Plain
 
 import dppo
@@ -143,21 +144,15 @@ def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) ->
     assert of_learning(run) == of_learning(tmp_path / "at once")
 
 
-class Kinds(gym.Env[Any, Any]):
-    """Has one of four kinds as an observation, declared as `space`."""
+KIND: gym.Space[Any] = gym.spaces.Discrete(4)
 
-    action_space = gym.spaces.Discrete(2)
-    space: ClassVar[gym.Space[Any]] = gym.spaces.Discrete(4)
 
-    def __init__(self) -> None:
-        self.observation_space = gym.spaces.Dict(kind=self.space, x=gym.spaces.Box(-1, 1, (2,)))
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return {"kind": np.array(self.np_random.integers(4)), "x": np.zeros(2, np.float32)}, {}
-
-    def step(self, action: int) -> Any:
-        return *self.reset()[:1], 0.0, False, False, {}
+def kinds() -> Faulty:
+    """Return an environment with one of four kinds in its observation, declared as `KIND`."""
+    space = gym.spaces.Dict(kind=KIND, x=gym.spaces.Box(-1, 1, (2,)))
+    return Faulty(
+        space=space, observe=lambda steps: {"kind": np.array(steps % 4), "x": np.zeros(2)}
+    )
 
 
 class ReadsOne(Plain):
@@ -173,9 +168,9 @@ def test_a_space_that_has_become_another_is_named(
     network: dict[str, Any], branch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"num_steps": 8, "num_samplers": 1, "total_timesteps": 8, "progress": "off"}
-    settings = {"env_id": Kinds, **sizes, **network}
+    settings = {"env_id": kinds, **sizes, **network}
     dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
-    monkeypatch.setattr(Kinds, "space", gym.spaces.Box(0, 3, (), np.int64))
+    monkeypatch.setitem(globals(), "KIND", gym.spaces.Box(0, 3, (), np.int64))
     config = make_config(settings | {"run_dir": tmp_path / ("new" if branch else "run")})
     with pytest.raises(CheckpointError, match=r"its categories is .*, but that of \S+ is None"):
         dppo.train(config, resume=tmp_path / "run", branch=branch)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from commandline import Command
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
@@ -126,19 +126,8 @@ def lines(
 
 
 def run_of(where: str, run_dir: Path, **changes: Any) -> None:
-    sizes: dict[str, Any] = {
-        "num_samplers": 1,
-        "num_steps": 8,
-        "total_timesteps": 8,
-        "update_epochs": 1,
-    }
-    sizes |= {
-        "env_id": SlowOnce,
-        "env_kwargs": {"where": where},
-        "run_dir": run_dir,
-        "progress": "off",
-    }
-    dppo.train(make_config(sizes | changes))
+    slow: dict[str, Any] = {"env_id": SlowOnce, "env_kwargs": {"where": where}}
+    dppo.train(tiny_run(run_dir, steps=8, iterations=1, **slow | changes))
 
 
 @pytest.mark.proves("hangs in process, in `dppo eval` or in `dppo replay`")

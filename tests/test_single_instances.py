@@ -6,25 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from worlds.single import Engine
 
 import dppo
 from dppo.errors import EnvironmentFault
 from dppo.records.metrics.reading import read_metrics
 
-SIZES = {"num_samplers": 4, "num_steps": 8, "update_epochs": 1, "progress": "off"}
+ENGINE = {"env_id": "worlds.single:Engine"}
 
 
 def one_too_many(tmp_path: Path, **changes: Any) -> str:
     """Return the message of a run that makes more instances than its process may have."""
-    sizes: dict[str, Any] = {
-        "env_id": "worlds.single:Engine",
-        "run_dir": tmp_path / "run",
-        "total_timesteps": 64,
-    }
     with pytest.raises(EnvironmentFault) as fault:
-        dppo.train(make_config(sizes | SIZES | changes))
+        dppo.train(tiny_run(tmp_path / "run", samplers=4, steps=8, **ENGINE | changes))
     assert not Engine.alive
     rows = tmp_path / "run" / "metrics.jsonl"
     assert not rows.exists() or not rows.read_text(), "no iteration was made"
@@ -71,10 +66,8 @@ def test_a_second_instance_in_this_process_ends_the_run_with_the_settings_that_w
 def test_an_evaluation_in_this_process_says_where_it_can_play(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sizes = SIZES | {"num_samplers": 1, "total_timesteps": 16, "eval_every": 8, "eval_episodes": 1}
-    result = dppo.train(
-        make_config({"env_id": "worlds.single:Engine", "run_dir": tmp_path / "run", **sizes})
-    )
+    evaluated: dict[str, Any] = ENGINE | {"eval_every": 8, "eval_episodes": 1}
+    result = dppo.train(tiny_run(tmp_path / "run", steps=8, iterations=2, **evaluated))
     assert result.incidents == {"evaluation_fault": 2}
     assert (
         "The samplers have others in this process; num_actors=1 (--num-actors 1) evaluates in another"
@@ -87,24 +80,15 @@ def test_actors_with_one_sampler_each_train_and_evaluate_with_equal_results(
     ray_session: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One process is slow: without the setting, its sampler moves to the other, which cannot make it, and goes back."""
-    sizes: dict[str, Any] = {
-        "num_samplers": 2,
-        "num_steps": 32,
-        "num_actors": 2,
-        "total_timesteps": 64 * 40,
-    }
     weights = []
     for name, known in (
         ("known", {"samplers_per_actor": 1, "eval_every": 640, "eval_episodes": 2}),
         ("found", {}),
     ):
-        kwargs = {
-            "env_kwargs": {"slow": str(tmp_path / f"{name}.slow")},
-            "run_dir": tmp_path / name,
-        }
-        result = dppo.train(
-            make_config({"env_id": "worlds.single:Engine"} | SIZES | sizes | kwargs | known)
-        )
+        slow = {"env_kwargs": {"slow": str(tmp_path / f"{name}.slow")}, "num_actors": 2}
+        changes: dict[str, Any] = ENGINE | slow | known
+        config = tiny_run(tmp_path / name, samplers=2, steps=32, iterations=40, **changes)
+        result = dppo.train(config)
         weights.append(result.weights_sha256)
         assert result.incidents == ({} if known else {"actor_lost": 1})
     assert "From now on a process gets at most 1 sampler" in caplog.text

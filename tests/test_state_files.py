@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from commandline import Command
 from commandline import run as run_command
 from processes import Disturbance, send
@@ -39,8 +39,8 @@ HUGE = 10 * 2**30  # bytes, of which 16 are written
 
 
 def settings(run_dir: Path, kwargs: dict[str, Any] | None = None, **changes: Any) -> dppo.Config:
-    base = {"env_id": "worlds.restarts:Restarting", "env_kwargs": kwargs or {}, "run_dir": run_dir}
-    return make_config(SIZES | base | {"progress": "off"} | changes)
+    base = {"env_id": "worlds.restarts:Restarting", "env_kwargs": kwargs or {}}
+    return tiny_run(run_dir, **SIZES | base | changes)
 
 
 @pytest.fixture(scope="module")

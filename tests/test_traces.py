@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from kinds import KINDS, small
 from recorder import Recorder, stop_in_episode
 
@@ -15,18 +15,15 @@ from dppo.__main__ import main
 from dppo.learners.trainers import LocalTrainer
 from dppo.records.metrics.reading import read_metrics
 
-SIZES = {
-    "num_samplers": 2,
-    "num_steps": 8,
-    "total_timesteps": 64,
-    "update_epochs": 1,
-    "progress": "off",
+WORLD: dict[str, Any] = {
+    "env_id": "worlds.faulty:Faulty",
+    "norm_reward": False,
+    "trace_hashes": True,
 }
-WORLD = {"env_id": "worlds.faulty:Faulty", "norm_reward": False, "trace_hashes": True}
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    return make_config({"run_dir": run_dir, **SIZES, **WORLD, **changes})
+    return tiny_run(run_dir, samplers=2, steps=8, iterations=4, **WORLD | changes)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from recorder import Recorder
 from remedies import executes
 
@@ -26,22 +26,17 @@ from dppo.tools.verify.command import _drawn, _estimated_s, main
 from dppo.tools.verify.stored import Stretch
 
 ITERATIONS = 6
-TINY: dict[str, Any] = {
-    "num_samplers": 2,
-    "num_steps": 16,
-    "total_timesteps": 32 * ITERATIONS,
-    "update_epochs": 1,
-    "hidden_sizes": (4,),
-    "progress": "off",
-    "keep_checkpoints": "every=2",
-}
 Capture = pytest.CaptureFixture[str]
 Change = Callable[[Path], None]
 
 
-def train(run: Path, resume: Path | None = None, **settings: Any) -> Path:
-    config = make_config({"env_id": "CartPole-v1", "run_dir": run} | TINY | settings)
-    return dppo.train(config, resume=resume).run_dir
+def tiny(run: Path, **changes: Any) -> dppo.Config:
+    kept = {"hidden_sizes": (4,), "keep_checkpoints": "every=2"}
+    return tiny_run(run, samplers=2, iterations=ITERATIONS, **kept | changes)
+
+
+def train(run: Path, resume: Path | None = None, **changes: Any) -> Path:
+    return dppo.train(tiny(run, **changes), resume=resume).run_dir
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +214,8 @@ def test_runs_of_other_kinds_are_equal(settings: dict[str, Any], tmp_path: Path,
 
 
 def test_rows_of_a_killed_run_may_be_ahead_of_its_checkpoint(tmp_path: Path, run: Path) -> None:
-    config = make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "killed"} | TINY)
-    killed = dppo.train(config, observers=[Recorder(interrupt_at=3)]).run_dir
+    killed = tmp_path / "killed"
+    dppo.train(tiny(killed), observers=[Recorder(interrupt_at=3)])
     with (killed / "metrics.jsonl").open("ab") as file:
         file.write(b'{"iteration": 4, "global_step": 128}\n{"iteration": 5, "glo')
     assert verify(killed) == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from worlds.drawn import COLORS, Drawn
 
 import dppo
@@ -20,19 +20,10 @@ from dppo.tools.video import DEFAULT_FPS, Video
 Capture = pytest.CaptureFixture[str]
 
 
-SIZES: dict[str, Any] = {
-    "num_samplers": 1,
-    "num_steps": 32,
-    "total_timesteps": 32,
-    "hidden_sizes": (4,),
-    "progress": "off",
-}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("drawn") / "run"
-    dppo.train(make_config({"env_id": "worlds.drawn:Drawn", "run_dir": run, **SIZES}))
+    dppo.train(tiny_run(run, steps=32, iterations=1, env_id="worlds.drawn:Drawn"))
     return run
 
 
@@ -74,7 +65,7 @@ def test_cartpole_is_filmed_with_what_the_extra_brings(tmp_path: Path) -> None:
     """With PyAV and pygame, which are in the extra `video`."""
     for package in ("av", "pygame"):
         pytest.importorskip(package, reason="needs the extra `video`")
-    config = make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run", **SIZES})
+    config = tiny_run(tmp_path / "run")
     evaluation = dppo.evaluate(dppo.train(config), episodes=2, video=tmp_path / "out.mp4")
     _, images = decoded(tmp_path / "out.mp4")
     assert len(images) == max(evaluation.lengths) + 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from recorder import Recorder
 
 import dppo
@@ -18,14 +18,7 @@ from dppo.records.files import checkpoint as checkpoints
 
 CARTPOLE = {"env_id": "CartPole-v1", "norm_obs": True, "norm_reward": True}
 ACROBOT = CARTPOLE | {"env_id": "Acrobot-v1"}
-SIZES: dict[str, Any] = {
-    "num_samplers": 2,
-    "num_steps": 32,
-    "total_timesteps": 192,
-    "progress": "off",
-    "checkpoint_interval_s": 0,
-}
-SIZES |= {"hidden_sizes": (8, 8), "keep_checkpoints": 9}
+SIZES: dict[str, Any] = {"checkpoint_interval_s": 0, "hidden_sizes": (8, 8), "keep_checkpoints": 9}
 TAKEN = {
     "policy.0.bias",
     "policy.2.weight",
@@ -36,13 +29,7 @@ TAKEN |= {"value.2.weight", "value.4.weight"}
 
 
 def config_of(run_dir: Path, settings: dict[str, Any], **changes: Any) -> dppo.Config:
-    return make_config(
-        SIZES
-        | {"hidden_sizes": (8, 8), "keep_checkpoints": 9}
-        | settings
-        | {"run_dir": run_dir}
-        | changes
-    )
+    return tiny_run(run_dir, samplers=2, steps=32, **SIZES | settings | changes)
 
 
 def first(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
