@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from mpi import ranks_of, use_mpi
 from processes import Disturbance, send, wait_until
 from recorder import Recorder
@@ -29,17 +29,8 @@ pytestmark = [
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {
-        "env_id": "openfoam:make",
-        "critic_obs": ("field",),
-        "num_samplers": 2,
-        "num_steps": 8,
-        "total_timesteps": 4 * 16,
-        "update_epochs": 2,
-        "progress": "off",
-        "run_dir": run_dir,
-    }
-    return make_config(base | changes)
+    flow: dict[str, Any] = {"env_id": "openfoam:make", "critic_obs": ("field",), "update_epochs": 2}
+    return tiny_run(run_dir, samplers=2, steps=8, iterations=4, **flow | changes)
 
 
 @pytest.mark.parametrize("env_state", ["auto", "own"])
@@ -51,18 +42,18 @@ def test_a_flow_has_the_same_weights_however_its_run_was_disturbed(
     whole = dppo.train(settings(tmp_path / "whole"))
     assert whole.incidents == {}
 
-    dppo.train(
-        settings(tmp_path / "run", env_state=env_state), observers=[Recorder(interrupt_at=2)]
-    )
     run_dir = tmp_path / "run"
-    resumed = dppo.train(settings(run_dir, env_state=env_state), resume=run_dir)
+    stopped = settings(run_dir, env_state=env_state)
+    dppo.train(stopped, observers=[Recorder(interrupt_at=2)])
+    resumed = dppo.train(stopped, resume=run_dir)
     assert resumed.weights_sha256 == whole.weights_sha256
     assert resumed.incidents == {}
     if env_state == "own":
         assert sum(row["replay/steps"] for row in resumed.metrics) == 0
 
+    on_actors = settings(tmp_path / "killed", env_state=env_state, num_actors=2)
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=1):
-        killed = dppo.train(settings(tmp_path / "killed", env_state=env_state, num_actors=2))
+        killed = dppo.train(on_actors)
     assert killed.weights_sha256 == whole.weights_sha256
     assert killed.incidents["actor_lost"] >= 1
     assert "replay_mismatch" not in killed.incidents
@@ -75,7 +66,8 @@ def test_the_lid_that_holds_a_target_is_known(
     openfoam = importlib.import_module("openfoam")
     flow = openfoam.make(str(tmp_path), Slots())
     _, info = flow.reset(seed=1)
-    lid = np.array([openfoam.lid_for(info["target"])], np.float32)
+    speed = openfoam.lid_for(info["target"])
+    lid = np.array([speed], np.float32)
     rewards = [flow.step(lid)[1] for _ in range(openfoam.LENGTH)]
     assert rewards[-1] > -0.02
     assert rewards[-1] > rewards[0]
@@ -108,7 +100,8 @@ class KillsARank(dppo.Observer):
 
     def _kill(self) -> None:
         wait_until(lambda: ranks_of("icoFoam -parallel"))
-        os.kill(ranks_of("icoFoam -parallel")[-1], signal.SIGKILL)
+        *_, last = ranks_of("icoFoam -parallel")
+        os.kill(last, signal.SIGKILL)
 
     def on_end(self, result: dppo.Result | None, error: BaseException | None) -> None:
         self._thread.join()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
+from builders import make_config, tiny_run
 from matrix import EVERY_OPTION, sized
 from recorder import Notes, Recorder
 
@@ -23,18 +23,9 @@ from dppo.ppo.exchange.inputs import no_statistics
 from dppo.records.files import checkpoint as checkpoints
 from dppo.run import building
 
-OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
 ROWS = 4 * 40
 ALL_OPTIONS = sized(EVERY_OPTION, 4)
-SMALL: dict[str, Any] = {
-    "num_samplers": 2,
-    "num_steps": 32,
-    "total_timesteps": 128,
-    "progress": "off",
-}
-TINY = SMALL | {"num_samplers": 1, "num_steps": 16, "total_timesteps": 64}
-DISCRETE = {"env_id": "CartPole-v1"}
-CONTINUOUS = {"env_id": "Pendulum-v1"}
+CONTINUOUS: dict[str, Any] = {"env_id": "Pendulum-v1"}
 
 
 def train(run_dir: Path, *, stop_after: int | None = None, **changes: Any) -> dppo.Result:
@@ -43,7 +34,8 @@ def train(run_dir: Path, *, stop_after: int | None = None, **changes: Any) -> dp
 
 
 def normalizer(result: dppo.Result) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = checkpoints.load(result.checkpoint).arrays["normalizer"]
+    checkpoint = checkpoints.load(result.checkpoint)
+    arrays: dict[str, np.ndarray] = checkpoint.arrays["normalizer"]
     return arrays
 
 
@@ -73,22 +65,33 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
 def test_every_option_has_an_effect(
     change: dict[str, Any], whole: dppo.Result, tmp_path: Path
 ) -> None:
-    assert train(tmp_path / "run", **change).weights_sha256 != whole.weights_sha256
+    changed = train(tmp_path / "run", **change)
+    assert changed.weights_sha256 != whole.weights_sha256
 
 
 def test_signs_and_scales_of_rewards_have_an_effect(tmp_path: Path) -> None:
     raw = CONTINUOUS | {"norm_reward": False, "clip_reward": None}
-    changes: list[dict[str, Any]] = [{}, {"sign_reward": True}, {"scale_reward": 0.5}]
-    runs = [train(tmp_path / str(number), **raw | change) for number, change in enumerate(changes)]
-    assert len({run.weights_sha256 for run in runs}) == len(runs)
+    changes: list[dict[str, Any]] = [
+        {},
+        {"sign_reward": True},
+        # half as large
+        {"scale_reward": 0.5},
+    ]
+    weights = set()
+    for number, change in enumerate(changes):
+        run = train(tmp_path / str(number), **raw | change)
+        weights.add(run.weights_sha256)
+    assert len(weights) == len(changes)
 
 
 def test_statistics_stop_moving_after_so_many_steps(whole: dppo.Result, tmp_path: Path) -> None:
     frozen = normalizer(whole)
-    assert float(frozen["obs.count"]) == float(frozen["returns.count"]) == 2 * ROWS
-    assert_equal_arrays(frozen, normalizer(train(tmp_path / "two", stop_after=2)))
-    moving = normalizer(train(tmp_path / "moving", freeze_norm_after=None))
-    assert float(moving["obs.count"]) == 4 * ROWS
+    assert frozen["obs.count"] == 2 * ROWS
+    assert frozen["returns.count"] == 2 * ROWS
+    stopped = train(tmp_path / "two", stop_after=2)
+    assert_equal_arrays(frozen, normalizer(stopped))
+    moving = train(tmp_path / "moving", freeze_norm_after=None)
+    assert normalizer(moving)["obs.count"] == 4 * ROWS
 
 
 def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(
@@ -101,7 +104,8 @@ def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(
     )
     assert_equal_arrays(normalizer(branched), normalizer(whole))
     rate = branched.metrics[0]["charts/learning_rate"]
-    steps = round(math.log(rate / 2e-4) / math.log(1.5))
+    factor = rate / 2e-4
+    steps = round(math.log(factor) / math.log(1.5))
     assert rate == pytest.approx(2e-4 * 1.5**steps)
 
 
@@ -109,9 +113,8 @@ def test_a_branch_may_keep_its_statistics_and_has_its_own_learning_rate(
 def test_value_normalization_alone_is_warned_of(norm_adv: bool, tmp_path: Path) -> None:
     with Notes() as notes:
         train(tmp_path / "run", stop_after=1, norm_adv=norm_adv)
-    assert (
-        any("norm_value=True without norm_adv=True" in note for note in notes.texts) is not norm_adv
-    )
+    warned = [note for note in notes.texts if "norm_value=True without norm_adv=True" in note]
+    assert bool(warned) is not norm_adv
 
 
 PARTS: dict[str, Any] = {
@@ -131,34 +134,37 @@ def test_a_part_of_the_observations_may_be_normalized(tmp_path: Path) -> None:
     assert normalizer(straight)["obs.mean"].shape == (3,)  # robot.arm has two components and one
     policy = dppo.load_policy(straight.run_dir)
     assert policy.spaces.normalized == ("robot.arm.0", "robot.arm.1")
-    assert len(dppo.evaluate(straight, episodes=2).returns) == 2
-    all_leaves = train(tmp_path / "all", **PARTS | {"norm_obs_keys": ()})
+    evaluated = dppo.evaluate(straight, episodes=2)
+    assert len(evaluated.returns) == 2
+    every_leaf = PARTS | {"norm_obs_keys": ()}
+    all_leaves = train(tmp_path / "all", **every_leaf)
     assert all_leaves.weights_sha256 != straight.weights_sha256
 
 
 # ------------------------------------------------------------------ defaults that follow from the task
 
 
-@pytest.mark.parametrize("task", [DISCRETE, CONTINUOUS], ids=str)
+@pytest.mark.parametrize("task", [{}, CONTINUOUS], ids=str)
 def test_defaults_of_the_task_are_used_and_recorded(
     task: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = make_config(SMALL | task | {"run_dir": tmp_path / "open"})
+    sizes: dict[str, Any] = {"samplers": 2, "steps": 32, "iterations": 2, "update_epochs": None}
+    config = tiny_run(tmp_path / "open", **sizes | task)
     resolved, choices = resolve(config, TaskFacts(action_dims=int(task == CONTINUOUS)))
     caplog.set_level("INFO", logger="dppo")
     run = dppo.train(config)
     lines = [choice.line for choice in choices if choice.line]
-    assert lines == [
-        line for line in caplog.messages if line.startswith(("Epochs:", "Updates:", "Advantages:"))
-    ]
+    chosen = ("Epochs:", "Updates:", "Advantages:")
+    logged = [line for line in caplog.messages if line.startswith(chosen)]
+    assert logged == lines
     explicit = dppo.train(replace(resolved, run_dir=tmp_path / "explicit"))
     assert explicit.weights_sha256 == run.weights_sha256
     path = tmp_path / "open" / "config.yaml"
     written = path.read_text(encoding="utf8")
-    assert all(f"#   {choice.setting}: {json.dumps(choice.value)}" in written for choice in choices)
-    assert Config(**read_settings(path)).update_epochs is None, (
-        "the setting is still open in a copy of the file"
-    )
+    for choice in choices:
+        assert f"#   {choice.setting}: {json.dumps(choice.value)}" in written
+    copied = Config(**read_settings(path))
+    assert copied.update_epochs is None, "the setting is still open in a copy of the file"
 
 
 @pytest.mark.parametrize(("changes", "ends"), [({}, True), ({"target_kl": 0.0}, False)])
@@ -166,11 +172,11 @@ def test_an_update_of_continuous_actions_ends_at_a_large_kl(
     changes: dict[str, Any], ends: bool, tmp_path: Path
 ) -> None:
     """Steps of this size change any policy by more than 0.04 within an epoch."""
-    settings = (
-        SMALL | CONTINUOUS | {"num_steps": 64, "learning_rate": 0.05, "run_dir": tmp_path / "run"}
-    )
-    result = dppo.train(make_config(settings | changes))
-    assert (result.metrics[0]["losses/minibatches"] < 20) == ends
+    settings = CONTINUOUS | {"learning_rate": 0.05, "update_epochs": None}
+    config = tiny_run(tmp_path / "run", samplers=2, steps=64, iterations=1, **settings | changes)
+    result = dppo.train(config)
+    minibatches = result.metrics[0]["losses/minibatches"]
+    assert (minibatches < 20) == ends
 
 
 def test_statistics_that_an_environment_does_not_have_cannot_be_frozen(
@@ -182,9 +188,7 @@ def test_statistics_that_an_environment_does_not_have_cannot_be_frozen(
         "norm_reward": False,
         "freeze_norm_after": 10,
     }
-    config = make_config(
-        TINY | images | {"num_steps": 8, "total_timesteps": 8, "run_dir": tmp_path / "run"}
-    )
+    config = tiny_run(tmp_path / "run", steps=8, iterations=1, **images)
     with pytest.raises(
         ConfigError, match="freeze_norm_after=10 has no effect: norm_reward is off, and no observ"
     ):

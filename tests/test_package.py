@@ -26,11 +26,9 @@ DATA = {
 
 def call(*words: str | Path, cwd: Path) -> str:
     """Run a command without our import path; return its output."""
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME")
-    }
+    env = os.environ.copy()
+    for name in ("PYTHONPATH", "PYTHONHOME"):
+        env.pop(name, None)
     done = subprocess.run(
         [*map(str, words)],
         cwd=cwd,
@@ -69,18 +67,8 @@ def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Pat
             python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
         ).strip()
     )
-    call(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--no-deps",
-        "--no-index",
-        wheel,
-        cwd=tmp_path,
-    )
+    install = ["install", "--no-deps", "--no-index"]
+    call(sys.executable, "-m", "pip", "--python", python, *install, wheel, cwd=tmp_path)
     (site / "libraries.pth").write_text(
         os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
     )
@@ -88,11 +76,8 @@ def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Pat
     assert call(command, "--version", cwd=tmp_path) == f"dppo {dppo.__version__}\n"
     assert str(site) in call(python, "-c", "import dppo; print(dppo.__file__)", cwd=tmp_path)
     assert "CartPole-v1" in call(command, "presets", cwd=tmp_path)
-    trained = call(
-        command,
-        *["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"],
-        cwd=tmp_path,
-    )
+    words = ["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"]
+    trained = call(command, *words, cwd=tmp_path)
     assert "Done after 512 steps" in trained
     call(command, "report", "run", cwd=tmp_path)
     assert "<style>" in (tmp_path / "run" / "report.html").read_text(encoding="utf8")

@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from remedies import executes
 
 import dppo
@@ -422,19 +422,8 @@ def test_the_header_compiles_without_a_warning_and_speaks_the_protocol(tmp_path:
 
 
 def settings(folder: Path, command: list[str], **changes: Any) -> dppo.Config:
-    return make_config(
-        {
-            "env_id": "dppo.remote:make",
-            "env_kwargs": {"command": command},
-            "num_samplers": 2,
-            "num_steps": 16,
-            "total_timesteps": 128,
-            "update_epochs": 1,
-            "progress": "off",
-            "run_dir": folder,
-        }
-        | changes
-    )
+    world: dict[str, Any] = {"env_id": "dppo.remote:make", "env_kwargs": {"command": command}}
+    return tiny_run(folder, samplers=2, iterations=4, **world | changes)
 
 
 def test_a_run_has_the_same_weights_if_a_solver_was_killed(tmp_path: Path) -> None:

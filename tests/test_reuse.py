@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import assert_same_bytes, make_config, spec_of
+from builders import assert_same_bytes, spec_of, tiny_run
 from recorder import Recorder
 
 import dppo
@@ -224,19 +224,20 @@ def test_joined_segments_are_cut_where_the_sampler_started_anew() -> None:
 
 
 ITERATIONS = 5
-ROWS = 2 * 40
-SETTINGS: dict[str, Any] = {
-    "env_id": "CartPole-v1", "num_samplers": 2, "num_steps": 40, "total_timesteps": ROWS * ITERATIONS, "reuse": 3,
-    "update_epochs": 2, "minibatch_size": 40, "learning_rate": 1e-3, "norm_obs": True, "norm_reward": True,
-    "norm_value": True, "recompute_advantages": True, "progress": "off",
-}  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "reuse": 3,
+    "update_epochs": 2,
+    "minibatch_size": 40,
+    "learning_rate": 1e-3,
+    "norm_obs": True,
+    "norm_reward": True,
+    "norm_value": True,
+    "recompute_advantages": True,
+}
 
 
-def train(
-    run_dir: Path, *, resume: Path | None = None, stop_after: int | None = None, **changes: Any
-) -> dppo.Result:
-    config = make_config(SETTINGS | {"run_dir": run_dir} | changes)
-    return dppo.train(config, resume=resume, observers=[Recorder(interrupt_at=stop_after)])
+def settings(run_dir: Path) -> dppo.Config:
+    return tiny_run(run_dir, samplers=2, steps=40, iterations=ITERATIONS, **OPTIONS)
 
 
 def test_the_segments_of_a_run_go_on_from_each_other(
@@ -249,7 +250,7 @@ def test_the_segments_of_a_run_go_on_from_each_other(
         return made[-1]
 
     monkeypatch.setattr("dppo.learners.stored_segments.joined", noted)
-    train(tmp_path / "run", num_actors=0)
+    dppo.train(settings(tmp_path / "run"))
     assert [len(joined_segment.rewards) for joined_segment in made[::2]] == [40, 80, 120, 120, 120]
     # CartPole cuts episodes off after 500 steps
     assert not any(joined_segment.truncated.any() for joined_segment in made)
@@ -259,9 +260,8 @@ def test_the_segments_of_a_run_go_on_from_each_other(
 def test_a_checkpoint_holds_the_segments_that_are_used_again_and_a_branch_starts_without_them(
     tmp_path: Path,
 ) -> None:
-    origin = train(tmp_path / "origin", stop_after=3)
+    origin = dppo.train(settings(tmp_path / "origin"), observers=[Recorder(interrupt_at=3)])
     names = checkpoints.load(origin.checkpoint).arrays["optimizer"]
     assert len({name.split(".")[1] for name in names if "kept" in name}) == 2
-    settings = SETTINGS | {"run_dir": tmp_path / "branch"}
-    branch = dppo.train(make_config(settings), resume=origin.run_dir, branch=True)
+    branch = dppo.train(settings(tmp_path / "branch"), resume=origin.run_dir, branch=True)
     assert [row["losses/minibatches"] for row in branch.metrics] == [4, 8, 12, 12, 12]

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import make_config
+from builders import tiny_run
 from commandline import Command
 from kinds import small
 from processes import wait_until
@@ -96,9 +96,7 @@ def checkpoints_in(folder: Path) -> list[str]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the weights of the same training without any signal."""
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    sizes = {"num_samplers": SAMPLERS, "num_steps": STEPS, "total_timesteps": TOTAL}
-    settings = {"env_id": "CartPole-v1", "update_epochs": 1, "progress": "off", **sizes}
-    dppo.train(make_config(settings | {"run_dir": run_dir}))
+    dppo.train(tiny_run(run_dir, samplers=SAMPLERS, steps=STEPS, iterations=ITERATIONS))
     return dppo.load_policy(run_dir).weights
 
 
@@ -343,20 +341,13 @@ class Waiting(torch.nn.Module):
 def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
     number: signal.Signals, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    settings = {
-        "env_id": "CartPole-v1",
+    network: dict[str, Any] = {
         "model": Waiting,
         "model_kwargs": {"folder": str(tmp_path)},
         "norm_obs": False,
-        "num_samplers": 2,
-        "num_steps": 8,
-        "total_timesteps": 48,
-        "minibatch_size": 8,
-        "update_epochs": 2,
-        "progress": "off",
-        "run_dir": tmp_path / "run",
     }
-    config = make_config(settings | changes)
+    sizes = {"minibatch_size": 8, "update_epochs": 2}
+    config = tiny_run(tmp_path / "run", samplers=2, steps=8, **network | sizes | changes)
     whole = dppo.train(dataclasses.replace(config, run_dir=tmp_path / "whole"))
 
     def block(iteration: int) -> None:

@@ -70,17 +70,10 @@ def test_a_simulator_trains_and_a_resumed_run_goes_on_exactly(
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     if name == "FMU":
-        build = [
-            sys.executable,
-            "-m",
-            "pythonfmu",
-            "build",
-            "-f",
-            str(EXAMPLES / "tank_slave.py"),
-            "-d",
-            str(tmp_path),
-        ]
-        subprocess.run(build, check=True, capture_output=True)
+        build = ["-m", "pythonfmu", "build", "-f"]
+        source = str(EXAMPLES / "tank_slave.py")
+        words = [sys.executable, *build, source, "-d", str(tmp_path)]
+        subprocess.run(words, check=True, capture_output=True)
         settings = settings | {"env_kwargs": {"path": str(tmp_path / "Tank.fmu")}}
     sizes = {"num_samplers": 2, "num_steps": 32, "envs_per_sampler": 1} | settings
     batch = sizes["num_samplers"] * sizes["num_steps"] * sizes["envs_per_sampler"]

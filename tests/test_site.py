@@ -26,17 +26,10 @@ SIGNATURES = "[...document.querySelectorAll('.doc-signature')].map(e => e.innerT
 def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Path) -> None:
     site = tmp_path / "site"
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    words = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(site),
-    ]
-    subprocess.run(words, cwd=ROOT, env=quiet, check=True, timeout=120)
+    words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
+    subprocess.run(
+        [sys.executable, *words, str(site)], cwd=ROOT, env=quiet, check=True, timeout=120
+    )
     with Browser(tmp_path / "profile") as browser:
         for page in sorted(site.rglob("*.html")):
             if page.name == "404.html":  # a server's: its paths begin at the root

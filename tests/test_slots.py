@@ -259,16 +259,22 @@ def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         slots.launch(["solver"], tmp_path)
 
 
-def test_the_words_of_each_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+SPREAD = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
+
+
+@pytest.fixture
+def mpich(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launchers find an MPICH."""
     monkeypatch.setattr("shutil.which", lambda program, path: f"/bin/{program}")
+    monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
+
+
+def test_the_words_of_each_launcher(mpich: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launchers.launcher_words(Layout(4), {})[1:3] == ["-launcher", "fork"]
+    assert "10.0.0.1:2,10.0.0.2:2" in launchers.launcher_words(SPREAD, {})
     monkeypatch.setattr(launchers, "_family", lambda program: "open-mpi")
     assert launchers.launcher_words(Layout(4), {})[:3] == ["/bin/mpirun", "-n", "4"]
-    monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
-    assert launchers.launcher_words(Layout(4), {})[1:3] == ["-launcher", "fork"]
-    spread = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
-    assert "10.0.0.1:2,10.0.0.2:2" in launchers.launcher_words(spread, {})
-    monkeypatch.setattr(launchers, "_family", lambda program: "open-mpi")
-    words = launchers.launcher_words(spread, {})
+    words = launchers.launcher_words(SPREAD, {})
     assert words[3:5] == ["--host", "10.0.0.1:2,10.0.0.2:2"]
     assert words[words.index("plm_rsh_agent") + 1].endswith("slots/guard.py agent")
     variables = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_MCA_btl": "self"}
@@ -278,26 +284,20 @@ def test_the_words_of_each_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 @executes("slots/launchers.py: Install Python and dppo at a path without these, or use")
 @pytest.mark.parametrize("folder", ["my python", "python:3"])
 def test_an_agent_whose_path_a_launcher_would_divide_is_refused(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+    folder: str, mpich: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.which", lambda program, path: f"/bin/{program}")
-    monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
-    spread = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
-    launchers.launcher_words(spread, {})
+    launchers.launcher_words(SPREAD, {})
     monkeypatch.setattr(sys, "executable", f"/opt/{folder}/bin/python")
-    with pytest.raises(
-        SolverError, match=rf"nodes_per_env=2: mpirun starts /opt/{folder}/bin/python on"
-    ):
-        launchers.launcher_words(spread, {})
+    words = rf"nodes_per_env=2: mpirun starts /opt/{folder}/bin/python on"
+    with pytest.raises(SolverError, match=words):
+        launchers.launcher_words(SPREAD, {})
     launchers.launcher_words(Layout(4), {})
-    launchers.launcher_words(spread, {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"})
+    launchers.launcher_words(SPREAD, {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"})
 
 
 def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_chose_one(
-    monkeypatch: pytest.MonkeyPatch,
+    mpich: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.which", lambda program, path: f"/bin/{program}")
-    monkeypatch.setattr(launchers, "_family", lambda program: "hydra")
     monkeypatch.setattr(launchers, "_is_none_by_default", lambda: True)
     variables = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n3"}
     words = launchers.launcher_words(Layout(4), variables)
@@ -308,8 +308,7 @@ def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_ch
     sharing = launchers.launcher_words(Layout(4, cores_per_rank=0), variables)
     assert sharing[-2:] == ["--nodelist=n3", "--overcommit"]
     variables["SLURM_NTASKS_PER_NODE"] = "1"
-    spread = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))
-    assert "--nodelist=n1,n1,n2,n2" in launchers.launcher_words(spread, variables)
+    assert "--nodelist=n1,n1,n2,n2" in launchers.launcher_words(SPREAD, variables)
     kept = {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}
     assert launchers.without_shape(variables) == kept
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from commandline import Command
 from remedies import executes
 
@@ -54,7 +54,7 @@ def test_a_deleted_current_folder_is_named_and_help_works(
         "dppo train: the current folder was deleted. Change to another one (cd)"
     )
     with pytest.raises(ConfigError, match="the current folder was deleted"):
-        dppo.train(make_config({"env_id": "CartPole-v1", "run_dir": tmp_path / "run"}))
+        dppo.train(tiny_run(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     assert main(words) == 0
 
