@@ -50,10 +50,11 @@ def main() -> None:
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
     from dppo.config import Actors, Learners
-    from dppo.transports.ray.session import RaySession
+    from dppo.transports.ray.session import RaySession, demand_of
 
+    settings = Actors(num_actors=num_actors)
     session = RaySession(
-        Actors(num_actors=num_actors), Learners(), store_bytes=256 * 2**20, notify=print
+        settings, demand_of(settings, Learners()), store_bytes=256 * 2**20, notify=print
     )
     import ray
 

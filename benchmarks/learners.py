@@ -67,7 +67,7 @@ def main() -> int:
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
     from dppo.config import Actors, Learners
-    from dppo.transports.ray.session import RaySession
+    from dppo.transports.ray.session import RaySession, demand_of
 
     report: dict[str, Any] = {
         "machine": machine(),
@@ -83,7 +83,7 @@ def main() -> int:
         )
     session = RaySession(
         Actors(),
-        Learners(num_learners=1 + options.learners),
+        demand_of(Actors(), Learners(num_learners=1 + options.learners)),
         store_bytes=STORE_BYTES,
         notify=lambda text: print(text, file=sys.stderr),
     )

@@ -66,7 +66,7 @@ def once(
     from dppo.ppo.networks.choice import choose_network
     from dppo.signals import StopSignals
     from dppo.transports.ray.collecting import ActorFiles, collector_on_ray
-    from dppo.transports.ray.session import RaySession, store_bytes_for
+    from dppo.transports.ray.session import RaySession, demand_of, store_bytes_for
 
     config = Config(
         env_id="bench_envs:uneven_cartpole",
@@ -80,7 +80,10 @@ def once(
     began = time.monotonic()
     store = store_bytes_for(num_actors * STEPS, 10**7)
     session = RaySession(
-        config.actors, config.learners, store_bytes=store, notify=lambda text: None
+        config.actors,
+        demand_of(config.actors, config.learners),
+        store_bytes=store,
+        notify=lambda text: None,
     )
     ray_s = time.monotonic() - began
     stop, ledger = StopSignals(), ReplayLedger(num_actors, replay=True, policy_lag=lag)
@@ -150,11 +153,11 @@ class Sleeper:
 def print_arguments() -> None:
     """Print the cost of arguments of some sizes, in each call or stored once, to the thread that calls."""
     from dppo.config import Actors, Learners
-    from dppo.transports.ray.session import RaySession
+    from dppo.transports.ray.session import RaySession, demand_of
 
-    session = RaySession(
-        Actors(num_actors=1), Learners(), store_bytes=512 * 2**20, notify=lambda text: None
-    )
+    actors = Actors(num_actors=1)
+    demand = demand_of(actors, Learners())
+    session = RaySession(actors, demand, store_bytes=512 * 2**20, notify=lambda text: None)
     import ray
 
     remote: Any = ray.remote(Sleeper)

@@ -44,12 +44,13 @@ def main() -> int:
     os.environ.update(ours_environment())  # for Ray's processes
     sys.path.insert(0, str(REPO / "src"))
     from dppo.config import Actors, Learners
-    from dppo.transports.ray.session import RaySession
+    from dppo.transports.ray.session import RaySession, demand_of
 
     report: dict[str, Any] = {"machine": machine(), "rows": {}}
+    actors = Actors(num_actors=1)
     session = RaySession(  # one for all runs
-        Actors(num_actors=1),
-        Learners(num_learners=max(1, *options.learners)),
+        actors,
+        demand_of(actors, Learners(num_learners=max(1, *options.learners))),
         store_bytes=256 * 2**20,
         notify=lambda text: None,
     )

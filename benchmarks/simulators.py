@@ -162,9 +162,11 @@ def measure(what: str, names: list[str]) -> None:
     numbers = tuple(map(int, wanted.split(","))) if wanted else ACTORS if race == "race" else (0,)
     if race == "race":  # one Ray for all runs, whose starts would take longer than they do
         from dppo.config import Actors, Learners
-        from dppo.transports.ray.session import RaySession
+        from dppo.transports.ray.session import RaySession, demand_of
 
-        session = RaySession(Actors(num_actors=8), Learners(), store_bytes=2**28, notify=print)
+        ray_actors = Actors(num_actors=8)
+        demand = demand_of(ray_actors, Learners())
+        session = RaySession(ray_actors, demand, store_bytes=2**28, notify=print)
         atexit.register(session.close)
     for name, actors in itertools.product(names or TASKS, numbers):
         settings, steps, num_steps, iterations = TASKS[name]

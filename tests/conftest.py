@@ -175,10 +175,11 @@ def refused(typed: Callable[..., str]) -> Callable[[str], str]:
 def ray_session() -> Iterator[None]:
     """Start one Ray for all tests that need actors, because starting it takes seconds. Runs leave it unchanged."""
     from dppo.config import Actors, Learners
-    from dppo.transports.ray.session import RaySession
+    from dppo.transports.ray.session import RaySession, demand_of
 
+    actors = Actors(num_actors=8)
     session = RaySession(
-        Actors(num_actors=8), Learners(), store_bytes=256 * 2**20, notify=lambda text: None
+        actors, demand_of(actors, Learners()), store_bytes=256 * 2**20, notify=lambda text: None
     )
     yield
     session.close()

@@ -340,7 +340,10 @@ def test_closing_notes_that_raise_do_not_hide_how_a_run_ended(tmp_path: Path) ->
 
 
 def test_the_command_to_resume_quotes_a_folder_with_spaces() -> None:
-    assert resume_command("CartPole-v1", Path("runs/my run")) == "dppo train --resume 'runs/my run'"
+    assert (
+        resume_command(Path("runs/my run"), {"env_id": "CartPole-v1"})
+        == "dppo train --resume 'runs/my run'"
+    )
 
 
 def test_a_failed_run_prints_cause_and_resume_command(

@@ -111,7 +111,7 @@ def lines(
 ) -> Callable[[], list[str]]:
     """Return a function that returns the lines so far; these are written very soon, also about other calls."""
     monkeypatch.setattr(silence, "FIRST_S", 0.02)
-    monkeypatch.setattr(silence, "LOOK_S", 0.01)
+    monkeypatch.setattr(silence, "POLL_S", 0.01)
 
     def of_silence() -> list[str]:
         return [line for line in caplog.messages if "has not returned" in line]
@@ -223,7 +223,7 @@ def test_the_watch_of_a_process_that_is_idle_leaves_timers_alone(
 ) -> None:
     called = list[float]()
     monkeypatch.setattr(silence, "_expect_python", called.append)
-    monkeypatch.setattr(silence, "LOOK_S", 0.01)
+    monkeypatch.setattr(silence, "POLL_S", 0.01)
     record = ActivityRecord()
     with silence.SilenceWatch(record, of_one("x")):
         time.sleep(0.1)

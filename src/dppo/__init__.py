@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         other_names = import_module("dppo.config.aliases")
         if name in other_names.ELSEWHERE:
-            return other_names.Absent(name)
+            return other_names.AbsentName(name)
         raise AttributeError(f"module 'dppo' has no attribute {name!r}")
     import_module("dppo.numerics.portable").portable_numerics()  # the others load NumPy
     return getattr(import_module(f"dppo.{_HOMES[name]}"), name)

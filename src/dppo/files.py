@@ -35,9 +35,9 @@ KINDS = {
 class Irregular(OSError):
     """A link, a pipe or the like in place of a file or folder."""
 
-    def __init__(self, path: Path, found: str, expected: str) -> None:
-        super().__init__(errno.EINVAL, f"is {found}, not {expected}", str(path))
-        self.found = found
+    def __init__(self, path: Path, kind: str, expected: str) -> None:
+        super().__init__(errno.EINVAL, f"is {kind}, not {expected}", str(path))
+        self.kind = kind
 
 
 class TooLarge(OSError):

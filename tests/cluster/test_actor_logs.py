@@ -220,7 +220,7 @@ def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
         (None, False, ""),
     ):
         monkeypatch.setattr(keeper, "_exit_code", lambda _, code=code: code)
-        assert keeper._status([], lacks_memory) == ending
+        assert keeper._status([], for_memory=lacks_memory) == ending
     assert keeper._kills_for_memory() >= 0
     assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.END_CHARACTERS
 

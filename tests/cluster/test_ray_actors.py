@@ -122,7 +122,7 @@ def test_reports_of_ray_that_are_lost_change_nothing(
 
     monkeypatch.setattr(ray_transport, "SimpleQueue", Losing)
     monkeypatch.setattr(ray_transport, "TICK_S", 0.02)
-    monkeypatch.setattr(ray_transport, "LOOK_S", 0.02)
+    monkeypatch.setattr(ray_transport, "POLL_S", 0.02)
     # an answer that is never seen ends the run
     once = {"segment_timeout_s": PATIENCE_S, "max_actor_restarts": 0}
     result = dppo.train(settings(tmp_path / "run", num_actors=2, **once))
@@ -180,7 +180,7 @@ def test_an_actor_that_dies_while_others_work_is_replaced_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no question, so no call fails. The others may be busy with a replay for minutes."""
-    monkeypatch.setattr(ray_transport, "LOOK_S", 0.1)
+    monkeypatch.setattr(ray_transport, "POLL_S", 0.1)
 
     def busy() -> set[int]:
         return set(ours("ray::PPOActor.make_segments"))

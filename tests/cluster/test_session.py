@@ -368,9 +368,9 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
     address = ray.get_runtime_context().gcs_address
 
     def session_of(**changes: Any) -> RaySession:
-        return RaySession(
-            Actors(num_actors=1, **changes), Learners(), store_bytes=1, notify=lambda text: None
-        )
+        actors = Actors(num_actors=1, **changes)
+        demand = demand_of(actors, Learners())
+        return RaySession(actors, demand, store_bytes=1, notify=lambda text: None)
 
     joined = session_of(address=address)
     joined.check()

@@ -16,7 +16,7 @@ from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, as_words, flag, in_flags
 from dppo.commands.train import Arguments
 from dppo.config import grouped, plain_settings, presets
-from dppo.config.aliases import DIFFERENT, other_names
+from dppo.config.aliases import REPLACEMENTS, other_names
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError, DppoError
 from dppo.tools.compare import parse as parse_comparison
@@ -183,12 +183,12 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
     flags_of_commands = {"--resume", "--actors", "--seeds", "--out", "--episodes", "--stochastic"}
     assert {row.ours for row in other_names()} <= settings_as_flags | flags_of_commands
     assert not {f"--{alias}" for row in other_names() for alias in row.theirs} & settings_as_flags
-    answered = [name for row in DIFFERENT for name in row.names.split()]
+    answered = [name for row in REPLACEMENTS for name in row.names.split()]
     assert not {f"--{name}" for name in answered} & settings_as_flags
     assert not set(answered) & {alias for row in other_names() for alias in row.theirs}, (
         "one answer to a name"
     )
-    for row in DIFFERENT:
+    for row in REPLACEMENTS:
         named = re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row.answer)
         assert set(named) <= set(settings_by_name()), row
 

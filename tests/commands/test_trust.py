@@ -162,10 +162,12 @@ def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(modules: P
 def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:
     run = Path("r")
     plain = "dppo train --resume r"
-    assert resume_command("CartPole-v1", run) == plain
-    for command in (
-        resume_command("CartPole-v1", run, None, ["w:A"]),
-        resume_command("mysim:make", run),
-        resume_command("CartPole-v1", run, baseline_name="pi:PI"),
+    assert resume_command(run, {"env_id": "CartPole-v1", "model": None}) == plain
+    for setting, name in (
+        ("wrappers", ["w:A"]),
+        ("env_id", "mysim:make"),
+        ("baseline", "pi:PI"),
+        ("prior", "pi:PI"),
     ):
+        command = resume_command(run, {"env_id": "CartPole-v1", setting: name})
         assert command == f"{plain} --trust"

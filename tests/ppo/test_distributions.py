@@ -188,7 +188,7 @@ def test_scores_and_gradients_are_those_of_torchs_own(
     distribution = KINDS[kind]
     head = torch.from_numpy(heads(20, distribution.head_size, dtype)).requires_grad_()
     actions = torch.from_numpy(drawn(distribution, head.detach().numpy()))
-    by_logprobs, by_rows = torch.from_numpy(
+    grad_logprobs, by_rows = torch.from_numpy(
         np.random.default_rng(5).normal(size=(2, 20)).astype(dtype)
     )
     if kind in PARTS:
@@ -204,11 +204,11 @@ def test_scores_and_gradients_are_those_of_torchs_own(
     assert_close(distribution.log_prob(head.detach().numpy(), actions.numpy()), logprobs.detach())
     assert_close(scored.logprobs, logprobs.detach())
     assert_close(scored.entropies, entropies.detach())
-    by_entropies: Any
-    for by_entropies in (0.7, by_rows, by_rows):  # the second call has changed nothing
-        loss = (by_logprobs * logprobs + by_entropies * entropies).sum()
+    grad_entropies: Any
+    for grad_entropies in (0.7, by_rows, by_rows):  # the second call has changed nothing
+        loss = (grad_logprobs * logprobs + grad_entropies * entropies).sum()
         (expected,) = torch.autograd.grad(loss, head, retain_graph=True)
-        assert_close(scored.gradient(by_logprobs, by_entropies), expected)
+        assert_close(scored.gradient(grad_logprobs, grad_entropies), expected)
 
 
 @pytest.mark.proves("SquashedGaussian")

@@ -47,13 +47,13 @@ def with_gradients(
     """Return the outputs of `function`, and the gradients of all inputs and parameters for a random loss."""
     outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    by_outputs = [
+    grad_outputs = [
         output.detach() for output in tensors(*(output.shape for output in outputs), seed=1)
     ]
     leaves = [*inputs, *parameters]
     return [
         *outputs,
-        *torch.autograd.grad(outputs, leaves, [by.to(outputs[0].dtype) for by in by_outputs]),
+        *torch.autograd.grad(outputs, leaves, [by.to(outputs[0].dtype) for by in grad_outputs]),
     ]
 
 

@@ -137,12 +137,12 @@ def test_a_convolution_over_blocks_equals_that_over_pixels(
     expected = conv2d(pixels.double(), weight, bias, stride=4)
     blocks = convolve_blocks(pixels, weight, bias, torch.float64)
     torch.testing.assert_close(blocks, expected)
-    by_output = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
-    by_weights, by_expected = (
-        torch.autograd.grad(convolved, (weight, bias), by_output)
+    grad_output = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    grad_weights, grad_expected = (
+        torch.autograd.grad(convolved, (weight, bias), grad_output)
         for convolved in (blocks, expected)
     )
-    torch.testing.assert_close(by_weights, by_expected)
+    torch.testing.assert_close(grad_weights, grad_expected)
 
 
 ODD = [{"width": 22}, {"kernel": (6, 8)}, {"stride": (2, 2)}, {"padding": (1, 1)}]

@@ -124,8 +124,9 @@ def test_a_network_is_found_as_the_messages_say(
 
 
 @executes(
-    "policies/wanted.py: num_actors={}: must not be negative. Use 0 to play in this process",
-    "policies/wanted.py: num_actors: actors have no window and write no video. Leave it out, or `render` and `video`",
+    "policies/arguments.py: num_actors={}: must not be negative. Use 0 to play in this process",
+    "policies/arguments.py: num_actors: actors have no window and write no video. "
+    "Leave it out, or `render` and `video`",
     "policies/on_actors.py: num_actors: an environment that is already made stays in this process. Pass its id",
     "policies/player.py: env_kwargs={}: must be arguments by name. Use one such as",
 )
@@ -238,7 +239,7 @@ def test_a_factory_that_accepts_render_mode_is_filmed(
 
 @executes(
     "envs/preparation.py: , or leave `render` out, and let `env_kwargs` open the window",
-    "policies/wanted.py: Or use `video=out.mp4`, which needs no display",
+    "policies/arguments.py: Or use `video=out.mp4`, which needs no display",
 )
 def test_without_a_window_another_way_is_named(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -201,15 +201,15 @@ def arguments_of(flags: dict[str, Any], env_id: str | None, prog: str) -> Argume
     return Arguments(merged, preset.name, tuned, resume, notes=(*note, *notes))
 
 
-def _preset(wanted: str, env_id: str) -> tuple[Preset | None, tuple[str, ...]]:
+def _preset(choice: str, env_id: str) -> tuple[Preset | None, tuple[str, ...]]:
     """Return the preset to use, if any, and a note on the one that is used or that could be."""
-    if wanted == "none":
+    if choice == "none":
         return None, ()
-    preset = preset_of(env_id) if wanted == "auto" else preset_named(wanted)
+    preset = preset_of(env_id) if choice == "auto" else preset_named(choice)
     if preset is None:
         return None, ()
     applies = preset.about.get("applies")
-    if wanted != "auto" or applies == "by itself":
+    if choice != "auto" or applies == "by itself":
         return preset, (f"using the preset {preset.name}; --preset none disables it",)
     if applies == "on request":
         return None, (

@@ -14,7 +14,7 @@ from dppo.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Named:
+class FlagNames:
     """A flag of ours, and the names of the same thing in other libraries, with - between the words."""
 
     ours: str
@@ -22,25 +22,25 @@ class Named:
     """Names in Stable-Baselines3 and its zoo; "same" is our own name."""
     rllib: str = ""
     cleanrl: str = ""
-    others: str = ""
+    guesses: str = ""
     """Names in other libraries, and usual guesses."""
 
     @property
     def theirs(self) -> set[str]:
-        names = f"{self.sb3} {self.rllib} {self.cleanrl} {self.others}".split()
+        names = f"{self.sb3} {self.rllib} {self.cleanrl} {self.guesses}".split()
         return {*names} - {"same"}
 
 
 @cache
-def other_names() -> list[Named]:
+def other_names() -> list[FlagNames]:
     """Read `other_names.yaml`."""
     import yaml
 
     rows: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_bytes())
-    return [Named(ours, **names) for ours, names in rows.items()]
+    return [FlagNames(ours, **names) for ours, names in rows.items()]
 
 
-class Different(NamedTuple):
+class Replacement(NamedTuple):
     """Names in other libraries of something that has no setting here, or one with another meaning."""
 
     names: str
@@ -50,67 +50,67 @@ class Different(NamedTuple):
     """For the documents."""
 
 
-DIFFERENT = (
-    Different(
+REPLACEMENTS = (
+    Replacement(
         "policy-kwargs model-config",
         "The layers are `hidden_sizes` and `activation`; arguments of a network of your own are `model_kwargs`.",
         "SB3 policy_kwargs, RLlib model",
     ),
-    Different(
+    Replacement(
         "normalize vec-normalize normalize-kwargs observation-filter",
         "Observations and rewards are normalized by default, and the statistics are saved with the policy; "
         "`norm_obs=False` and `norm_reward=False` turn it off.",
         "SB3 VecNormalize, zoo normalize, RLlib MeanStdFilter",
     ),
-    Different(
+    Replacement(
         "num-minibatches num-mini-batch nminibatches",
         "`minibatch_size` is the number of rows of a minibatch, not the number of minibatches: divide the batch, "
         "num_samplers x envs_per_sampler x num_steps, by that number.",
         "CleanRL num_minibatches",
     ),
-    Different(
+    Replacement(
         "train-batch-size train-batch-size-per-learner",
         "The batch is num_samplers x envs_per_sampler x num_steps: set `num_samplers` and `num_steps`.",
         "RLlib train_batch_size",
     ),
-    Different(
+    Replacement(
         "tensorboard-log tensorboard tb-log",
         "TensorBoard events are always written into the folder of the run: `tensorboard --logdir runs`.",
         "SB3 tensorboard_log",
     ),
-    Different("algorithm", "`algo` is ppo or sac.", "RLlib PPOConfig, SACConfig"),
-    Different(
+    Replacement("algorithm", "`algo` is ppo or sac.", "RLlib PPOConfig, SACConfig"),
+    Replacement(
         "vec-env vec-env-type vec-env-class dummy-vec-env subproc-vec-env",
         "Environments run in this process with `num_actors=0`, in processes of their own with `num_actors=8`.",
         "SB3 DummyVecEnv, SubprocVecEnv",
     ),
-    Different(
+    Replacement(
         "capture-video record-video video-folder",
         "Any training episode can be filmed afterwards: `dppo replay RUN --episode 3 --video out.mp4`.",
         "CleanRL capture_video",
     ),
-    Different(
+    Replacement(
         "wandb-project-name wandb-project wandb-entity",
         "W&B reads these from its environment variables: set WANDB_PROJECT and WANDB_ENTITY, and use `track`.",
         "CleanRL wandb_project_name",
     ),
-    Different("n", "The number of env steps is `total_timesteps`.", "zoo -n"),
-    Different(
+    Replacement("n", "The number of env steps is `total_timesteps`.", "zoo -n"),
+    Replacement(
         "callback callbacks",
         "Pass observers, which are called at each iteration: dppo.train(config, observers=[...]).",
         "SB3 callback, RLlib callbacks",
     ),
-    Different(
+    Replacement(
         "env-wrapper wrapper-class",
         "`wrappers` takes the import paths of wrappers: package.module:Class.",
         "SB3 wrapper_class, zoo env_wrapper",
     ),
-    Different(
+    Replacement(
         "torch-deterministic deterministic-torch",
         "Runs are equal to the last bit without any setting. Leave it out.",
         "CleanRL torch_deterministic",
     ),
-    Different(
+    Replacement(
         "n-critics buffer-size train-freq",
         "Soft actor-critic has two critics, keeps the last `replay_rows` env steps, and takes `gradient_steps` each.",
         "SB3 SAC, TD3",
@@ -131,7 +131,7 @@ ELSEWHERE = {
 """Names that other libraries have at their top, and what to use here."""
 
 
-class Absent:
+class AbsentName:
     """Stands for a name of another library, and raises what to use here as soon as it is used."""
 
     def __init__(self, name: str) -> None:
@@ -155,7 +155,7 @@ def answer_to(name: str, known: Collection[str]) -> str | None:
 
     Settings are between backticks. A name that is one of ours, in a command that lacks it, has no answer.
     """
-    for row in DIFFERENT:
+    for row in REPLACEMENTS:
         if name in row.names.split() and name not in known:
             return row.answer
     return None
@@ -172,7 +172,7 @@ def tables() -> Iterator[str]:
     yield ""
     yield "| there | here |"
     yield "|---|---|"
-    for different in DIFFERENT:
+    for different in REPLACEMENTS:
         yield f"| {different.libraries} | {different.answer} |"
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class SettingInfo:
     """Metadata of a setting."""
 
     limits: dict[str, Any] = field(default_factory=dict)
@@ -19,7 +19,7 @@ class About:
 
 
 def setting(default: Any, *, resume: Any = "fixed", branch: bool = True, **limits: Any) -> Any:
-    about = {"about": About(limits, resume, branch)}
+    about = {"about": SettingInfo(limits, resume, branch)}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
     return field(default=default, metadata=about)

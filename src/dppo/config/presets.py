@@ -124,8 +124,8 @@ def _conflicting(
     if error.setting in kept:
         return error.setting
     for name in kept:
-        others = {other: value for other, value in kept.items() if other != name}
-        if _refusal({**others, **user_settings}) is None:
+        remaining = {other: value for other, value in kept.items() if other != name}
+        if _refusal({**remaining, **user_settings}) is None:
             return name
     return None
 

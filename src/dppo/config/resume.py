@@ -38,9 +38,9 @@ def for_branch(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     start = ("prior", "prior_steps", "prior_noise")
     kept = {name: value for name, value in settings.items() if name not in start}
-    others = {name: value for name, value in kept.items() if name != "minibatch_size"}
-    is_derived = Settings(**others).sizes.minibatch_rows == settings.get("minibatch_size")
-    return others if is_derived else kept
+    without_size = {name: value for name, value in kept.items() if name != "minibatch_size"}
+    is_derived = Settings(**without_size).sizes.minibatch_rows == settings.get("minibatch_size")
+    return without_size if is_derived else kept
 
 
 def changes_on_resume(

@@ -49,18 +49,18 @@ def _describe_import(path: str, kwargs: Any) -> str:
 
 
 def require_trust(
-    stored: Mapping[str, Any], named: Collection[str], origin: object, *, trust: bool = False
+    stored: Mapping[str, Any], passed: Collection[str], origin: object, *, trust: bool = False
 ) -> None:
     """Raise ConfigError if a setting would import code that is named only by a file.
 
     Args:
         stored: flat settings from a file.
-        named: settings that the user gave, and so trusts.
+        passed: settings that the user gave, and so trusts.
         origin: the run that the file belongs to.
         trust: True to refuse only objects of a Python program, which no file can name.
     """
     for name, action in code_named_by(stored).items():
-        if name in named:
+        if name in passed:
             continue
         if "<" in str(stored[name]):  # <locals>, <lambda>
             argument = "model" if name == "model" else "env"
@@ -80,28 +80,10 @@ def object_name(name: str) -> bool:
     return "<" in name or name.startswith("__main__:")
 
 
-def trust_flags(
-    env_name: str,
-    model_name: str | None = None,
-    wrapper_names: Any = (),
-    baseline_name: str | None = None,
-) -> list[str]:
-    """Return `--trust` in a list if a command needs it for a run of this environment, otherwise an empty list."""
-    named = {
-        "env_id": env_name,
-        "model": model_name,
-        "wrappers": wrapper_names,
-        "baseline": baseline_name,
-    }
-    return ["--trust"] if code_named_by(named) else []
+def trust_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return `--trust` in a list if a command needs it for a run with these settings, otherwise an empty list."""
+    return ["--trust"] if code_named_by(settings) else []
 
 
-def resume_command(
-    env_name: str,
-    run_dir: Path,
-    model_name: str | None = None,
-    wrapper_names: Any = (),
-    baseline_name: str | None = None,
-) -> str:
-    flags = trust_flags(env_name, model_name, wrapper_names, baseline_name)
-    return command("train", "--resume", run_dir, *flags)
+def resume_command(run_dir: Path, settings: Mapping[str, Any]) -> str:
+    return command("train", "--resume", run_dir, *trust_flags(settings))

@@ -26,23 +26,23 @@ class ActorPlayers:
         self._engine = engine
         self._transport = transport
         self._clock = clock
-        self._begun = SimpleQueue[tuple[int, PolicySnapshot | ControllerTurn]]()
-        self._ended = SimpleQueue[Outcome]()
+        self._evaluations = SimpleQueue[tuple[int, PolicySnapshot | ControllerTurn]]()
+        self._outcomes = SimpleQueue[Outcome]()
         self._closing = Event()
         self._thread = Thread(target=self._work, name="dppo-evaluations", daemon=True)
         self._thread.start()
 
     def begin(self, number: int, policy: PolicySnapshot | ControllerTurn) -> None:
         """Begin an evaluation of a policy, or of the user's controller, after those before; does not wait."""
-        self._begun.put((number, policy))
+        self._evaluations.put((number, policy))
 
     def outcomes(self, wait_s: float) -> list[Outcome]:
         """Return the results of episodes since the last call; wait `wait_s` at most for the first."""
         outcomes = []
         with suppress(Empty):
-            outcomes.append(self._ended.get(timeout=max(wait_s, 1e-9)))
+            outcomes.append(self._outcomes.get(timeout=max(wait_s, 1e-9)))
             while True:
-                outcomes.append(self._ended.get_nowait())
+                outcomes.append(self._outcomes.get_nowait())
         return outcomes
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class ActorPlayers:
         while not self._closing.is_set():
             with suppress(Empty):
                 while True:
-                    self._engine.begin(*self._begun.get_nowait())
+                    self._engine.begin(*self._evaluations.get_nowait())
             for event in self._transport.events(signals):
                 execute(self._engine.on(event, self._clock()), self._transport)
             execute(self._engine.tick(self._clock()), self._transport)
@@ -72,7 +72,7 @@ class ActorPlayers:
 
     def _deliver(self) -> None:
         for outcome in self._engine.take_outcomes():
-            self._ended.put(outcome)
+            self._outcomes.put(outcome)
 
     def _leave_out(self, error: Exception) -> None:
         """Leave out all evaluations from now on."""
@@ -83,4 +83,4 @@ class ActorPlayers:
             self._engine.give_up(lost)
             self._deliver()
             with suppress(Empty):
-                self._engine.begin(*self._begun.get(timeout=1.0))
+                self._engine.begin(*self._evaluations.get(timeout=1.0))

@@ -42,7 +42,7 @@ class Backups:
             return
         self._look_at = now + PAUSE * balancing.typical_s
         running = list(self._hosting.running.values())
-        idle = sorted((actor for actor in running if not actor.queue), key=balancing.takes_s)
+        idle = sorted((actor for actor in running if not actor.queue), key=balancing.segments_s)
         if not idle:
             return
         owners = [

@@ -37,13 +37,13 @@ class Balancing:
         self._ledger = ledger
         self._segment_steps = 1  # of one sampler, as the last answer shows
         # Share of a segment that one more sampler of an actor adds: 1 if samplers take turns, less with threads.
-        self._added = 1.0
+        self._added_share = 1.0
         # seconds to rebuild a sampler, without its replay
         self._overheads = deque([0.0], maxlen=5)
         # Heap of actors with room: the time at which each would have made one segment more, its id, and the actor.
         self._takers: list[tuple[float, int, Actor]] = []
-        # times of the first and of the last `plan`
-        self._began = math.inf
+        # times of the first and of the last call of `plan`
+        self._began_at = math.inf
         self._planned_at = math.inf
 
     # ------------------------------------------------------------------ measuring
@@ -61,7 +61,7 @@ class Balancing:
             in_turn = 1
             alone = 1 - answer.used * (num_samplers - 1) / num_samplers
             added = answer.used / (num_samplers * alone)
-            self._added += (added - self._added) / 2
+            self._added_share += (added - self._added_share) / 2
         if question.index and not question.rebuilds:
             if timings.total_s > timings.replay_s:
                 rest_s = timings.total_s - timings.env_s
@@ -87,7 +87,7 @@ class Balancing:
 
     # ------------------------------------------------------------------ predicting
 
-    def takes_s(self, actor: Actor, samplers: int = 1) -> float:
+    def segments_s(self, actor: Actor, samplers: int = 1) -> float:
         """Return the seconds that an actor is expected to need for a segment of each of some samplers."""
         segment_s = self.typical_s or 1.0
         own_segment_s = actor.pace.segment_s
@@ -96,42 +96,46 @@ class Balancing:
         # More samplers in threads than were measured may share what the process does not show: other CPUs, a licence.
         measured = actor.pace.samplers
         more_than_measured = max(1.0, samplers / measured)
-        return self._times(min(samplers, measured)) * more_than_measured * segment_s
+        return self._relative_time(min(samplers, measured)) * more_than_measured * segment_s
 
-    def _times(self, samplers: int) -> float:
-        """Return the time for a segment of each of some samplers, in units of the time of one alone."""
+    def _relative_time(self, samplers: int) -> float:
+        """Return the time for a segment of each of some samplers, relative to the time of a single sampler."""
         if samplers == 0:
             return 0.0
-        return 1 + (samplers - 1) * self._added
+        return 1 + (samplers - 1) * self._added_share
 
-    def _all_take_s(self, actor: Actor) -> float:
-        return self.takes_s(actor, len(actor.samplers))
+    def _hosted_s(self, actor: Actor) -> float:
+        """Predict the seconds for a segment of each sampler of an actor."""
+        return self.segments_s(actor, len(actor.samplers))
 
     def _one_more_s(self, actor: Actor) -> float:
-        return self._with_one_more_s(actor) - self._all_take_s(actor)
+        return self._with_one_more_s(actor) - self._hosted_s(actor)
 
     def _with_one_more_s(self, actor: Actor) -> float:
-        return self.takes_s(actor, len(actor.samplers) + 1)
+        return self.segments_s(actor, len(actor.samplers) + 1)
 
     def replay_s(self, sampler: int, actor: Actor) -> float:
         """Predict how long an actor would need to rebuild a sampler; 0 while no pace is known."""
         if not self.typical_s:
             return 0.0
         replayed = self._open_steps(sampler) / self._segment_steps
-        return self._overhead_s() + self.takes_s(actor) * replayed
+        return self._overhead_s() + self.segments_s(actor) * replayed
 
     def _open_steps(self, sampler: int) -> float:
         position = self._hosting.positions[sampler]
         return self._ledger.open_steps(sampler, position.arrived)
 
     def needs_s(self, actor: Actor, samplers: Sequence[int], *, rebuilt: bool) -> float:
-        """Return the seconds that an actor would need for a segment of each of some samplers."""
-        segments_s = self.takes_s(actor, len(samplers))
+        """Return the seconds that an actor would need for a segment of each of some samplers.
+
+        With `rebuilt`, the actor first replays the open episodes of these samplers.
+        """
+        needed_s = self.segments_s(actor, len(samplers))
         if not rebuilt:
-            return segments_s
+            return needed_s
         replays_s = sum(self.replay_s(sampler, actor) for sampler in samplers)
         count = len(samplers)
-        return segments_s + replays_s * self._times(count) / count
+        return needed_s + replays_s * self._relative_time(count) / count
 
     def left_s(self, actor: Actor, now: float) -> float:
         """Return the seconds until an actor is expected to answer its current question.
@@ -147,7 +151,7 @@ class Balancing:
         if not self.typical_s:
             return float(len(actor.samplers))
         hosted = max(1, len(actor.samplers))
-        each_s = self.takes_s(actor, hosted) / hosted
+        each_s = self.segments_s(actor, hosted) / hosted
         positions = [self._hosting.positions[sampler] for sampler in actor.samplers]
         to_do = sum(end - position.arrived for position in positions)
         if not actor.queue:
@@ -159,24 +163,24 @@ class Balancing:
     # ------------------------------------------------------------------ moving
 
     def plan(self, end: int, now: float) -> list[Log]:
-        """Move samplers before segments `end` - 1 are asked for; return a line if an actor turns out to be slow."""
+        """Move samplers between actors, before the segments of index `end` - 1 are requested; log a slow actor once."""
         running = list(self._hosting.running.values())
         period_s = max(0.0, now - self._planned_at)
-        self._began = min(self._began, now)
+        self._began_at = min(self._began_at, now)
         self._planned_at = now
         paces = sorted([actor.pace.segment_s for actor in running if actor.pace.segment_s])
         self.typical_s = 0.0
         if paces:
             self.typical_s = paces[len(paces) // 2]
-        as_now_s = [self._all_take_s(actor) for actor in self._actors.values()]
+        as_now_s = [self._hosted_s(actor) for actor in self._actors.values()]
         longest_s = max(as_now_s, default=0.0)
         with_one_more_s = [self._with_one_more_s(actor) for actor in running]
         least_s = min(with_one_more_s, default=math.inf)
-        # otherwise no move gains anything
+        # without an actor that would be done sooner with one sampler more, no move gains anything
         if least_s < (1 + MARGIN) * longest_s:
             self._move(running, end, now)
         for actor in running:
-            if not actor.samplers and (actor.pace.segment_s or self._added < 1):
+            if not actor.samplers and (actor.pace.segment_s or self._added_share < 1):
                 self._retry_slow_actor(actor)
         slowest_s = paces[-1] if paces else 0.0
         is_slow = slowest_s > max(SLOW * self.typical_s, self.typical_s + NOISE_S)
@@ -246,11 +250,11 @@ class Balancing:
                 return
             ready_at, taker_id, taker = self._takers[0]
             early_s = max(0.0, ready_at - now)
-            giver_s = self._all_take_s(giver)
+            giver_s = self._hosted_s(giver)
             # gained in each later iteration
             lasting_s = giver_s - self._with_one_more_s(taker)
             # With threads, one segment more takes nearly nothing: that an actor is ahead now is no reason to move.
-            required_s = (MARGIN if self._added < 1 else -MARGIN) * giver_s
+            required_s = (MARGIN if self._added_share < 1 else -MARGIN) * giver_s
             is_soon_enough = early_s < (1 - MARGIN) * late_s
             if taker is giver or not is_soon_enough or lasting_s < required_s:
                 return
@@ -262,7 +266,7 @@ class Balancing:
                     giver.waits = bool(giver.queue)
                     return
                 replay_s = self.replay_s(sampler, taker)
-                segment_s = self.takes_s(giver)
+                segment_s = self.segments_s(giver)
                 gained_now_s = min(segment_s, late_s - early_s)
                 if replay_s > gained_now_s + giver.pace.waited_s:
                     giver.pace.waited_s += max(0.0, min(segment_s, lasting_s))
@@ -282,7 +286,7 @@ class Balancing:
         pace.rested += 1
         if pace.rested < pace.rest_before_retry:
             return
-        segment_s = self.takes_s(actor)
+        segment_s = self.segments_s(actor)
         costs = []
         for sampler, position in self._hosting.positions.items():
             host = position.host
@@ -304,9 +308,9 @@ class Balancing:
     def _report_slow_actors(self, running: list[Actor], period_s: float) -> list[Log]:
         """Add to the cost of the slowest actor; return a line about it, once."""
         slowest = max(running, key=lambda actor: actor.pace.segment_s)
-        longest_s = max(map(self._all_take_s, running))
+        longest_s = max(map(self._hosted_s, running))
         fair_share = math.ceil(len(self._hosting.positions) / len(running))
-        fair_s = self.typical_s * self._times(fair_share)
+        fair_s = self.typical_s * self._relative_time(fair_share)
         cost_s = max(0.0, min(longest_s, period_s) - fair_s)
         slowest.pace.cost_s += cost_s
         if cost_s <= MARGIN * period_s:
@@ -319,7 +323,7 @@ class Balancing:
     def notes(self) -> list[str]:
         """Return a line for the end of the run about the actor that has cost most, if that is worth a line."""
         worst = max(self._actors.values(), key=lambda actor: actor.pace.cost_s)
-        share = worst.pace.cost_s / max(1e-9, self._planned_at - self._began)
+        share = worst.pace.cost_s / max(1e-9, self._planned_at - self._began_at)
         if share > MARGIN:
             return [describe_slow(worst, self.typical_s, share)]
         return []

@@ -193,6 +193,7 @@ class CollectionEngine:
             self._on_error(actor, question, answer, now)
             return
         else:
+            # the first question of a run asks for spaces
             assert not isinstance(answer, Episode), "it was not asked to play"
             self.spaces = answer
         actor.answered(ask_id, now, self.limits)
@@ -279,8 +280,8 @@ class CollectionEngine:
         self._replace(actor, now)
         self.hosting.ready(*self.hosting.running.values())
         self.wait_log.news_at = now
-        others = counted(place.others, "other instance")
-        message = f"{subject}: {fault.message.splitlines()[0]}, in a process that had {others}"
+        instances = counted(place.others, "other instance")
+        message = f"{subject}: {fault.message.splitlines()[0]}, in a process that had {instances}"
         text = f"{message}; replaced"
         if moved:
             verb = "goes" if len(moved) == 1 else "go"

@@ -1,4 +1,4 @@
-"""WaitLog: says what a run waits for, once nothing has happened for a while."""
+"""WaitLog: logs what a run waits for, once nothing has happened for a while."""
 
 from dppo.engine.actors import Actor, State
 from dppo.engine.hosting import Hosting, samplers_named
@@ -14,7 +14,7 @@ NAMED = 8  # samplers in a message
 
 
 class WaitLog:
-    """Writes a line once nothing has happened for a while, and later less often; in each iteration from the start."""
+    """Logs a line once nothing has happened for a while, and then after longer and longer times, until news arrive."""
 
     def __init__(
         self, hosting: Hosting, requests: Requests, patience: Patience, limits: Limits
@@ -25,11 +25,11 @@ class WaitLog:
         self._requests = requests
         self._patience = patience
         self._limits = limits
-        self._index = -2  # of the segments that the next field is about
+        self._index = -2  # segments that `_quiet_s` is about; -1: the first environment
         self._quiet_s = limits.quiet_s  # seconds without a sign of progress until a line
 
     def check(self, now: float, *, described: bool) -> list[Log]:
-        """Return a line if one is due: about the first environment, or once that is `described`, about segments."""
+        """Return a line if one is due: about the first environment, or if that is `described`, about segments."""
         index = self._requests.index if described else -1
         if index != self._index:
             self._index = index

@@ -143,9 +143,9 @@ class ActivityRecord:
         return self._cells[_REPLAYED]
 
     def look(self) -> Activity:
-        moves, began, place, *others = self._cells.tolist()
+        moves, began, place, *counts = self._cells.tolist()
         return Activity(
-            moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *others
+            moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *counts
         )
 
 

@@ -16,7 +16,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         self._times = times
 
     def step(self, action: Any) -> Any:
-        """Take up to `times` steps, each with an action of its own: an environment may change it in place."""
+        """Take up to `times` steps, each with a copy of the action, which an environment may change in place."""
         total: Any = 0.0
         for _ in range(self._times):
             obs, reward, terminated, truncated, info = self.env.step(deepcopy(action))
@@ -85,9 +85,9 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         """Take a step."""
-        stacked, *others = super().step(action)
+        stacked, *outcome = super().step(action)
         self.obs_queue[-1] = np.array(self.obs_queue[-1])
         if self.lost:
             self.obs_queue.extend([self.obs_queue[-1]] * self.stack_size)
             stacked = np.stack(self.obs_queue)
-        return stacked, *others
+        return stacked, *outcome

@@ -21,8 +21,8 @@ from dppo.user_code import import_path, imported, in_a_line
 def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY_INSTANCE) -> Any:
     """Create one environment with its own copy of `env_kwargs`; exceptions of its constructor are not caught.
 
-    A callable of the user gets what it asks for by the names of its parameters: from `instance`, as `scratch_dir` a
-    folder that is removed when the environment is closed, and as `slots` cores that are given back then.
+    A callable of the user gets further arguments if it has parameters with their names: fields of `instance`,
+    `scratch_dir`, a folder that is removed when the environment is closed, and `slots`, cores that are free again then.
 
     Raise ConfigError if an argument cannot be copied, the result is not an environment that `instance` accepts, or the
     factory cannot use the ranks of `instance`; NoCores if too few cores are free.
@@ -79,8 +79,8 @@ def _arguments_asked_for(
     except (TypeError, ValueError):  # it is written in C
         return {}
     # the latter by functools.partial
-    given = env_kwargs.keys() | getattr(factory, "keywords", {}).keys()
-    names = parameters.keys() - given
+    passed = env_kwargs.keys() | getattr(factory, "keywords", {}).keys()
+    names = parameters.keys() - passed
     required = {name for name in names if parameters[name].default is inspect.Parameter.empty}
     arguments = {
         name: value for name, value in instance.optional_arguments().items() if name in names

@@ -333,12 +333,12 @@ class OwnStates:
         """Report that an episode is replayed, because files of its state cannot be used."""
         self._report_once(f"{self.owner}: {problem}. The episode is replayed.", log)
 
-    def put(self, checked: CheckedEnv, wanted: EpisodeState) -> str:
-        """Bring an environment to a state between two segments; return the problem, or ""."""
-        problem = self._set(checked, wanted.state)
-        checked.episode = wanted.episode
-        checked.episode_return = wanted.episode_return
-        checked.length = wanted.length
+    def put(self, checked: CheckedEnv, stored: EpisodeState) -> str:
+        """Bring an environment to the `stored` state between two segments; return the problem, or ""."""
+        problem = self._set(checked, stored.state)
+        checked.episode = stored.episode
+        checked.episode_return = stored.episode_return
+        checked.length = stored.length
         return problem
 
     def _set(self, checked: CheckedEnv, state: bytes) -> str:

@@ -23,7 +23,7 @@ UNKNOWN_OPTIONS = "unexpected keyword argument 'options'"  # of a reset
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
 # between attempts to make an environment again: a licence may not be free at once
 WAITS_S = (1, 2, 4, 8, 16, 30)
-LOOK_S = 0.25  # between signs of life while waiting
+POLL_S = 0.25  # between signs of life while waiting
 MAX_BYTES = 1 << 24  # of the actions that a fault carries
 
 
@@ -82,9 +82,9 @@ class Repairs:
         self.settings.progress.enter(place_of(Phase.MAKE, self.settings.sampler_id, env))
 
     def _wait(self, seconds: int, env: int) -> None:
-        for _ in range(round(seconds / LOOK_S)):
+        for _ in range(round(seconds / POLL_S)):
             self._show_making(env)  # it is not hung
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _incident(
         self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None
@@ -116,6 +116,7 @@ def _actions_up_to(place: EnvFault, log: EnvLog, replayed: np.ndarray | None) ->
     if replayed is not None:
         actions = replayed[: place.step]
     elif log.actions is not None:
+        # a fault in a reset has no actions
         end = log.step + 1 if place.step else 0
         actions = log.actions[max(0, end - place.step) : end, place.env]
     else:

@@ -85,10 +85,10 @@ class Restorer:
         """
         carry = self._carry
         checked = self._rows.envs[env]
-        wanted = states_in(carry)[env]
+        stored = states_in(carry)[env]
         self._enter(Phase.RESET, env, int(carry.episodes[env]))
         if states.demanded:
-            problem = states.put(checked, wanted)
+            problem = states.put(checked, stored)
             checked.options = options
             return problem
         problem = NO_REPLAY
@@ -96,12 +96,12 @@ class Restorer:
         if actions is not None and len(actions) == carry.episode_lengths[env]:
             problem = self._replay(env, actions, options)
             replayed = not problem
-            if replayed and states.is_in(checked, wanted.state):
+            if replayed and states.is_in(checked, stored.state):
                 return ""
         proof = proofs_in(carry)[env]
         unproven = "no segment shows whether its own state is complete"
         if proof is not None:
-            unproven = self._prove(states, checked, proof, wanted.state)
+            unproven = self._prove(states, checked, proof, stored.state)
             checked.options = options
         if not unproven:
             return ""

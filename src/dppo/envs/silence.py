@@ -15,7 +15,7 @@ from dppo.log import logger
 
 FIRST_S = 10.0  # for which a call has not returned, until that is logged
 USUAL = 3.0  # times the longest call of its kind so far: a slow simulator is not silent
-LOOK_S = 1.0
+POLL_S = 1.0
 FROZEN_S = 10.0  # in which this process runs no Python, until faulthandler writes where it is, for the first time
 
 CALLS = {
@@ -89,7 +89,7 @@ class SilenceWatch:
         """Stop watching."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join(LOOK_S)
+            self._thread.join(POLL_S)
 
     def __enter__(self) -> SilenceWatch:
         self.start()
@@ -108,7 +108,7 @@ class SilenceWatch:
         frozen_s = FROZEN_S
         looked_at = time.monotonic()
         try:
-            while not self._over.wait(LOOK_S):
+            while not self._over.wait(POLL_S):
                 frozen_s = longer_patience(frozen_s, time.monotonic() - looked_at)
                 looked_at = time.monotonic()
                 activity = self._record.look()

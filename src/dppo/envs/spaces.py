@@ -61,7 +61,7 @@ def describe_spaces(
     return Spaces(
         stored,
         actions,
-        not getattr(spec, "nondeterministic", False),
+        deterministic=not getattr(spec, "nondeterministic", False),
         categories={
             name: choices_of(leaf)
             for name, leaf in leaves(space, _space_parts).items()

@@ -60,7 +60,7 @@ class StatePlace:
         return self.run_dir / STATES
 
     def is_visible(self) -> bool:
-        """Return whether this host sees the folder of the run."""
+        """Return whether this host sees the folder of the run, as its lock file has the same content here."""
         try:
             return read_file(self.lock) == self.owner
         except OSError:

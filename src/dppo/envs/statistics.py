@@ -59,13 +59,13 @@ def kept_in_words(wrappers: list[str]) -> str:
 
 def _layers(env: Any) -> Iterator[Any]:
     """Yield an environment and all that is inside of it; of the environments in a vector, the first."""
-    seen = set[int]()
+    visited = set[int]()
     inside = [env]
     while inside:
         layer = inside.pop(0)
-        if id(layer) in seen:
+        if id(layer) in visited:
             continue
-        seen.add(id(layer))
+        visited.add(id(layer))
         yield layer
         attributes = _attributes(layer)
         inside += [attributes[name] for name in INNER if attributes.get(name) is not None]

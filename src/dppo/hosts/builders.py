@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 FEW_ROWS = 64  # of zeros, with which a GPU shows before the first segment that it works
-LOOK_S = 0.25
+POLL_S = 0.25
 # Buffers of cuBLAS with which a product has the same bits in each run; it reads the variable at its first product.
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
@@ -197,7 +197,7 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
                 # when it begins, not when it was due: after a late start, the next one still waits
                 _last_start[0] = now
                 return
-        time.sleep(min(left_s, LOOK_S))
+        time.sleep(min(left_s, POLL_S))
         enter()
 
 
@@ -371,15 +371,15 @@ def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[
     return stages
 
 
-def _device(wanted: str) -> str:
+def _device(setting: str) -> str:
     """Choose the device to train on; called only in the process that trains."""
     import torch
 
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"device={wanted}: torch {torch.__version__} sees no GPU in this process. Use `device=cpu`, or "
+            f"device={setting}: torch {torch.__version__} sees no GPU in this process. Use `device=cpu`, or "
             f"`num_learners=1` with `learner_gpus=1`."
         )
     os.environ.setdefault(CUBLAS, FIXED_WORKSPACE)

@@ -28,7 +28,7 @@ from dppo.ppo.exchange.records import (
 from dppo.process_state.borders import Change, guarded_steps, take_changes
 from dppo.spaces.spaces import Spaces
 
-LOOK_S = 0.1  # interval between two looks at the progress of threads
+POLL_S = 0.1  # between two looks at the progress of threads
 # Longest wait of a question until earlier ones have begun, which may arrive after it.
 ORDER_S = 60.0
 
@@ -257,7 +257,7 @@ class ThreadedHost:
         try:
             done: set[Future[Any]] = set()
             while len(done) < len(calls):
-                done = wait(calls, LOOK_S, FIRST_EXCEPTION).done
+                done = wait(calls, POLL_S, FIRST_EXCEPTION).done
                 self._raise_failures(call for call in calls if call in done)
                 busy = [thread for call, thread in calls.items() if call not in done]
                 self._look(busy, [call.result() for call in done])
@@ -283,7 +283,7 @@ class ThreadedHost:
     def _others(self, error: EnvironmentFault) -> tuple[int, int]:
         """Return the numbers of instances and of samplers in the threads other than the thread of a fault.
 
-        While no other thread has an instance, they count as one if there is such a thread: it is making its first.
+        If there are other threads, but none has an instance yet, 1 instance and 1 sampler are counted.
         """
         other_threads = dict(self._threads)
         if error.place is not None:
@@ -292,7 +292,7 @@ class ThreadedHost:
         num_hosts = len(instances) - instances.count(0)
         if num_hosts:
             return sum(instances), num_hosts
-        # the other threads have not finished an environment yet: at least one is being made there, if there are any
+        # at least one of the other threads is making its first instance
         being_made = min(1, len(other_threads))
         return being_made, being_made
 

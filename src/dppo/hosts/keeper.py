@@ -17,7 +17,7 @@ from contextlib import suppress
 
 MARKER = "DPPO_ACTOR"
 MAX_LOG_BYTES = 2 * 2**20  # older parts of a larger log are moved to LOG.1
-LOOK_S = 0.5  # between two looks at its size
+POLL_S = 0.5  # between two looks at its size
 BEGINNING_S = 1.0  # longest wait for processes that begin
 LOOK_AT_BEGINNING_S = 0.01
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
@@ -157,7 +157,7 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
     kills = [_kills_for_memory()]
     head = _Head(head_address)
     ending = signal.SIGTERM
-    while os.path.exists(f"/proc/{pid}") and not select.select(pidfds, [], [], LOOK_S)[0]:
+    while os.path.exists(f"/proc/{pid}") and not select.select(pidfds, [], [], POLL_S)[0]:
         if driver and not os.path.exists(f"/proc/{driver}"):
             os.kill(pid, signal.SIGTERM)  # Ray would end it in some seconds, without a warning
             driver = 0
@@ -169,7 +169,7 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
         with suppress(OSError):
             _limit(log)
     time.sleep(PARENT_S)  # before its parent takes note, the kernel does not tell how it ended
-    status = _status(pidfds, _kills_for_memory() > kills[0])
+    status = _status(pidfds, for_memory=_kills_for_memory() > kills[0])
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
         file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, status)}\n")
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -201,7 +201,7 @@ def _end_marked(marker: bytes, number: int) -> None:
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, number)
-        time.sleep(LOOK_S if left else LOOK_AT_BEGINNING_S)
+        time.sleep(POLL_S if left else LOOK_AT_BEGINNING_S)
 
 
 def _tidy(marker: str, log: str) -> None:
@@ -229,8 +229,8 @@ def _kills_for_memory() -> int:
     return 0
 
 
-def _status(pidfds: list[int], for_memory: bool) -> str:
-    """Describe an exit code or a signal; "" if the kernel does not tell."""
+def _status(pidfds: list[int], *, for_memory: bool) -> str:
+    """Describe an exit code or a signal; "" if the kernel does not show it."""
     code = _exit_code(pidfds)
     if code in (None, -signal.SIGKILL) and for_memory:
         return LACK

@@ -61,6 +61,7 @@ def networks_in_words(config: Settings, spaces: Spaces) -> str:
 
 
 def _policy_and_critics(network: Choice, sac: SAC) -> str:
+    """Describe policy and critics; a critic reads the action, and the observation with categories as one-hot codes."""
     from dppo.sac.settings import SACSettings
 
     spaces = network.spec.spaces
@@ -76,12 +77,12 @@ def _policy_and_critics(network: Choice, sac: SAC) -> str:
         (fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes)
     )
     units = " x ".join(map(str, sac.critic_sizes))
-    alone = ""
+    privileged = ""
     if spaces.critic_obs:
-        alone = f"; only they read {', '.join(spaces.critic_obs)}"
+        privileged = f"; only they read {', '.join(spaces.critic_obs)}"
     return (
-        f"{network.of_policy()}; two critics with {units} units, {parameters:,} parameters, which also read the "
-        f"action{alone}."
+        f"{network.describe_policy()}; two critics with {units} units, {parameters:,} parameters, which also read the "
+        f"action{privileged}."
     )
 
 

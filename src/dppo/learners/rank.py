@@ -93,7 +93,8 @@ class TrainerRank:
                 host, port, learners.num_learners, is_master=False, timeout=COLLECTIVE_TIMEOUT
             )
         # By default gloo resolves the machine's host name, which on many machines gives a loopback address.
-        interface = interface_of(LOOPBACK if host == LOOPBACK else self.whereabouts()[1])
+        _, address = self.whereabouts()
+        interface = interface_of(LOOPBACK if host == LOOPBACK else address)
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         limit_blas(learners.learner_threads)

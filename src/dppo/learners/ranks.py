@@ -33,7 +33,7 @@ from dppo.transports.ray.session import RayLink, link_of_its_own
 
 T = TypeVar("T")
 
-SAY_S = 10.0  # after which a line says what is waited for
+NOTIFY_S = 10.0  # after which a line says what is waited for
 START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
 LOST_S = 1.0  # for a Ray that is lost to end the ranks all the same
 STATE_S = 5.0  # for it to return a state
@@ -56,9 +56,8 @@ class RayTrainers:
         link: RayLink | None = None,
         *,
         expected: Expected | None = None,
-        **options: Any,
     ) -> None:
-        """Reserve resources for the ranks, start them with `options` of Ray, form the group, check its numerics.
+        """Reserve resources for the ranks, start them with the options of `link`, form the group, check its numerics.
 
         `check` is called during every wait, now and later, and may raise to end it. All calls into Ray are made by the
         thread of `link`, while the calling thread waits.
@@ -68,7 +67,6 @@ class RayTrainers:
         self._notify = notify
         self._check_waiting = check
         self._expected = expected
-        self._options = options
         self._link = link if link is not None else link_of_its_own("learners")
         self._clock = self._link.clock.patience
         self.spec = choose_network(plan.network, spaces).spec
@@ -91,8 +89,8 @@ class RayTrainers:
         if plan.ppo.algo == "sac":
             assert plan.sac.replay_rows is not None, "the settings are not resolved"
             self._kept_rows = KeptRows(plan.sac.replay_rows, self.spec.spaces.obs)
-        wanted = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
-        bundle = {name: amount for name, amount in wanted.items() if amount > 0}
+        resources = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
+        bundle = {name: amount for name, amount in resources.items() if amount > 0}
         self._placement = Placement(bundle, plan.learners.num_learners)
         try:
             self._link.calls.call(self._start, "starting the learners", check)
@@ -219,7 +217,8 @@ class RayTrainers:
         for rank, handle in enumerate(self.ranks):
             segments = experience.segments[rank * share : (rank + 1) * share]
             update = handle.update.options(num_returns=3)
-            calls.append(update.remote(without_segments, rank in self._reporters, *segments))
+            with_state = rank in self._reporters
+            calls.append(update.remote(without_segments, with_state, *segments))
         updates, weights, states = zip(*calls, strict=True)
         try:
             answers = wait_while_alive(self.ranks, updates, self._check, self._clock)
@@ -304,13 +303,13 @@ class RayTrainers:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=self._placement.strategy(rank),
-            **self._options,
+            **self._link.options,
         )
         return options.remote(self._plan, self._spaces, rank, self._model)
 
     def _start_check(self) -> Callable[[], None]:
         """Return a check for a wait until the ranks have started, which logs a line once that takes long."""
-        notify_at = self._clock() + SAY_S
+        notify_at = self._clock() + NOTIFY_S
         lines = [
             f"waiting for {counted(len(self.ranks), 'learner')} to start: there may be no room, or a node does not "
             f"answer; after {START_TIMEOUT_S:.0f} s, they are given up"

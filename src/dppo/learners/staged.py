@@ -23,7 +23,7 @@ class RunStage(ABC):
         """
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the named arrays on which the next update depends."""
+        """Capture the arrays on which the next update depends, by name."""
         return {}
 
     def load(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -213,7 +213,7 @@ def _torch_results(probe: Probe) -> dict[str, list[Tensor]]:
 
 
 def _convolutions() -> dict[str, list[Tensor]]:
-    """Return the results of a convolution, and of the product of the layer behind it."""
+    """Return the results of a convolution, and of oneDNN's matrix product, which the layer behind it uses."""
     import torch
 
     pixels = _tensor(4, 3, 36, 36).requires_grad_()

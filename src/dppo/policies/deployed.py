@@ -12,11 +12,11 @@ from dppo.errors import CheckpointError, NotBetter
 from dppo.log import logger
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import BEST, Found
+from dppo.records.files.checkpoint import BEST, LoadedCheckpoint
 from dppo.records.files.run_files import read_run_file
 
 
-def deployed(newest: Found, path: Path) -> Found:
+def deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
     """Return the checkpoint that a run deploys, by its best.json if it has `never_worse`, and its comparison.
 
     Args:
@@ -71,7 +71,7 @@ def comparison_in(best: dict[str, Any]) -> BaselineComparison | None:
         return None
 
 
-def _why_baseline(path: Path, newest: Found) -> str:
+def _why_baseline(path: Path, newest: LoadedCheckpoint) -> str:
     """Say why the baseline is deployed, and how to get the policy all the same."""
     name = flattened(newest.checkpoint.state["config"]).get("baseline")
     shown = "none has ended yet"

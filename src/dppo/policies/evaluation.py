@@ -20,11 +20,11 @@ from dppo.files import user_path
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.plugins import plugin
+from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, summary
 from dppo.policies.bounds import NAMED, most_at_bound
 from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy
-from dppo.policies.wanted import REPORT_EVERY_S, Wanted, summary
 from dppo.ppo.exchange.records import Episode, EpisodeInfo
 from dppo.ppo.networks.network import ModelClass
 from dppo.process_state.borders import dppo_computes, guarded_steps, take_changes
@@ -59,8 +59,7 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
             For a controller, also the result of a run or the `Path` of its folder, whose environment it plays in.
         seed: seed of the episodes and of sampled actions; independent of the seed of the training.
         deterministic: take the most likely action; False samples actions, as in training.
-        env_kwargs: arguments of the environment. Those of the run that are not among them stay, unless `env` is another
-            environment, which gets only these.
+        env_kwargs: arguments of the environment, added to those of the run unless `env` is another environment.
         model: the class of the run's own network, in place of the one that the checkpoint names.
         trust: import and call what the settings of a run's folder name. Not needed for plain Gymnasium ids, for a
             `Result`, or for an `env` and a `model` that you name.
@@ -76,20 +75,22 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
         ControllerFault: the controller raised, or returned an invalid action.
     """
     film = None if video is None else user_path(video)
-    wanted = Wanted(episodes, seed, deterministic, render=render, video=film, num_actors=num_actors)
-    wanted.check()
+    arguments = EvaluationArguments(
+        episodes, seed, deterministic, render=render, video=film, num_actors=num_actors
+    )
+    arguments.check()
     player = find_player(policy, env, env_kwargs, model, trust=trust)
     keys = tuple(player.settings.get("info_keys", ()) if info_keys is None else info_keys)
-    wanted = replace(wanted, info_keys=keys)
-    player.check(wanted.play_settings)
+    arguments = replace(arguments, info_keys=keys)
+    player.check(arguments.play_settings)
     played = list[Episode]()
     with ending_on_signals(lambda: summary(played, episodes)) as check_signals:
         if num_actors:
             from dppo.policies.on_actors import play_on_actors
 
-            play_on_actors(player, wanted, played, check_signals)
+            play_on_actors(player, arguments, played, check_signals)
         else:
-            _play_here(player, wanted, played, check_signals)
+            _play_here(player, arguments, played, check_signals)
     if isinstance(player.policy, Policy):
         _log_actions_at_bound(player.policy, played)
     return _result(player.env_name, played, keys)
@@ -113,7 +114,10 @@ def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[
 
 
 def _play_here(
-    player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]
+    player: Player,
+    arguments: EvaluationArguments,
+    played: list[Episode],
+    check_signals: Callable[[], None],
 ) -> None:
     """Play all episodes in an environment of this process, and add them to `played`."""
     progress = ActivityRecord()
@@ -122,10 +126,10 @@ def _play_here(
         SilenceWatch(progress, of_one(player.env_name)),
     ):
         progress.enter(place_of(Phase.MAKE))
-        made = player.make(wanted.render_mode, wanted.seed)
+        made = player.make(arguments.render_mode, arguments.seed)
         progress.enter(place_of(Phase.IDLE))
         try:
-            settings = wanted.play_settings
+            settings = arguments.play_settings
             acting = player.acting_for(settings)(player.snapshot)
             playing = Playing(acting, made, player.env_name, settings, progress)
             wrappers = running_statistics(made)
@@ -136,13 +140,13 @@ def _play_here(
                     player.env_name,
                     problem,
                 )
-            wanted.log_beginning(player)
+            arguments.log_beginning(player)
             film = None
-            if wanted.video is not None:
+            if arguments.video is not None:
                 repeat = player.settings.get("action_repeat", 1)
-                film = plugin("video")(wanted.video, made, wanted.episodes, repeat)
+                film = plugin("video")(arguments.video, made, arguments.episodes, repeat)
             with guarded_steps(f"a step or reset of {player.env_name}"):
-                for so_far in _episodes(playing, wanted.episodes, played):
+                for so_far in _episodes(playing, arguments.episodes, played):
                     check_signals()
                     if film is not None:
                         film.add(so_far.index)
@@ -164,7 +168,8 @@ def _log_actions_at_bound(policy: Policy, played: list[Episode]) -> None:
 
 def _episodes(playing: Playing, episodes: int, played: list[Episode]) -> Iterator[Episode]:
     """Play episodes: yield each after its reset and after each step, add it to `played`, report every few seconds."""
-    began = reported = time.monotonic()
+    began = time.monotonic()
+    reported = began
     for episode in range(episodes):
         for so_far in playing.play(episode):
             yield so_far

@@ -18,13 +18,13 @@ from dppo.envs.preparation import Preparation
 from dppo.errors import ConfigError, DppoError, counted
 from dppo.log import logger
 from dppo.numerics.portable import in_force
+from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, summary
 from dppo.policies.controller import Controller
 from dppo.policies.player import Player, is_made
 from dppo.policies.playing import EpisodePlayer
-from dppo.policies.wanted import REPORT_EVERY_S, Wanted, summary
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.slots.layout import Layout
-from dppo.transports.ray.session import RaySession, store_bytes_for
+from dppo.transports.ray.session import RaySession, demand_of, store_bytes_for
 
 WAIT_S = 0.5  # longest wait between two checks for signals
 # time limit of an episode without a run, as in this process; one call has HUNG_S
@@ -33,7 +33,10 @@ HUNG_S = 600.0  # time limit of a step, a reset or a constructor
 
 
 def play_on_actors(
-    player: Player, wanted: Wanted, played: list[Episode], check_signals: Callable[[], None]
+    player: Player,
+    arguments: EvaluationArguments,
+    played: list[Episode],
+    check_signals: Callable[[], None],
 ) -> None:
     """Play each episode on the next free actor; add the episodes to `played`, which is sorted at the end.
 
@@ -47,7 +50,7 @@ def play_on_actors(
             "num_actors: an environment that is already made stays in this process. Pass its id."
         )
     check_env_id(player.env)
-    num_actors = min(wanted.num_actors, wanted.episodes)
+    num_actors = min(arguments.num_actors, arguments.episodes)
     snapshot = player.snapshot
     settings = player.settings
     numerics = in_force(settings.get("numerics", "portable"))
@@ -58,21 +61,21 @@ def play_on_actors(
         if variables and not session.started_here:
             session.options = {"runtime_env": {"env_vars": variables}}
         logger.info("%s play", counted(num_actors, "Ray actor"))
-        wanted.log_beginning(player)
+        arguments.log_beginning(player)
         limits = PlayLimits(
-            episodes=wanted.episodes,
+            episodes=arguments.episodes,
             num_actors=num_actors,
             timeout_s=settings.get("eval_timeout_s", EPISODE_S),
             hung_s=HUNG_S,
             licence_s=0.0 if settings.get("licences") is None else ENDING_S,
         )
-        episode_player = _episode_player(player, wanted)
+        episode_player = _episode_player(player, arguments)
         with (
             tempfile.TemporaryDirectory(prefix="dppo-eval-") as logs,
             closing(players_on_ray(episode_player, session, limits, logs)) as players,
         ):
             players.begin(0, snapshot)
-            _collect(players, wanted.episodes, played, (check_signals, session.check))
+            _collect(players, arguments.episodes, played, (check_signals, session.check))
 
 
 def _session(
@@ -82,19 +85,23 @@ def _session(
     store_bytes = store_bytes_for(batch_size=0, num_parameters=snapshot.weights.size)
     return closing(
         RaySession(
-            actors, Learners(), store_bytes=store_bytes, notify=logger.warning, check=check_signals
+            actors,
+            demand_of(actors, Learners()),
+            store_bytes=store_bytes,
+            notify=logger.warning,
+            check=check_signals,
         )
     )
 
 
-def _episode_player(player: Player, wanted: Wanted) -> EpisodePlayer:
+def _episode_player(player: Player, arguments: EvaluationArguments) -> EpisodePlayer:
     settings = player.settings | player.objects
     preparation = Preparation.by_names(settings)
     env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(preparation))
-    acting_for = player.acting_for(wanted.play_settings)
+    acting_for = player.acting_for(arguments.play_settings)
     num_samplers = settings.get("num_samplers", 0)
     layout = Layout.by_names(settings)
-    episode_player = EpisodePlayer(env, acting_for, wanted.play_settings, num_samplers, layout)
+    episode_player = EpisodePlayer(env, acting_for, arguments.play_settings, num_samplers, layout)
     # errors name the arguments that the caller has passed
     episode_player.setting = "policy and env" if isinstance(player.policy, Controller) else "env"
     return episode_player

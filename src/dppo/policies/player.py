@@ -204,35 +204,40 @@ def _player_of_run(
         not_better = error
         run_files = find(run)
     state = run_files.checkpoint.state
-    named = dict(objects)
+    passed = dict(objects)
     if env is not None:
-        named["env_id"] = env
+        passed["env_id"] = env
     if model is not None:
-        named["model"] = model
+        passed["model"] = model
+    passed["prior"] = None  # acts at the start of training only
+    if not_better is None:
+        passed["baseline"] = None  # does not play
     stored = {"env_kwargs": {}} | _settings_with(run, env, env_kwargs)
     stored |= {"model": model_name(run_files, model)} | _wrappers_of(state, env)
-    stored["prior"] = named["prior"] = None  # acts at the start of training only
-    if not_better is None:  # the baseline does not play
-        stored["baseline"] = named["baseline"] = None
-    _check_program(stored, named, state, run)
-    require_trust(stored, named, run, trust=trust)
-    settings = stored | named
+    _check_program(stored, passed, state, run)
+    require_trust(stored, passed, run, trust=trust)
+    settings = stored | passed
     if "env_id" not in settings or not isinstance(settings["env_kwargs"], dict):
         raise CheckpointError(
             f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`."
         )
-    for name, action in code_named_by(settings).items():
-        source = str(run)
-        if name in named:
-            source = f"{name}={named[name]}"
-        logger.info("%s %s.", source, action)
-    loaded = policy_from(run_files, named.get("model"))
+    _log_code(settings, passed, run)
+    loaded = policy_from(run_files, passed.get("model"))
     kwargs = dict(settings["env_kwargs"])
     player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
     if not_better is None:
         return player
     logger.warning("the baseline plays. %s", not_better)
     return replace(player, policy=Controller(settings["baseline"], "baseline"))
+
+
+def _log_code(settings: Mapping[str, Any], passed: Mapping[str, Any], run: Path) -> None:
+    """Log the code that will be imported, and whether the user passed it or the run names it."""
+    for name, action in code_named_by(settings).items():
+        source = str(run)
+        if name in passed:
+            source = f"{name}={passed[name]}"
+        logger.info("%s %s.", source, action)
 
 
 def _checked_kwargs(env_kwargs: Any) -> dict[str, Any]:
@@ -306,15 +311,15 @@ def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dic
 
 
 def _check_program(
-    stored: Mapping[str, Any], named: Mapping[str, Any], state: Mapping[str, Any], run: Path
+    stored: Mapping[str, Any], passed: Mapping[str, Any], state: Mapping[str, Any], run: Path
 ) -> None:
-    """Refuse what a program has defined that is not this one, and say where it is."""
+    """Raise ConfigError if `stored` names a definition of another program; the message names its file."""
     program = sys.modules["__main__"]
     path = Path(printable(str(state.get("program") or "its program.py")))
     definitions: dict[str, str] = {}
     for setting in ("env_id", "model"):
         module, _, name = str(stored.get(setting)).partition(":")
-        if setting not in named and module == "__main__" and name and "<" not in name:
+        if setting not in passed and module == "__main__" and name and "<" not in name:
             definitions[setting] = name
     if all(hasattr(program, name.partition(".")[0]) for name in definitions.values()):
         return

@@ -20,7 +20,7 @@ from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass, Outputs
 from dppo.records.comparison import BaselineComparison
-from dppo.records.files.checkpoint import Found, find
+from dppo.records.files.checkpoint import LoadedCheckpoint, find
 from dppo.records.observer import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
 
@@ -268,7 +268,7 @@ def _is_imported(model: str) -> bool:
     return torch is not None and isinstance(network, type) and issubclass(network, torch.nn.Module)
 
 
-def read(path: str | Path) -> Found:
+def read(path: str | Path) -> LoadedCheckpoint:
     """Return the checkpoint that a run deploys, or the one at `path`, importing nothing; raise as `deployed`.
 
     Raise CheckpointError if there is no good checkpoint.
@@ -279,7 +279,7 @@ def read(path: str | Path) -> Found:
     return deployed(run, user_path(path))
 
 
-def model_name(run: Found, replaced_by: ModelClass | None = None) -> str | None:
+def model_name(run: LoadedCheckpoint, replaced_by: ModelClass | None = None) -> str | None:
     """Return the import path of the network that a checkpoint names; None for the default network.
 
     Raise ConfigError if a class is to take the place of the default network.
@@ -297,7 +297,7 @@ def model_name(run: Found, replaced_by: ModelClass | None = None) -> str | None:
     return str(name)
 
 
-def policy_from(run: Found, model: ModelClass | None = None) -> Policy:
+def policy_from(run: LoadedCheckpoint, model: ModelClass | None = None) -> Policy:
     """Return the policy of a checkpoint; import the module of its network, or use `model` in its place.
 
     Raise CheckpointError if it is not a checkpoint of a policy, or its network cannot be built here.

@@ -43,8 +43,8 @@ def _errors_of_warnings() -> tuple[Any, ...]:
     return tuple(entry for entry in warnings.filters if entry[0] == "error")
 
 
-def _set_errors_of_warnings(wanted: tuple[Any, ...]) -> None:
-    warnings.filters[:] = [*wanted, *(entry for entry in warnings.filters if entry[0] != "error")]  # type: ignore[index]
+def _set_errors_of_warnings(filters: tuple[Any, ...]) -> None:
+    warnings.filters[:] = [*filters, *(entry for entry in warnings.filters if entry[0] != "error")]  # type: ignore[index]
 
 
 def _raise_recursion_limit(least: int) -> None:
@@ -144,12 +144,12 @@ def is_closed(stream: Any) -> bool:
 
 
 def usable(stream: TextIO) -> TextIO:
-    """Return a stream of the process, or another one for its descriptor if it has been closed."""
+    """Return a standard stream; if it has been closed, a new stream for its descriptor."""
     if is_closed(stream):
-        number = {"<stdout>": 1, "<stderr>": 2}.get(getattr(stream, "name", ""))
-        if number is not None:
+        descriptor = {"<stdout>": 1, "<stderr>": 2}.get(getattr(stream, "name", ""))
+        if descriptor is not None:
             with suppress(OSError):
                 return open(
-                    number, "w", encoding=stream.encoding, errors=stream.errors, closefd=False
+                    descriptor, "w", encoding=stream.encoding, errors=stream.errors, closefd=False
                 )
     return stream

@@ -1,6 +1,7 @@
 """The last lines of a run: its result, and the command with which to go on."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from dppo.config.trust import object_name, resume_command, trust_flags
 from dppo.errors import EnvironmentFault, TrainingDiverged, counted
@@ -102,13 +103,12 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
             "Nothing to resume: no iteration has finished. Start again, in another folder, once the cause is "
             "corrected."
         )
-    resume = resume_command(
-        result.env_name,
-        result.run_dir,
-        result.model_name,
-        result.wrapper_names,
-        None if result.baseline is None else result.baseline.name,
-    )
+    settings = _code_of(result)
+    if result.baseline is not None:
+        settings["baseline"] = result.baseline.name
+    if result.config is not None:
+        settings["prior"] = result.config.prior_name
+    resume = resume_command(result.run_dir, settings)
     if isinstance(error, TrainingDiverged):  # it would diverge again
         return f"Go on with other settings: {resume} --branch NEW_DIR"
     saved = saved_iteration(result.checkpoint)
@@ -121,11 +121,16 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
 def _next_commands(result: Result) -> str:
     """Return the commands that show a run that is done; no command can play in an environment of a Python program."""
     report = command("report", result.run_dir)
-    baseline_name = None
+    settings = _code_of(result)
+    names = [result.env_name, result.model_name or "", *result.wrapper_names]
     if result.baseline is not None and result.baseline.deployed == "baseline":
-        baseline_name = result.baseline.name
-    names = (result.env_name, result.model_name or "", *result.wrapper_names, baseline_name or "")
-    if any(object_name(name) for name in names):
+        settings["baseline"] = result.baseline.name
+        names.append(result.baseline.name)
+    if any(map(object_name, names)):
         return f"Next: {report}"
-    flags = trust_flags(result.env_name, result.model_name, result.wrapper_names, baseline_name)
-    return f"Next: {command('eval', result.run_dir, *flags)}, or {report}"
+    return f"Next: {command('eval', result.run_dir, *trust_flags(settings))}, or {report}"
+
+
+def _code_of(result: Result) -> dict[str, Any]:
+    """Return the settings that name code with which the policy of a run plays."""
+    return {"env_id": result.env_name, "model": result.model_name, "wrappers": result.wrapper_names}

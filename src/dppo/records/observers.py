@@ -10,7 +10,7 @@ from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.observer import Display, Observer, Result, RunInfo
 from dppo.records.outside import OnDisk
 
-PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is
+PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is ready
 
 
 class Observers:
@@ -28,8 +28,8 @@ class Observers:
         self._display = display
         self._users = list(users)
         self._started: list[Observer] = []
-        self._run: RunInfo | None = None  # until it has started
-        self._start_at = 0.0  # even if the run is not ready
+        self._run: RunInfo | None = None  # None once the observers have started
+        self._start_at = 0.0  # time at which the observers start even if the run is not ready
 
     def prepare(self, run: RunInfo, text: str) -> None:
         """Show on the display what the run is waiting for before it starts."""
@@ -39,12 +39,12 @@ class Observers:
         self._display.prepare(text)
 
     def note(self, text: str) -> None:
-        """Show `text` on the display at once, unless the run is over. From any thread."""
+        """Show `text` on the display at once, unless the run is over; may be called from any thread."""
         if self._started:
             self._display.note(text)
 
     def start(self) -> None:
-        """Start all, the display first, because it shows what the others log; a second call does nothing."""
+        """Start the observers, the display first, because it shows what they log; a second call does nothing."""
         run = self._run
         self._run = None
         if run is None:
@@ -54,7 +54,7 @@ class Observers:
             observer.on_start(run)
 
     def start_if_due(self) -> None:
-        """Start all if the run has been preparing for 10 s, so that a slow start is not silent."""
+        """Start the observers if the run has been preparing for 10 s, so that a slow start is not silent."""
         if self._run is not None and time.monotonic() >= self._start_at:
             self.start()
 
@@ -66,12 +66,12 @@ class Observers:
         self._started.append(observer)
 
     def flush_files(self) -> None:
-        """Wait until all rows so far would survive a power cut. In the thread of the disk."""
+        """Wait until all rows so far would survive a power cut; called in the thread of the disk."""
         for observer in self._on_disk:
             observer.flush()
 
     def __iter__(self) -> Iterator[Observer]:
-        """Iterate over all, in the order in which they are called."""
+        """Iterate over the observers in the order in which they are called."""
         return iter((*self._files, self._display, *self._users))
 
     def progress(self, progress: CollectionProgress) -> None:
@@ -97,7 +97,7 @@ class Observers:
         return None
 
     def end(self, result: Result | None, error: BaseException | None) -> None:
-        """End all that were started, the display last; a second call does nothing.
+        """End the observers that were started, the display last; a second call does nothing.
 
         Raises the first exception from an observer, unless the run has already ended with an `error`.
         """

@@ -5,7 +5,7 @@ from dppo.config.checks import describe_batch
 from dppo.config.resolve import TaskFacts, value_of
 from dppo.errors import counted
 from dppo.invocation import as_setting_and_flag
-from dppo.records.files.checkpoint import Found
+from dppo.records.files.checkpoint import LoadedCheckpoint
 
 
 def sizes_line(config: Config) -> str:
@@ -76,7 +76,7 @@ def own_state_line(config: Config) -> str:
     )
 
 
-def branch_line(origin: Found) -> str:
+def branch_line(origin: LoadedCheckpoint) -> str:
     """Describe the state that a new run takes over from a checkpoint of another run, and the episodes it drops."""
     state = origin.checkpoint.state
     samplers = origin.checkpoint.arrays["samplers"]

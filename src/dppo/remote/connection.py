@@ -22,7 +22,7 @@ from dppo.slots.program import SolverError
 
 MAX_UNIX_PATH = 100  # the kernel's limit is 108 bytes
 OPENING_S = 10.0  # for the opening of a program that has connected
-LOOK_S = 0.2  # between two looks at the program, while it is awaited
+POLL_S = 0.2  # between two looks at the program, while it is awaited
 
 
 class Listener:
@@ -56,7 +56,7 @@ class Listener:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             check()
-            ready, _, _ = select.select([self._socket], [], [], LOOK_S)
+            ready, _, _ = select.select([self._socket], [], [], POLL_S)
             if not ready:
                 continue
             accepted, _ = self._socket.accept()

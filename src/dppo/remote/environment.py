@@ -16,16 +16,16 @@ from dppo.log import logger
 from dppo.remote.client import TERMINATED, TRUNCATED
 from dppo.remote.connection import MAX_UNIX_PATH, Listener
 from dppo.remote.protocol import Part
-from dppo.remote.session import Handed, Session, SolverEnded
+from dppo.remote.session import Session, SolverEnded, SolverStep
 from dppo.slots.program import SolverError, SolverKilled
 from dppo.slots.slots import Slots
 
 ADDRESS = "DPPO_ADDRESS"  # variables of the solver
 SECRET = "DPPO_SECRET"
-SOLVER = "DPPO_SOLVER"  # the number of the instance: sampler.environment
+SOLVER = "DPPO_SOLVER"  # name of the instance: SAMPLER.ENVIRONMENT
 PORTS_PER_SAMPLER = 10
-STARTS = 3  # of a solver that is killed before it connects, or while its episode is replayed
-RESTARTS = "solver_restarts"  # its name in info
+STARTS = 3  # attempts to start a solver that is killed before it connects, or while its episode is replayed
+RESTARTS = "solver_restarts"  # key of the number of restarts in `info`
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "aprun", "prterun")
 
 
@@ -40,11 +40,11 @@ def make(
     """Return an environment whose solver is started by `command`, or connects by itself to `address`.
 
     Args:
-        command: the program with its arguments; it runs in `scratch_dir`, with the ranks that `slots` asks for. One
-            that begins with mpirun or srun is started as it is. Without a command, `address` is needed.
+        command: the program with its arguments; it runs in `scratch_dir`, with the ranks that `slots` asks for. A
+            command that begins with mpirun or srun is started as it is. Without a command, `address` is needed.
         address: `tcp:HOST:PORT` to listen at; the port of an instance is PORT + 10 * sampler + environment. Default:
             a Unix socket in `scratch_dir`. `tcp:HOST:0` with a command is any free port of the address HOST of this
-            machine, for a solver whose rank 0 may run on another one.
+            machine, for a solver whose rank 0 may run on another machine.
         open_timeout_s: longest wait for the solver to connect.
         scratch_dir: folder of this instance, which dppo passes; `solver.log` in it holds what the solver prints.
         slots: number, ranks and cores of this instance, which dppo passes; by default one rank.
@@ -64,7 +64,7 @@ def make(
         )
     secret = secrets.token_hex(16) if command is not None else os.environ[SECRET]
     slots = slots or Slots()
-    if not address and slots.layout.nodes:  # rank 0 may be on another one
+    if not address and slots.layout.nodes:  # rank 0 may be on another node
         address = f"tcp:{slots.layout.nodes[0].address}:0"
     place = _place(address, PORTS_PER_SAMPLER * slots.sampler_id + slots.env_index, scratch_dir)
     listener = Listener(place, secret)
@@ -97,13 +97,13 @@ class _Solver:
     """The program of an instance."""
 
     command: Sequence[str] | str | None
-    """None for one that is started elsewhere."""
+    """None for a program that is started elsewhere."""
     folder: str
     slots: Slots
 
     @property
     def name(self) -> str:
-        """Number of the instance: sampler.environment."""
+        """Name of the instance: SAMPLER.ENVIRONMENT."""
         return f"{self.slots.sampler_id}.{self.slots.env_index}"
 
     @property
@@ -115,7 +115,7 @@ class _Solver:
 
 
 class _Start:
-    """Starts the solver of an instance, or waits for it; may be called again."""
+    """Starts the solver of an instance, or waits for it; called again when the solver has ended in an episode."""
 
     def __init__(self, listener: Listener, solver: _Solver, timeout_s: float) -> None:
         self._listener = listener
@@ -165,8 +165,8 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
     is a Box: of the shape of its part if there is only one, otherwise the numbers of all parts in a row.
 
     A solver that ends in an episode is started again: the episode is replayed up to this step, and goes on if the last
-    observation is the same to the last bit. `info["solver_restarts"]` counts these starts. One that then ends in the
-    same step has failed; one that is killed before it comes to this step is started again, three times in all.
+    observation is the same to the last bit. `info["solver_restarts"]` counts these starts. A solver that then ends in
+    the same step has failed; a solver that is killed before it comes to this step is started again, three times in all.
     """
 
     def __init__(self, listener: Listener, start: _Start, session: Session) -> None:
@@ -180,14 +180,14 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         self.action_space = _action_box(opening.action, native)
         self._seed = 0
         self._options: dict[str, Any] = {}
-        self._actions: list[np.ndarray] = []  # of the episode
-        self._last: np.ndarray | None = None  # the observation after them
-        self._restarts = 0  # in the episode
+        self._actions: list[np.ndarray] = []  # actions of the episode so far
+        self._last: np.ndarray | None = None  # observation after these actions
+        self._restarts = 0  # restarts of the solver in the episode
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode of the solver; without a seed, one drawn from the environment's generator."""
+        """Begin an episode of the solver; without a seed, draw one from the environment's generator."""
         super().reset(seed=seed)
         self._seed = int(self.np_random.integers(2**63)) if seed is None else seed
         self._options = options or {}
@@ -195,17 +195,16 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         self._restarts = 0
         self._listener.refuse_others()
         try:
-            handed = self._live().reset(self._seed, self._options)
+            step = self._live().reset(self._seed, self._options)
         except SolverEnded as error:
-            handed = self._begin_again(error, "in its reset")
-        return self._observed(handed), self._info(handed)
+            step = self._begin_again(error, "in its reset")
+        return self._observed(step), self._info(step)
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action; return what the solver hands over.
 
         Raises:
-            SolverError: the solver ended, and so did the one that was started in its place; or the replayed episode is
-                not the same.
+            SolverError: the solver ended, and ended again after a restart; or the replayed episode differs.
         """
         numbers = np.array(action, self._opening.dtype)
         if numbers.shape != self.action_space.shape:
@@ -213,20 +212,20 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
                 f"the action has the shape {numbers.shape}, not {self.action_space.shape}"
             )
         try:
-            handed = self._live().act(numbers)
+            step = self._live().act(numbers)
         except SolverEnded as error:
-            handed = self._replay(error, numbers)
+            step = self._replay(error, numbers)
         self._actions.append(numbers)
-        ended = bool(handed.end & TERMINATED)
-        truncated = bool(handed.end & TRUNCATED)
-        return self._observed(handed), handed.reward, ended, truncated, self._info(handed)
+        ended = bool(step.end & TERMINATED)
+        truncated = bool(step.end & TRUNCATED)
+        return self._observed(step), step.reward, ended, truncated, self._info(step)
 
     def _live(self) -> Session:
         if self._session is None:
             raise SolverError("the environment is closed")
         return self._session
 
-    def _replay(self, error: SolverEnded, action: np.ndarray) -> Handed:
+    def _replay(self, error: SolverEnded, action: np.ndarray) -> SolverStep:
         """Start the solver again, and bring it to where it ended, for the step of `action`."""
         place = f"in step {len(self._actions) + 1} of an episode"
         self._repeat(error, place, STARTS)
@@ -236,24 +235,24 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
             raise SolverError(f"the solver ended twice {place} {second}") from None
 
     def _repeat(self, error: SolverEnded, place: str, starts: int) -> None:
-        """Start the solver, at most so many times, until it has repeated the actions of the episode."""
-        handed = self._begin_again(error, place)
+        """Start the solver, at most `starts` times, until it has repeated the actions of the episode."""
+        step = self._begin_again(error, place)
         session = self._live()
         try:
             for earlier in self._actions:
-                handed = session.act(earlier)
+                step = session.act(earlier)
         except SolverEnded as another:
             if starts == 1:
                 raise SolverError(f"the solver ended in each replay {place} {another}") from None
             self._repeat(another, place, starts - 1)
             return
-        if self._last is None or handed.numbers.tobytes() != self._last.tobytes():
+        if self._last is None or step.numbers.tobytes() != self._last.tobytes():
             raise SolverError(
                 f"the solver ended {place} {error}\nIt was started again, but the same actions led to another "
                 f"observation than before: its episodes do not follow from the seed and the actions"
             )
 
-    def _begin_again(self, error: SolverEnded, place: str) -> Handed:
+    def _begin_again(self, error: SolverEnded, place: str) -> SolverStep:
         """Start the solver again, and its episode."""
         logger.warning("the solver ended %s %s\nIt is started again.", place, error)
         self._live().close(wait_s=0.0)
@@ -268,23 +267,23 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         except SolverEnded as second:
             raise SolverError(f"the solver ended twice {place} {second}") from None
 
-    def _observed(self, handed: Handed) -> Any:
-        self._last = handed.numbers
+    def _observed(self, step: SolverStep) -> Any:
+        self._last = step.numbers
         if not isinstance(self.observation_space, gym.spaces.Dict):
-            return handed.numbers.reshape(self._opening.observation[0].shape)
+            return step.numbers.reshape(self._opening.observation[0].shape)
         observation = {}
         start = 0
         for part in self._opening.observation:
-            numbers = handed.numbers[start : start + part.size]
+            numbers = step.numbers[start : start + part.size]
             observation[part.name] = numbers.reshape(part.shape)
             start += part.size
         return observation
 
-    def _info(self, handed: Handed) -> dict[str, Any]:
-        return {**handed.info, RESTARTS: self._restarts} if self._restarts else handed.info
+    def _info(self, step: SolverStep) -> dict[str, Any]:
+        return {**step.info, RESTARTS: self._restarts} if self._restarts else step.info
 
     def close(self) -> None:
-        """Send the reply to stop, and wait 10 s for the program to end; then end it. Safe to call twice."""
+        """Send the reply to stop, wait 10 s for the end of the program, then kill it; a second call does nothing."""
         if self._session is None:
             return
         self._session.close()
@@ -298,7 +297,7 @@ class RestartingSolverEnv(SolverEnv):
     def __init__(self, listener: Listener, start: _Start, session: Session, folder: Path) -> None:
         super().__init__(listener, start, session)
         self._folder = folder
-        self._path: Path | None = None  # of the last restart file, which is kept elsewhere by now
+        self._path: Path | None = None  # last restart file, of which dppo has a copy by now
         self._saves = 0
 
     def get_state(self) -> dict[str, Any]:
@@ -329,23 +328,23 @@ class RestartingSolverEnv(SolverEnv):
     def set_state(self, state: dict[str, Any]) -> None:
         """Let the solver go on from a restart file or folder; raise SolverError as `get_state`."""
         self._listener.refuse_others()
-        handed = self._asked("load", state["restart"])
-        self._check(handed, state["last"])
+        step = self._asked("load", state["restart"])
+        self._check(step, state["last"])
         self._seed = state["seed"]
         self._options = state["options"]
         self._actions = list(state["actions"].astype(self._opening.dtype))
-        self._last = handed.numbers
+        self._last = step.numbers
         self._restarts = state["restarts"]
 
-    def _asked(self, verb: str, path: Path) -> Handed:
+    def _asked(self, verb: str, path: Path) -> SolverStep:
         try:
             session = self._live()
             return session.save(str(path)) if verb == "save" else session.load(str(path))
         except SolverEnded as error:
             raise SolverError(f"the solver ended when it was to {verb} {path} {error}") from None
 
-    def _check(self, handed: Handed, last: np.ndarray | None) -> None:
-        if last is None or handed.numbers.tobytes() != last.tobytes():
+    def _check(self, step: SolverStep, last: np.ndarray | None) -> None:
+        if last is None or step.numbers.tobytes() != last.tobytes():
             raise SolverError(
                 "the solver hands over another observation with its restart file than before: the file lacks "
                 "something, or the solver advanced when it was to save"

@@ -12,15 +12,15 @@ from dppo.remote.connection import Connection
 from dppo.remote.protocol import INFO, REPLY, STATE
 from dppo.slots.program import Program, SolverError
 
-MAX_INFOS = 1000  # of a step
-STOP_S = 10.0  # for a program to write its files, after the reply to stop
+MAX_INFOS = 1000  # entries of `info` in a step
+STOP_S = 10.0  # longest wait for a program that writes its files after the reply to stop
 
 
 class SolverEnded(Exception):
-    """The program has ended, or its connection was closed; says how, with its last lines."""
+    """The program has ended, or its connection was closed; the message is how, and its last lines."""
 
 
-class Handed(NamedTuple):
+class SolverStep(NamedTuple):
     """Data of a step from a solver."""
 
     numbers: np.ndarray
@@ -31,7 +31,7 @@ class Handed(NamedTuple):
 
 
 class Session:
-    """A solver that has connected: it hands over a state, waits for a reply, and so on."""
+    """A connected solver, which sends the state after a step, waits for a reply, and so on."""
 
     def __init__(self, connection: Connection, program: Program | None) -> None:
         self.opening = connection.opening
@@ -48,38 +48,36 @@ class Session:
         self._numbers = np.frombuffer(buffer, self.opening.dtype, count, self._state.size)
         self._has_begun = False
 
-    def reset(self, seed: int, options: dict[str, Any]) -> Handed:
+    def reset(self, seed: int, options: dict[str, Any]) -> SolverStep:
         """Begin an episode; raise SolverEnded."""
         self._begin()
-        text = json.dumps(options).encode()
-        return self._exchange(self._reply.pack(RESET, len(text), seed) + text)
+        return self._exchange(RESET, json.dumps(options).encode(), seed)
 
     def _begin(self) -> None:
         if not self._has_begun:
-            self._receive()  # a solver hands over nothing of use before its first episode
+            self._receive()  # the first state, before any episode, has no use
             self._has_begun = True
 
-    def save(self, path: str) -> Handed:
+    def save(self, path: str) -> SolverStep:
         """Let the solver write a restart file or folder; raise SolverEnded."""
-        text = path.encode()
-        return self._exchange(self._reply.pack(SAVE, len(text), 0) + text)
+        return self._exchange(SAVE, path.encode())
 
-    def load(self, path: str) -> Handed:
+    def load(self, path: str) -> SolverStep:
         """Let the solver go on from a restart file or folder; raise SolverEnded."""
         self._begin()
-        text = path.encode()
-        return self._exchange(self._reply.pack(LOAD, len(text), 0) + text)
+        return self._exchange(LOAD, path.encode())
 
-    def act(self, action: np.ndarray) -> Handed:
+    def act(self, action: np.ndarray) -> SolverStep:
         """Make a step with an action of the solver's dtype; raise SolverEnded."""
-        return self._exchange(self._reply.pack(ACT, action.nbytes, 0) + action.tobytes())
+        return self._exchange(ACT, action.tobytes())
 
-    def _exchange(self, message: bytes) -> Handed:
+    def _exchange(self, kind: int, data: bytes, seed: int = 0) -> SolverStep:
+        """Send a reply of this kind, and receive the next state."""
         with suppress(ConnectionError):  # then nothing can be received either
-            self._connection.send(message)
+            self._connection.send(self._reply.pack(kind, len(data), seed) + data)
         return self._receive()
 
-    def _receive(self) -> Handed:
+    def _receive(self) -> SolverStep:
         connection = self._connection
         try:
             connection.receive_into(self._buffer)
@@ -92,7 +90,7 @@ class Session:
                 info[name.rstrip(b"\0").decode("utf-8", "replace")] = number
         except (EOFError, OSError):
             raise SolverEnded(self._how_it_ended()) from None
-        return Handed(self._numbers.astype(self._native), reward, end, info)
+        return SolverStep(self._numbers.astype(self._native), reward, end, info)
 
     def _how_it_ended(self) -> str:
         if self._program is None:

@@ -152,12 +152,12 @@ def _version(config: Config) -> str | None:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def _source(named: Any) -> str | None:
+def _source(code: Any) -> str | None:
     """Return the hash of the file that defines a function, a class or an import path; None without such a file."""
-    if not isinstance(named, str) and not inspect.isclass(named) and not inspect.isroutine(named):
+    if not isinstance(code, str) and not inspect.isclass(code) and not inspect.isroutine(code):
         return None
-    module, _, name = import_path(named).rpartition(":")
-    if "<" in name:
+    module, _, name = import_path(code).rpartition(":")
+    if "<" in name:  # a lambda, or a function within another one
         return None
     file: Any = module
     if not module.endswith(".py"):

@@ -8,7 +8,7 @@ from typing import Any
 from dppo.errors import CheckpointError
 from dppo.records.comparison import BaselineComparison
 from dppo.records.differences import Difference
-from dppo.records.files.checkpoint import Chosen
+from dppo.records.files.checkpoint import EvaluatedCheckpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class BestEvaluation:
         return is_proven, score.mean_return, -score.iteration
 
 
-def chosen_of(state: Any) -> Chosen | None:
+def chosen_of(state: Any) -> EvaluatedCheckpoints | None:
     """Return the checkpoints to keep for evaluations, whose `state` is in the last one; None if there are none."""
     try:
         if not state:
@@ -65,8 +65,8 @@ def chosen_of(state: Any) -> Chosen | None:
             scores[best] = score
         stored = state.get("comparison")
         if stored is None:
-            return Chosen(scores)
-        return Chosen(scores, BaselineComparison.of_json(stored).in_best_json())
+            return EvaluatedCheckpoints(scores)
+        return EvaluatedCheckpoints(scores, BaselineComparison.of_json(stored).in_best_json())
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the evaluations of the checkpoint cannot be read ({error!r})."

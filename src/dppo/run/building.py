@@ -184,7 +184,7 @@ def _expected_numerics(config: Config, spaces: Spaces) -> Expected:
     widths = tuple(min(width, MAX_PROBE_WIDTH) for width in config.hidden_sizes)
     has_images = any(len(leaf.shape) == 3 for leaf in spaces.leaves().values())
     probe = Probe(config.envs_per_sampler, widths, has_images)
-    return Expected(probe, fingerprint(probe, torch=True), config.on_other_cpu == "refuse")
+    return Expected(probe, fingerprint(probe, torch=True), refuse=config.on_other_cpu == "refuse")
 
 
 def _no_statistics(config: Config, spaces: Spaces, *, resumed: bool) -> Statistics:

@@ -22,8 +22,8 @@ from dppo.errors import (
 )
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
+from dppo.policies.arguments import summary
 from dppo.policies.bounds import NAMED, AtBound, most_at_bound
-from dppo.policies.wanted import summary
 from dppo.ppo.exchange.records import (
     ControllerTurn,
     Episode,
@@ -46,7 +46,7 @@ from dppo.signals import StopRequested
 from dppo.spaces.actions import boxes
 
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
-SAY_S = 10.0  # of waiting, until a line says so; then five times as long
+NOTIFY_S = 10.0  # of waiting, until a line says so; then five times as long
 WAITING = (
     "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
     "plays it again"
@@ -141,14 +141,14 @@ class Evaluations(Observer):
         if self._baseline is None or self._baseline_is_ready:
             return
         began = time.monotonic()
-        say_s = SAY_S
+        notify_s = NOTIFY_S
         with suppress(StopRequested):  # the first iteration will end with it
             while not self._baseline_is_ready:
                 self._stop.check()
                 self._take_in(self._players.outcomes(WAIT_S))
                 waited_s = time.monotonic() - began
-                if waited_s > say_s:
-                    say_s *= 5
+                if waited_s > notify_s:
+                    notify_s *= 5
                     played = self._baseline_play.episodes()
                     done = summary(played, self._config.eval_episodes, waited_s)
                     logger.info("baseline %s, before training: %s", self._baseline.name, done)
@@ -295,12 +295,12 @@ class Evaluations(Observer):
         return self._take_results()
 
     def _wait_for_all(self, began: float) -> None:
-        say_s = SAY_S
+        notify_s = NOTIFY_S
         while self._is_waiting():
             self._stop.check()
             outcomes = self._players.outcomes(WAIT_S)
-            if time.monotonic() - began > say_s:
-                say_s *= 5
+            if time.monotonic() - began > notify_s:
+                notify_s *= 5
                 logger.info(WAITING, self._describe_open(), self._config.eval_timeout_s)
             self._take_in(outcomes)
 

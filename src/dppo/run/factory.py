@@ -44,7 +44,7 @@ def open_session(
 ) -> RaySession:
     """Connect to Ray, whose processes get `variables`, until `stack` is closed."""
     from dppo.transports.ray.claim import claimed
-    from dppo.transports.ray.session import RaySession, store_bytes_for
+    from dppo.transports.ray.session import RaySession, demand_of, store_bytes_for
     from dppo.transports.ray.upload import check_there_is_a_cluster, environment_of
 
     stop.check()
@@ -58,8 +58,7 @@ def open_session(
         actors = replace(actors, num_actors=f"{fewest}..{config.most_actors}")
     session = RaySession(
         actors,
-        config.learners,
-        config.evaluators,
+        demand_of(actors, config.learners, config.evaluators),
         store_bytes=store_bytes_for(segments, parameters),
         notify=logger.warning,
         check=stop.check,
@@ -162,13 +161,7 @@ class PartsFactory:
 
         link = session.link("learners")
         trainers = RayTrainers(
-            plan,
-            spaces,
-            logger.warning,
-            self.stop.check,
-            link,
-            expected=expected,
-            **session.options,
+            plan, spaces, logger.warning, self.stop.check, link, expected=expected
         )
         self.stack.callback(trainers.close)
         if plan.learners.num_learners > 1:
@@ -182,7 +175,9 @@ class PartsFactory:
         run = config.run
         if run.eval_every is None:
             return None
-        settings = PlaySettings(run.seed, not run.eval_stochastic, config.info_keys)
+        settings = PlaySettings(
+            run.seed, deterministic=not run.eval_stochastic, info_keys=config.info_keys
+        )
         acting_for = policy_acting_for(spaces, spec, settings)
         if run.baseline is not None:
             acting_for = _with_baseline(acting_for, run.baseline, settings)

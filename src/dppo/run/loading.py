@@ -6,7 +6,7 @@ from dppo.config import Config
 from dppo.errors import CheckpointError, DppoError, printable
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe
-from dppo.records.files.checkpoint import Checkpoint, Found
+from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 
@@ -14,7 +14,7 @@ STATES_OF_ENVS = (".states", ".proofs", ".files")
 """Ends of the names of arrays with the states that environments gave themselves."""
 
 
-def load_start(start: Found, parts: Parts, config: Config, *, branch: bool) -> None:
+def load_start(start: LoadedCheckpoint, parts: Parts, config: Config, *, branch: bool) -> None:
     """Load a checkpoint into the learner; with `branch`, only the weights, the optimizer and the normalizers."""
     _check_model(start, parts.model, config.env_name, branch=branch)
     checkpoint = start.checkpoint
@@ -32,7 +32,9 @@ def load_start(start: Found, parts: Parts, config: Config, *, branch: bool) -> N
         ) from error
 
 
-def _check_model(start: Found, model: dict[str, Any], env_name: str, *, branch: bool) -> None:
+def _check_model(
+    start: LoadedCheckpoint, model: dict[str, Any], env_name: str, *, branch: bool
+) -> None:
     """Raise CheckpointError if a checkpoint has other spaces or another network than this run, described by `model`."""
     stored_model = start.checkpoint.state["model"]
     for name in {**model, **stored_model}:

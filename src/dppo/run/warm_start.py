@@ -12,7 +12,7 @@ from dppo.config import Config
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
 from dppo.ppo.exchange.scales import Statistics, ValueScale
-from dppo.records.files.checkpoint import Found
+from dppo.records.files.checkpoint import LoadedCheckpoint
 
 if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.learners.trainers import Trainers
@@ -23,7 +23,7 @@ CRITICS = ("critics.weights", "critics.targets")
 
 
 def warm_start(
-    trainers: Trainers, fresh: Statistics, origin: Found, obs: Any, config: Config
+    trainers: Trainers, fresh: Statistics, origin: LoadedCheckpoint, obs: Any, config: Config
 ) -> Statistics:
     """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
@@ -48,19 +48,19 @@ def warm_start(
     if config.freeze_norm_after == 0:
         _check_frozen(statistics, fresh, origin)
     if fresh.obs is not None:
-        lines.append(_line(statistics is not fresh, "statistics of observations"))
+        lines.append(_line("statistics of observations", is_taken=statistics is not fresh))
     state = trainers.state()
     if CRITICS[0] in state:
         critics = _critics(state, origin)
         state |= critics
-        lines.append(_line(bool(critics), "critics"))
+        lines.append(_line("critics", is_taken=bool(critics)))
     for line in lines:
         logger.info("%s", line)
     trainers.load(spec.flatten(weights), state)
     return statistics
 
 
-def _critics(state: Weights, origin: Found) -> Weights:
+def _critics(state: Weights, origin: LoadedCheckpoint) -> Weights:
     """Return the critics of `origin` if it has some of the same size as those in `state`; else nothing."""
     stored = origin.checkpoint.arrays.get("optimizer", {})
     critics = {name: stored[name] for name in CRITICS if name in stored}
@@ -71,7 +71,7 @@ def _critics(state: Weights, origin: Found) -> Weights:
     return critics
 
 
-def _statistics(fresh: Statistics, origin: Found, obs: Any) -> Statistics:
+def _statistics(fresh: Statistics, origin: LoadedCheckpoint, obs: Any) -> Statistics:
     """Return `fresh` with the statistics of observations from `origin`, if the observations are alike."""
     if fresh.obs is None or origin.checkpoint.state["model"].get("obs") != obs:
         return fresh
@@ -83,7 +83,7 @@ def _statistics(fresh: Statistics, origin: Found, obs: Any) -> Statistics:
     return replace(loaded, returns=fresh.returns)
 
 
-def _check_frozen(statistics: Statistics, fresh: Statistics, origin: Found) -> None:
+def _check_frozen(statistics: Statistics, fresh: Statistics, origin: LoadedCheckpoint) -> None:
     """Raise ConfigError if the statistics to freeze are not there."""
     if statistics is fresh:
         raise ConfigError(
@@ -109,8 +109,8 @@ def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
     return weights
 
 
-def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, list[str]]:
-    """Replace weights `here` by weights `there` with the same name and shape; also return lines that say so."""
+def _fitting(here: Weights, there: Weights, origin: LoadedCheckpoint) -> tuple[Weights, list[str]]:
+    """Replace weights `here` by weights `there` with the same name and shape; also return lines for the log."""
     rows = []
     fitting = set[str]()
     for name in here | there:
@@ -119,7 +119,7 @@ def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, lis
         if shape_here == shape_there:
             fitting.add(name)
         shapes = f"{name}, {shape_here} here and {shape_there} there"
-        rows.append(_line(name in fitting, shapes))
+        rows.append(_line(shapes, is_taken=name in fitting))
     if not any(here[name].ndim > 1 for name in fitting):
         fact = f"nothing fits, none of its {counted(len(there), 'parameter')} has name and shape of a layer here"
         advice = "Use the network settings of that run, or leave `init_from` out"
@@ -135,7 +135,7 @@ def _fitting(here: Weights, there: Weights, origin: Found) -> tuple[Weights, lis
     return here | {name: there[name] for name in fitting}, [title, *rows]
 
 
-def _line(is_taken: bool, what: str) -> str:
+def _line(what: str, *, is_taken: bool) -> str:
     labels = {True: "taken", False: "not taken"}
     return f"  {labels[is_taken]}: {what}"
 

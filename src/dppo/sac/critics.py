@@ -1,7 +1,6 @@
 """Critics: several Q functions side by side, with a gradient written by hand.
 
-K critics, rows of a minibatch, A components of an action. In names, `by_x` is the gradient of the loss with respect to
-`x`.
+Shapes: K critics, rows of a minibatch, A components of an action.
 """
 
 from __future__ import annotations
@@ -121,40 +120,40 @@ class Critics:
         """Return the values [K, rows] of observations with actions [rows, inputs], and residuals."""
         return _forward(self._layers, inputs)
 
-    def backward(self, residuals: Residuals, by_values: Tensor) -> None:
+    def backward(self, residuals: Residuals, grad_values: Tensor) -> None:
         """Store the gradient of the parameters, given that of the values [K, rows].
 
         dL/dW = x^T dL/dy        dL/db = sum(dL/dy)        dL/dx = dL/dy W^T
         """
         last = self._gradients[-1]
-        by_output = by_values.unsqueeze(2)
-        _multiply_each(residuals.last_inputs.mT, by_output, last.weights)
-        torch.sum(by_output, dim=1, keepdim=True, out=last.biases)
-        by_units = by_output * self._layers[-1].weights.mT
+        grad_output = grad_values.unsqueeze(2)
+        _multiply_each(residuals.last_inputs.mT, grad_output, last.weights)
+        torch.sum(grad_output, dim=1, keepdim=True, out=last.biases)
+        grad_units = grad_output * self._layers[-1].weights.mT
         for number in reversed(range(len(residuals.hidden))):
             hidden = residuals.hidden[number]
-            by_sums = _hidden_backward(hidden, by_units)
-            _multiply_each(hidden.inputs.mT, by_sums, self._gradients[number].weights)
-            torch.sum(by_sums, dim=1, keepdim=True, out=self._gradients[number].biases)
+            grad_sums = _hidden_backward(hidden, grad_units)
+            _multiply_each(hidden.inputs.mT, grad_sums, self._gradients[number].weights)
+            torch.sum(grad_sums, dim=1, keepdim=True, out=self._gradients[number].biases)
             if number > 0:
-                by_units = self._by_inputs(number, by_sums)
+                grad_units = self._input_gradients(number, grad_sums)
 
-    def by_actions(self, residuals: Residuals, by_values: Tensor, size: int) -> Tensor:
+    def action_gradients(self, residuals: Residuals, grad_values: Tensor, size: int) -> Tensor:
         """Return the gradient with respect to the last `size` inputs [rows, size]; the parameters' stays as it is."""
-        by_units = by_values.unsqueeze(2) * self._layers[-1].weights.mT
+        grad_units = grad_values.unsqueeze(2) * self._layers[-1].weights.mT
         for number in reversed(range(1, len(residuals.hidden))):
-            by_sums = _hidden_backward(residuals.hidden[number], by_units)
-            by_units = self._by_inputs(number, by_sums)
-        by_sums = _hidden_backward(residuals.hidden[0], by_units)
+            grad_sums = _hidden_backward(residuals.hidden[number], grad_units)
+            grad_units = self._input_gradients(number, grad_sums)
+        grad_sums = _hidden_backward(residuals.hidden[0], grad_units)
         weights = self._layers[0].weights[:, -size:].mT
-        by_actions = by_sums.new_empty((*by_sums.shape[:2], size))
-        return _multiply_each(by_sums, weights, by_actions).sum(dim=0)
+        grad_actions = grad_sums.new_empty((*grad_sums.shape[:2], size))
+        return _multiply_each(grad_sums, weights, grad_actions).sum(dim=0)
 
-    def _by_inputs(self, number: int, by_sums: Tensor) -> Tensor:
+    def _input_gradients(self, number: int, grad_sums: Tensor) -> Tensor:
         """Compute the gradient of the inputs of a layer from that of its sums."""
         weights = self._layers[number].weights
-        by_inputs = by_sums.new_empty((*by_sums.shape[:2], weights.shape[1]))
-        return _multiply_each(by_sums, weights.mT, by_inputs)
+        grad_inputs = grad_sums.new_empty((*grad_sums.shape[:2], weights.shape[1]))
+        return _multiply_each(grad_sums, weights.mT, grad_inputs)
 
 
 def _forward(layers: list[_Layer], inputs: Tensor) -> tuple[Tensor, Residuals]:
@@ -170,11 +169,11 @@ def _forward(layers: list[_Layer], inputs: Tensor) -> tuple[Tensor, Residuals]:
     return _affine(layers[-1], x).squeeze(2), Residuals(hidden, x)
 
 
-def _hidden_backward(hidden: _Hidden, by_outputs: Tensor) -> Tensor:
+def _hidden_backward(hidden: _Hidden, grad_outputs: Tensor) -> Tensor:
     """Return the gradient of the sums of a hidden layer, given that of its outputs."""
-    by_normalized = _silu_backward(by_outputs, hidden.normalized)
-    by_sums, _, _ = _normalize_backward(
-        by_normalized,
+    grad_normalized = _silu_backward(grad_outputs, hidden.normalized)
+    grad_sums, _, _ = _normalize_backward(
+        grad_normalized,
         hidden.sums,
         [hidden.sums.shape[2]],
         hidden.means,
@@ -183,7 +182,7 @@ def _hidden_backward(hidden: _Hidden, by_outputs: Tensor) -> Tensor:
         None,
         [True, False, False],
     )
-    return by_sums
+    return grad_sums
 
 
 def _affine(layer: _Layer, x: Tensor) -> Tensor:

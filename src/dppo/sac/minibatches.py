@@ -36,7 +36,7 @@ class Minibatch(NamedTuple):
     num_steps: Tensor
     """[rows], the rewards that `returns` adds up."""
     noise: Tensor
-    """[2, rows, A]: of the actions after the successors, and of those after the observations."""
+    """[2, rows, A]: noise of the actions after the successors, and of the actions after the observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Minibatches:
     size: int
     """Rows of a minibatch on this rank."""
     network: LearningNetwork
-    """That of the policy, which decides how far a target looks ahead."""
+    """The policy's network, which decides how far a target looks ahead."""
 
     def draw(
         self, experience: Experience, count: int, random: np.random.Generator
@@ -81,10 +81,10 @@ class Minibatches:
         gamma = self.settings.gamma
         obs_scale = experience.policy.obs_scale
 
-        def extends(step: int, numbers: np.ndarray, later: LaterRows) -> np.ndarray:
+        def extends(step: int, indices: np.ndarray, later: LaterRows) -> np.ndarray:
             likelihoods = self._relative_likelihoods(later, obs_scale)
             least = self.settings.least_extension
-            return thresholds[step - 1, numbers] < least + (1 - least) * likelihoods
+            return thresholds[step - 1, indices] < least + (1 - least) * likelihoods
 
         drawn = self.rows.draw(places, self.settings.n_step, extends)
         rewards = shaped_rewards(drawn.rewards, self.settings)

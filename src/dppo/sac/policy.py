@@ -53,7 +53,7 @@ def sample(head: Tensor, noise: Tensor) -> Sample:
     return Sample(torch.tanh(u), logprobs, deviations)
 
 
-def by_head(head: Tensor, drawn: Sample, by_actions: Tensor, temperature: Tensor) -> Tensor:
+def head_gradient(head: Tensor, drawn: Sample, grad_actions: Tensor, temperature: Tensor) -> Tensor:
     """Return the gradient of the sum over rows of temperature log pi(a) + L(a), given that of L by the actions.
 
         dL/du = 2 temperature a + dL/da (1 - a^2)
@@ -64,10 +64,10 @@ def by_head(head: Tensor, drawn: Sample, by_actions: Tensor, temperature: Tensor
     """
     actions = drawn.actions
     log_std = head[:, actions.shape[1] :]
-    by_mean = 2 * temperature * actions + by_actions * (1 - actions.square())
-    by_log_std = by_mean * drawn.deviations - temperature
+    grad_mean = 2 * temperature * actions + grad_actions * (1 - actions.square())
+    grad_log_std = grad_mean * drawn.deviations - temperature
     # a step moves against the gradient
-    leaves_range = ((log_std >= MAX_LOG_STD) & (by_log_std < 0)) | (
-        (log_std <= MIN_LOG_STD) & (by_log_std > 0)
+    leaves_range = ((log_std >= MAX_LOG_STD) & (grad_log_std < 0)) | (
+        (log_std <= MIN_LOG_STD) & (grad_log_std > 0)
     )
-    return torch.cat([by_mean, by_log_std.masked_fill(leaves_range, 0.0)], dim=1)
+    return torch.cat([grad_mean, grad_log_std.masked_fill(leaves_range, 0.0)], dim=1)

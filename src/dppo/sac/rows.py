@@ -12,7 +12,7 @@ from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.batch import merged
 from dppo.spaces.spaces import leaves, walk
 
-PREFIX = "rows."  # of the names in the state
+PREFIX = "rows."  # begins the names of all arrays of the state
 COLUMNS = ("obs", "actions", "logprobs", "rewards", "terminated", "valid")
 LOGPROBS = PREFIX + "logprobs"
 EXIT_PLACES = PREFIX + "exits"
@@ -30,10 +30,11 @@ class LaterRows(NamedTuple):
 
 
 Extends = Callable[[int, np.ndarray, LaterRows], np.ndarray]
-"""Given a step (1, 2, ...), the numbers of drawn rows, and the rows of that step: whether each extends the horizon."""
+"""Function of a step (1, 2, ...), the indices of drawn rows, and the rows of that step: True for rows that extend the
+horizon."""
 
 
-class Drawn(NamedTuple):
+class DrawnRows(NamedTuple):
     """Raw rows [n], each with the steps after it, at most `n_step` together."""
 
     obs: np.ndarray
@@ -50,22 +51,22 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """Observations that rows led to and the next row does not hold: at time limits, after losses, of the newest rows.
+    """Observations after rows without a next row that holds them: at time limits, at losses, after the newest rows.
 
     The arrays are replaced, never changed.
     """
 
     places: np.ndarray
-    """[n], ascending; the place of a row is step * E + environment."""
+    """[n], ascending places of the rows; the place of a row is step * E + environment."""
     obs: np.ndarray
     """[n, *O]"""
 
     def find(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the exits among `places`, and the observations there."""
-        numbers = np.searchsorted(self.places, places)
-        is_exit = numbers < len(self.places)
-        is_exit[is_exit] = self.places[numbers[is_exit]] == places[is_exit]
-        return is_exit, self.obs[numbers[is_exit]]
+        indices = np.searchsorted(self.places, places)
+        is_exit = indices < len(self.places)
+        is_exit[is_exit] = self.places[indices[is_exit]] == places[is_exit]
+        return is_exit, self.obs[indices[is_exit]]
 
     def where(self, chosen: np.ndarray) -> Exits:
         return Exits(self.places[chosen], self.obs[chosen])
@@ -76,7 +77,7 @@ class Exits:
 
 
 class RowsSnapshot(NamedTuple):
-    """The rows at some time, as numbers and references."""
+    """The rows at some time, as indices and references."""
 
     first: int
     end: int
@@ -134,13 +135,16 @@ class KeptRows:
     def _capacity(self) -> int:
         return len(self._columns["valid"])
 
-    def _reserve(self, capacity: int, like: Mapping[str, np.ndarray]) -> None:
-        """Make room for `capacity` steps; the system provides the memory of a step when it is written."""
+    def _reserve(self, capacity: int, new: Mapping[str, np.ndarray]) -> None:
+        """Make room for `capacity` steps of columns like the `new` ones.
+
+        The system provides the memory of a step when it is written.
+        """
         if self._columns and self._capacity == capacity:
             return
         steps = np.arange(self._first, self._end)
         columns = {}
-        for name, column in like.items():
+        for name, column in new.items():
             columns[name] = np.empty((capacity, *column.shape[1:]), column.dtype)
             if self.num_steps:
                 columns[name][steps % capacity] = self._columns[name][steps % self._capacity]
@@ -162,7 +166,9 @@ class KeptRows:
         valid = self._columns["valid"][steps % self._capacity]
         return self._first * self.num_envs + np.flatnonzero(valid)
 
-    def draw(self, places: np.ndarray, n_step: int = 1, extends: Extends | None = None) -> Drawn:
+    def draw(
+        self, places: np.ndarray, n_step: int = 1, extends: Extends | None = None
+    ) -> DrawnRows:
         """Return the rows at `places`, each with the steps after it.
 
         The steps of a row end with its episode, at a loss, after `n_step` steps, or before a step refused by `extends`.
@@ -171,15 +177,15 @@ class KeptRows:
         rewards[0] = self._at("rewards", places)
         num_steps = np.ones(len(places), np.int64)
         last = places.copy()
-        numbers = np.arange(len(places))  # of the rows that may have a further step
+        indices = np.arange(len(places))  # rows that may have a further step
         for step in range(1, n_step):
-            numbers = numbers[self._has_next(last[numbers])]
+            indices = indices[self._has_next(last[indices])]
             if extends is not None:
-                later = self._later(last[numbers] + self.num_envs)
-                numbers = numbers[extends(step, numbers, later)]
-            last[numbers] += self.num_envs
-            num_steps[numbers] += 1
-            rewards[step, numbers] = self._at("rewards", last[numbers])
+                later = self._later(last[indices] + self.num_envs)
+                indices = indices[extends(step, indices, later)]
+            last[indices] += self.num_envs
+            num_steps[indices] += 1
+            rewards[step, indices] = self._at("rewards", last[indices])
         is_exit, exit_obs = self._exits.find(last)
         terminated = self._at("terminated", last)
         following = np.where(is_exit | terminated, last, last + self.num_envs)
@@ -187,7 +193,7 @@ class KeptRows:
         successors[is_exit] = exit_obs
         obs = self._at("obs", places)
         actions = self._at("actions", places)
-        return Drawn(obs, actions, rewards, num_steps, terminated, successors)
+        return DrawnRows(obs, actions, rewards, num_steps, terminated, successors)
 
     def _has_next(self, places: np.ndarray) -> np.ndarray:
         """Mark the `places` that have a next row in the same episode."""
@@ -202,7 +208,7 @@ class KeptRows:
         return LaterRows(obs, actions, logprobs)
 
     def _at(self, name: str, places: np.ndarray) -> np.ndarray:
-        """Copy a column at these places."""
+        """Copy the values of a column at these places."""
         steps, envs = np.divmod(places, self.num_envs)
         column: np.ndarray = self._columns[name][steps % self._capacity, envs]
         return column
@@ -234,14 +240,14 @@ class KeptRows:
         return np.concatenate([column[start:], column[: end - self._capacity]])
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what `state` returned; without rows, if `state` has none."""
+        """Restore the rows that `state` returned; become empty if it holds none."""
         self._clear()
         if EXIT_PLACES not in state:
             return
         shape = state[PREFIX + "valid"].shape
-        # Older checkpoints have no log-probabilities: the likelihoods of their rows, relative to infinity, count as 0.
-        without = {LOGPROBS: np.full(shape, np.inf, np.float32)}
-        columns = without | dict(state)
+        # Older checkpoints have no log-probabilities. With infinity in their place, the relative likelihoods are 0.
+        defaults = {LOGPROBS: np.full(shape, np.inf, np.float32)}
+        columns = defaults | dict(state)
         for name in COLUMNS[1:]:
             self._columns[name] = columns[PREFIX + name]
         self._columns["obs"] = _structured(PREFIX + "obs", state, shape, self._obs)
@@ -272,7 +278,7 @@ def rows_of_rank(state: Mapping[str, np.ndarray], rank: int, ranks: int) -> dict
 
 
 def _exits_of(segments: Sequence[Segment], step: int) -> Exits:
-    """Return the exits of segments that begin at `step`; terminal states need none."""
+    """Return the exits of segments that begin at `step`; the observation after a terminal state is not needed."""
     followed = np.stack([segment.followed for segment in segments])
     samplers, steps, envs = np.nonzero(followed)
     num_envs = followed.shape[2]
@@ -285,7 +291,7 @@ def _exits_of(segments: Sequence[Segment], step: int) -> Exits:
 
 
 def _leaves(name: str, column: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the leaves of a column by name."""
+    """List the leaves of a column by name."""
     return {leaf: array for leaf, array, is_leaf in walk(column, name=name) if is_leaf}
 
 

@@ -21,7 +21,7 @@ from dppo.ppo.networks.parameters import FlatParameters
 from dppo.sac.critics import Critics
 from dppo.sac.inputs import CriticInputs
 from dppo.sac.minibatches import Minibatch, Minibatches
-from dppo.sac.policy import by_head, policy_network, sample
+from dppo.sac.policy import head_gradient, policy_network, sample
 from dppo.sac.rows import KeptRows, RowsSnapshot
 from dppo.sac.settings import SACSettings
 from dppo.streams import Stream
@@ -51,7 +51,7 @@ class _Part:
         self.optimizer = FlatAdam(parameters, eps=ADAM_EPSILON)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the optimizer's state by full names, as views."""
+        """Name the arrays of the optimizer's state; they are views."""
         return {f"{self.name}.{key}": array for key, array in self.optimizer.state().items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -207,11 +207,11 @@ class SACTrainer:
         inputs = self._critic_inputs(minibatch.obs, drawn.actions)
         values, critic_residuals = self._critics.forward(inputs)
         least, critic = values.min(dim=0)
-        by_values = torch.zeros_like(values)
-        by_values.scatter_(0, critic.unsqueeze(0), -1.0)
-        by_actions = self._critics.by_actions(critic_residuals, by_values, self._size)
-        by_heads = by_head(head, drawn, by_actions, temperature) / len(head)
-        self._network.backward(residuals, by_heads, torch.zeros_like(head_values))
+        grad_values = torch.zeros_like(values)
+        grad_values.scatter_(0, critic.unsqueeze(0), -1.0)
+        grad_actions = self._critics.action_gradients(critic_residuals, grad_values, self._size)
+        grad_heads = head_gradient(head, drawn, grad_actions, temperature) / len(head)
+        self._network.backward(residuals, grad_heads, torch.zeros_like(head_values))
         entropy = -drawn.logprobs.mean()
         q_mean = least.mean()
         action_std = head[:, self._size :].exp().mean()
@@ -262,7 +262,7 @@ class SACTrainer:
         return _copied(state) if copy else state
 
     def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return the state without the kept rows, which is equal on all ranks."""
+        """Return the state that is equal on all ranks: critics, temperature and optimizers, without the kept rows."""
         state = {
             "critics.weights": self._critics.parameters.weights.numpy(force=True),
             "critics.targets": self._critics.targets.numpy(force=True),

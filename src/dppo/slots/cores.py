@@ -10,7 +10,7 @@ from dppo.machine import cores_in_words, cores_of_affinity, usable_cores
 
 LOCK = "dppo-core"  # and the number of the core
 WAIT_S = 30.0  # for the ranks of a killed process to end, and for an environment that moves away to close
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class NoCores(RuntimeError):
@@ -37,7 +37,7 @@ class Lease:
                     f"{cores_in_words()}, and other environments have the others. Use fewer actors or samplers here, "
                     f"lower `ranks_per_env` or `cores_per_rank`, or share cores with `cores_per_rank=0`"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _take(self, number: int) -> bool:
         for core in cores_here():

@@ -1,8 +1,8 @@
 """Programs that see to it that no rank outlives its environment: a keeper, and a guard around each rank.
 
 `guard.py keep` starts a launcher such as mpirun, and ends all that it has started if a rank fails, or if the process of
-the environment ends or says so. `guard.py rank CORES -- WORDS` is started by the launcher in place of a rank: it binds
-itself to the rank's cores, starts the rank, reports its end to the keeper, and ends it if the keeper is gone.
+the environment ends or asks for it. `guard.py rank CORES -- WORDS` is started by the launcher in place of a rank: it
+binds itself to the rank's cores, starts the rank, reports its end to the keeper, and ends it if the keeper is gone.
 `guard.py agent HOST COMMAND` is started by a launcher in place of ssh, for ranks on several nodes: the server of that
 node (`node.py`) runs the command.
 
@@ -26,19 +26,18 @@ from typing import Any, NoReturn
 
 LAUNCH = "DPPO_LAUNCH"  # variable of all processes of a launch
 KEEPER = "DPPO_KEEPER"  # variable of a guard: host:port:secret
-NODES = "DPPO_NODES"  # variable of an agent: port and secret of each further node's server, by its address
-# of Open MPI, MPICH, and srun
+NODES = "DPPO_NODES"  # variable of an agent: address -> port and secret of the server of each further node
+# variables with the number of a rank: of Open MPI, MPICH, and srun
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-SAVE_S = 3.0  # for ranks to end by themselves after the process of their environment has ended
+SAVE_S = 3.0  # longest wait for ranks that save their state after the process of their environment has ended
 TERM_S = 2.0  # from SIGTERM to SIGKILL
-LAUNCHER_S = 1.0  # for a launcher to end after its last rank
-HELLO_S = 10.0  # for a guard to reach its keeper
-LOOK_S = 0.1
-BEGINNING_S = 1.0  # longest wait for processes that begin
+LAUNCHER_S = 1.0  # longest wait for the end of a launcher after its last rank
+HELLO_S = 10.0  # longest wait of a guard for the connection to its keeper
+POLL_S = 0.1  # between two looks at processes that are to end
+BEGINNING_S = 1.0  # longest wait for processes whose environment cannot be read yet
 LOOK_AT_BEGINNING_S = 0.01
-MARK = 16  # fewest characters of a mark
-# of the other side of a connection between nodes, which is lost then
-SILENT_S = 5
+MIN_MARK_LENGTH = 16
+SILENT_S = 5  # without an answer from the other node, after which a connection is lost
 PR_SET_PDEATHSIG = 1
 
 
@@ -56,7 +55,7 @@ def guard_rank(cores_of_ranks: str, words: list[str]) -> NoReturn:
         except OSError as error:
             report["unbound"] = f"cores {sorted(cores)}: {error.strerror}"
     keeper = os.environ.pop(KEEPER, "")
-    if not keeper:  # slots.command: somebody else looks after the ranks
+    if not keeper:  # started by words of `Slots.command`, without a keeper
         _replace_by(words)
     mark = f"{os.environ[LAUNCH]}.{rank}."  # with a dot at its end: rank 1 is not rank 10
     os.environ[LAUNCH] = mark
@@ -72,7 +71,7 @@ def guard_rank(cores_of_ranks: str, words: list[str]) -> NoReturn:
     exited = os.pidfd_open(pid)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     ready, _, _ = select.select([connection.fileno(), exited], [], [])
-    if exited not in ready:  # the keeper says so, or is gone
+    if exited not in ready:  # the keeper has closed the connection, or is gone
         end_marked(mark)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another process may have the rank's number soon
@@ -86,7 +85,7 @@ def guard_rank(cores_of_ranks: str, words: list[str]) -> NoReturn:
 
 
 def _wake_keeper(mark: str) -> None:
-    """Let the keeper go on if it was stopped: without its environment, nobody else would ever do that."""
+    """Continue the keeper if it was stopped: after the end of its environment, no other process does that."""
     pid = int(mark.split("-")[1])
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:  # it may be on another node
         if os.fsencode(__file__) in file.read():
@@ -109,14 +108,14 @@ def _replace_by(words: list[str]) -> NoReturn:
 
 
 def connected(host: str, port: int) -> socket.socket:
-    """Return a connection that fails if the other node does not answer for SILENT_S, as `watched` makes it."""
+    """Connect to a server; the connection fails if the other node does not answer for SILENT_S."""
     connection = socket.create_connection((host, port), HELLO_S)
     connection.settimeout(None)
     return watched(connection)
 
 
 def watched(connection: socket.socket) -> socket.socket:
-    """Let a connection fail after SILENT_S: without this, nobody would notice a cable that is cut."""
+    """Let a connection fail after SILENT_S without an answer, so that a cut cable is noticed."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, 1),
@@ -154,15 +153,17 @@ def act_as_ssh(host: str, words: list[str]) -> NoReturn:
 
 
 class Keeper:
-    """Looks after one launch: reports what its ranks do, and ends them."""
+    """Watches one launch: reports starts and ends of its ranks, and ends all when one fails."""
 
     def __init__(self, launch: dict[str, Any]) -> None:
         self._mark = f"dppo-{os.getpid()}-{secrets.token_hex(8)}"
         self._secret = secrets.token_hex(16)
         self._server = socket.create_server((launch["address"], 0))
-        self._guards: dict[socket.socket, bytearray] = {}  # with what is left of a line
-        self._ranks: dict[socket.socket, dict[str, Any]] = {}  # the first report of each
-        self._codes: dict[int, int] = {}  # of ranks that have ended
+        self._guards: dict[socket.socket, bytearray] = {}  # connection -> received part of a line
+        self._ranks: dict[
+            socket.socket, dict[str, Any]
+        ] = {}  # connection -> first report of the rank
+        self._codes: dict[int, int] = {}  # rank -> exit code
         self._is_ending = False
         port = self._server.getsockname()[1]
         keeper = f"{launch['address']}:{port}:{self._secret}"
@@ -180,8 +181,8 @@ class Keeper:
         os.close(log)
 
     def run(self, environment_pid: int) -> None:
-        """Look after the ranks until all have ended."""
-        _tell({"started": self._launcher.pid, "keeper": os.getpid()})
+        """Watch the ranks until all have ended."""
+        _report({"started": self._launcher.pid, "keeper": os.getpid()})
         pidfds = _pidfd(environment_pid)
         exited = os.pidfd_open(self._launcher.pid)
         while self._launcher.poll() is None and not any(self._codes.values()):
@@ -193,22 +194,22 @@ class Keeper:
             if is_gone or 0 in ready:
                 break
         self._end()
-        _tell({"ended": self._launcher.wait()})
+        _report({"ended": self._launcher.wait()})
 
     def _ready(self, sources: list[int], timeout_s: float | None = None) -> list[Any]:
-        """Return the sources that are ready; wait for one of them, or for news of a rank, and note these."""
+        """Wait for a source or a report of a rank; record the reports, and return the sources that are ready."""
         guards = [*self._guards]
         awaited: list[Any] = [*sources, self._server, *guards]
         ready, _, _ = select.select(awaited, [], [], timeout_s)
         for guard in guards:
             if guard in ready:
-                self._hear(guard)
+                self._read_reports(guard)
         if self._server in ready:
             self._guards[watched(self._server.accept()[0])] = bytearray()
         return ready
 
-    def _hear(self, guard: socket.socket) -> None:
-        """Take note of what a guard reports, or that its connection is closed."""
+    def _read_reports(self, guard: socket.socket) -> None:
+        """Record what a guard reports, or that its connection is closed."""
         received = b""
         is_silent = False
         try:
@@ -221,23 +222,23 @@ class Keeper:
             self._guards[guard] = left
             report = json.loads(line)
             if report.pop("secret", "") != self._secret:
-                received = b""  # a stranger
+                received = b""  # not a guard of this launch
                 break
-            self._note(guard, report)
+            self._record(guard, report)
         if not received:
             del self._guards[guard]
             guard.close()
             rank = self._ranks.pop(guard, None)
             if rank is not None and rank["rank"] not in self._codes:
-                self._note(guard, rank | {"code": -signal.SIGKILL, "is_silent": is_silent})
+                self._record(guard, rank | {"code": -signal.SIGKILL, "is_silent": is_silent})
 
-    def _note(self, guard: socket.socket, report: dict[str, Any]) -> None:
+    def _record(self, guard: socket.socket, report: dict[str, Any]) -> None:
         if "code" in report:
             self._codes[report["rank"]] = report["code"]
             report["was_ended"] = self._is_ending
         else:
             self._ranks[guard] = report
-        _tell(report)
+        _report(report)
 
     def _end(self) -> None:
         """End all ranks, the launcher and their children."""
@@ -247,32 +248,32 @@ class Keeper:
                 guard.shutdown(socket.SHUT_WR)
         until = time.monotonic() + TERM_S + LAUNCHER_S
         while self._guards and time.monotonic() < until:
-            self._ready([], LOOK_S)
+            self._ready([], POLL_S)
         with suppress(subprocess.TimeoutExpired):
             self._launcher.wait(LAUNCHER_S if self._codes else 0)
         end_marked(self._mark)
 
 
 def end_marked(mark: str) -> None:
-    """End all processes of this node whose environment has the mark, but this one."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """End all other processes of this node whose environment has the mark."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + TERM_S
         marked = marked_processes(mark)
         for pid in marked:
             with suppress(OSError):
-                os.kill(pid, number)
+                os.kill(pid, signal_number)
         while marked and time.monotonic() < until:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             marked = marked_processes(mark)
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Return the processes of this node, but this one, whose environment has the mark.
+    """Return the other processes of this node whose environment has the mark.
 
     While a process begins a program, its environment is empty for some milliseconds, on a busy machine for more. So if
-    none has the mark, wait a little for those.
+    none has the mark, wait a little for such processes.
     """
-    assert len(mark) >= MARK, f"{mark!r} may be in the environment of any process"
+    assert len(mark) >= MIN_MARK_LENGTH, f"{mark!r} may be in the environment of any process"
     until = time.monotonic() + BEGINNING_S
     while True:
         marked, some_begin = look_for(mark)
@@ -282,7 +283,7 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def look_for(mark: str) -> tuple[list[int], bool]:
-    """Return the processes that have the mark, and whether the environment of another one cannot be read yet."""
+    """Return the processes that have the mark, and whether some process has no readable environment yet."""
     marked = []
     some_begin = False
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -303,7 +304,7 @@ def _begins(pid: str) -> bool:
 
 
 def _is_closed(stream: int) -> bool:
-    """Return whether the other end of a stream that can be read is closed."""
+    """Return whether the other end of a readable stream is closed: then there is nothing to read."""
     with suppress(OSError):
         return not os.read(stream, 1)
     return False
@@ -315,8 +316,8 @@ def _pidfd(pid: int) -> list[int]:
     return []
 
 
-def _tell(report: dict[str, Any]) -> None:
-    """Write a line for the process of the environment, which may be gone."""
+def _report(report: dict[str, Any]) -> None:
+    """Write a report for the process of the environment, which may be gone."""
     with suppress(OSError):
         os.write(1, json.dumps(report).encode() + b"\n")
 
@@ -334,7 +335,7 @@ def keep() -> NoReturn:
     try:
         keeper = Keeper(launch)
     except (OSError, ValueError) as error:
-        _tell({"refused": getattr(error, "strerror", None) or str(error)})
+        _report({"refused": getattr(error, "strerror", None) or str(error)})
         os._exit(1)
     keeper.run(launch["environment_pid"])
     os._exit(0)

@@ -21,7 +21,7 @@ from typing import Any
 from dppo.slots.cores import WAIT_S, Lease, NoCores
 from dppo.slots.guard import (
     HELLO_S,
-    LOOK_S,
+    POLL_S,
     SAVE_S,
     connected,
     end_marked,
@@ -148,7 +148,7 @@ def _wait(connection: socket.socket, owner: int, mark: str) -> None:
         return
     until = time.monotonic() + SAVE_S
     while marked_processes(mark) and time.monotonic() < until:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 if __name__ == "__main__":

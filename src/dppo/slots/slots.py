@@ -23,7 +23,7 @@ class Slots:
         self.sampler_id = sampler_id
         self.env_index = env_index
         self._mark = f"dppo-slots-{secrets.token_hex(16)}"
-        self._folders = set[str]()  # which the other nodes have until the end
+        self._folders = set[str]()  # folders that the other nodes have until `close`
         share = layout.cores // max(1, len(layout.nodes))
         with ExitStack() as stack:
             self._lease = Lease(share)
@@ -52,7 +52,7 @@ class Slots:
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that start the ranks of a program here, each bound to its cores.
 
-        `launch` starts them, and looks after them, too. Raise SolverError if there is no launcher.
+        `launch` also starts and watches them. Raise SolverError if there is no launcher.
         """
         if self.layout.is_plain:
             return [*words]
@@ -77,7 +77,7 @@ class Slots:
             words: the program with its arguments; a text is split as a shell does.
             cwd: its folder; what all ranks print is in `solver.log` there.
             env: variables that are added to the environment of this process.
-            as_it_is: the words name a launcher already, so that none is added and no rank is bound.
+            as_it_is: the words begin with a launcher, so that none is added and no rank is bound.
 
         Raises:
             SolverError: the program or the launcher cannot be started.

@@ -168,7 +168,7 @@ class BoxActions(Actions):
         return np.where(has_bounds, high / 2 - low / 2, 1.0)
 
     def saturated_at(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays [width]: a policy's actions up to the first, and from the second, become a bound."""
+        """Return lower and upper limits [width]: a policy's action at or beyond a limit becomes a bound."""
         if self.bounds == "clip":
             return self.low.reshape(-1).astype(np.float64), self.high.reshape(-1).astype(np.float64)
         limit = 1.0

@@ -215,11 +215,11 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
     return runs
 
 
-def _number_at_once(config: Config, wanted: int | None) -> tuple[int, str]:
-    if wanted is not None:
-        if wanted < 1:
-            raise ConfigError(f"seeds_at_once={wanted}: must be at least 1. Leave it out.")
-        return wanted, "as asked for"
+def _number_at_once(config: Config, requested: int | None) -> tuple[int, str]:
+    if requested is not None:
+        if requested < 1:
+            raise ConfigError(f"seeds_at_once={requested}: must be at least 1. Leave it out.")
+        return requested, "as asked for"
     if config.num_actors or config.num_learners or config.device != "cpu":
         return 1, "each uses Ray, or a GPU"
     memory_mb = psutil.virtual_memory().available / 2**20

@@ -54,9 +54,9 @@ COMMAND = Command(
 def main(argv: list[str]) -> int:
     """Run trials until the study has enough of them; print the best as a command; return the exit code."""
     options, flags, env_id = COMMAND.split(argv)
-    wanted = options.get("trials", TRIALS)
-    if wanted < 1:
-        raise ConfigError(f"trials={wanted}: must be at least 1.")
+    num_trials = options.get("trials", TRIALS)
+    if num_trials < 1:
+        raise ConfigError(f"trials={num_trials}: must be at least 1.")
     training = arguments_of(flags, env_id, COMMAND.prog)
     require_package("tune", "optuna")
     import optuna
@@ -72,8 +72,8 @@ def main(argv: list[str]) -> int:
     }
     study = _study(out, base, config)
     finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    if len(study.get_trials(states=finished_states)) < wanted:
-        enough = optuna.study.MaxTrialsCallback(wanted, states=finished_states)
+    if len(study.get_trials(states=finished_states)) < num_trials:
+        enough = optuna.study.MaxTrialsCallback(num_trials, states=finished_states)
         study.optimize(
             partial(_train, base=base, space=space, out=out), callbacks=[enough, _print_trial]
         )

@@ -12,7 +12,7 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from dppo.config.field import About
+from dppo.config.field import SettingInfo
 from dppo.config.parts.env import Env, Sampling
 from dppo.config.parts.ppo import (
     PPO,
@@ -57,8 +57,8 @@ def settings_by_name() -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for part in PARTS.values() for field in dataclasses.fields(part)}
 
 
-def about(name: str) -> About:
-    about: About = settings_by_name()[name].metadata.get("about", About())
+def about(name: str) -> SettingInfo:
+    about: SettingInfo = settings_by_name()[name].metadata.get("about", SettingInfo())
     return about
 
 

@@ -15,8 +15,8 @@ from dppo.user_code import in_a_line, in_unicode
 
 REMEDY = "Correct the environment, or use `on_env_fault=rebuild` to go on with a new episode of a new environment."
 PACKAGE = str(Path(__file__).parents[2])
-# bounds of any size are fine here
-NO_MATTER = re.compile("A Box .* is (-)?infinity|For Box action spaces")
+# warnings about bounds, which may have any size here
+IRRELEVANT = re.compile("A Box .* is (-)?infinity|For Box action spaces")
 
 
 def user_traceback(error: BaseException) -> str:
@@ -49,7 +49,7 @@ def making(owner: str, sampler_id: int = 0, env: int = 0, *, env_name: str = "")
         raise EnvironmentFault(message, trace, place) from None
 
 
-def gymnasium_says(env: Any) -> list[str]:
+def gymnasium_warnings(env: Any) -> list[str]:
     """Return the warnings of Gymnasium's own checker, and the assertion that failed, if one did."""
     from gymnasium.utils.env_checker import check_env
 
@@ -64,5 +64,5 @@ def gymnasium_says(env: Any) -> list[str]:
     return [
         " ".join(text.split())
         for text in dict.fromkeys(texts + failures)
-        if not NO_MATTER.search(text)
+        if not IRRELEVANT.search(text)
     ]

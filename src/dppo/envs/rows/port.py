@@ -54,7 +54,7 @@ class Rows(Protocol):
         """Return what `CheckedEnv.step` of each row takes, for the actions [E, *A] as sampled."""
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Return the same for E actions of the environment's own space."""
+        """Convert E actions of the environment's own space to arguments of `CheckedEnv.step`, one for each row."""
 
     def interrupted(self) -> Iterable[Interruption]:
         """Yield the rows whose episodes were cut off in this step; each must begin its next one before the next."""

@@ -68,7 +68,11 @@ class SerialRows:
         if all(offers_state(checked.env) for checked in self._all):
             settings = self.settings
             self._states = OwnStates(
-                settings.owner, settings.spaces.obs, env_state == "own", place, settings.sampler_id
+                settings.owner,
+                settings.spaces.obs,
+                demanded=env_state == "own",
+                place=place,
+                sampler_id=settings.sampler_id,
             )
         elif env_state == "own":
             raise ConfigError(

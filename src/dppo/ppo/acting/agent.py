@@ -63,16 +63,14 @@ class PPOAgent:
             The actions, and the outputs of the network.
         """
         outputs = self._outputs(obs, state)
-        actions = self.distribution.sample(outputs.head, noise)
-        return actions, outputs
+        return self.distribution.sample(outputs.head, noise), outputs
 
     def decide(
         self, obs: np.ndarray, state: np.ndarray | None = None
     ) -> tuple[np.ndarray, Outputs]:
         """Return the most likely action for each row of `obs` [..., E, *O]; `state` and the result are as in `act`."""
         outputs = self._outputs(obs, state)
-        actions = self.distribution.mode(outputs.head)
-        return actions, outputs
+        return self.distribution.mode(outputs.head), outputs
 
     def values(self, obs: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """Return the value of each row of `obs` [..., E, *O]; `state` is as in `act`."""

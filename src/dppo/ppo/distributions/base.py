@@ -157,10 +157,12 @@ class Distribution(ABC):
             leaf = head.detach().requires_grad_()
             logprobs, entropies = self.scores(leaf, actions)
 
-        def gradient(by_logprobs: Tensor, by_entropies: Tensor | float) -> Tensor:
-            if not isinstance(by_entropies, torch.Tensor):
-                by_entropies = torch.full_like(entropies, by_entropies)
-            by_scores = (by_logprobs, by_entropies)
-            return torch.autograd.grad((logprobs, entropies), leaf, by_scores, retain_graph=True)[0]
+        def gradient(grad_logprobs: Tensor, grad_entropies: Tensor | float) -> Tensor:
+            if not isinstance(grad_entropies, torch.Tensor):
+                grad_entropies = torch.full_like(entropies, grad_entropies)
+            grad_scores = (grad_logprobs, grad_entropies)
+            return torch.autograd.grad((logprobs, entropies), leaf, grad_scores, retain_graph=True)[
+                0
+            ]
 
         return ScoresWithGradient(logprobs.detach(), entropies.detach(), gradient)

@@ -28,7 +28,6 @@ class Joint(Distribution):
 
     def __init__(self, parts: tuple[Distribution, ...]) -> None:
         self.parts = parts
-        self._free_sizes = [part.free_size for part in parts]
         self._bound_sizes = [part.head_size - part.free_size for part in parts]
         self._action_widths = [math.prod(part.action_shape) for part in parts]
         super().__init__(

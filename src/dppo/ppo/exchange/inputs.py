@@ -32,7 +32,7 @@ class NumberReader:
         self._scale = None if scale is None else scale.astype(self._scale_dtype)
 
     def read(self, obs: np.ndarray) -> np.ndarray:
-        """Return the inputs for stored observations [..., *O]."""
+        """Convert stored observations [..., *O] to inputs of the network."""
         if self._scale is None:
             return obs.astype(self._dtype, copy=False)
         return self._scale.normalize(obs, self._dtype)

@@ -45,7 +45,7 @@ class Answer:
     """With threads: the share of a CPU that the process used while all samplers worked side by side."""
 
     def mismatch(self, question: Question) -> str:
-        """Return how this differs from what was asked for, "" if it does not."""
+        """Describe how the segments differ from the ones that `question` asks for; "" if they do not."""
         asked = [(sampler, question.index, question.version) for sampler in question.samplers]
         got = [(report.sampler_id, report.index, report.policy_version) for report, _ in self.made]
         if got == asked:

@@ -36,7 +36,7 @@ class Moments:
 
     @staticmethod
     def empty(shape: tuple[int, ...]) -> Moments:
-        """Return the moments of no samples of `shape`."""
+        """Create the moments of zero samples of `shape`."""
         return Moments(0.0, np.zeros(shape), np.zeros(shape))
 
     @staticmethod
@@ -168,7 +168,7 @@ class Statistics:
         return replace(self, obs=obs, returns=returns)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the statistics as named arrays, for a checkpoint."""
+        """List the statistics as named arrays, for a checkpoint."""
         arrays: dict[str, np.ndarray] = {}
         for name, moments in self._moments().items():
             arrays[f"{name}.count"] = np.asarray(moments.count)
@@ -194,7 +194,7 @@ class Statistics:
         return {name: moments for name, moments in named.items() if moments is not None}
 
     def obs_scale(self) -> ObsScale | None:
-        """Return the scale of observations; None if they are not normalized."""
+        """Compute the scale of observations; None if they are not normalized."""
         if self.obs is None:
             return None
         mean, std = self.obs.mean_and_std()

@@ -90,18 +90,20 @@ class Dense(nn.Linear):
     Its bits then depend on AVX-512, as those of convolutions do, and a minibatch takes half the time that AVX2 allows.
     """
 
-    def forward(self, code: Tensor) -> Tensor:
-        """Compute the outputs [rows, n] of `code` [rows, features]."""
-        is_plain = code.device.type == "cpu" and code.dtype == self.weight.dtype == torch.float32
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the outputs [rows, n] of `inputs` [rows, features]."""
+        is_plain = (
+            inputs.device.type == "cpu" and inputs.dtype == self.weight.dtype == torch.float32
+        )
         if (
             not is_plain
-            or autocast_dtype_on(code.device) is not None
+            or autocast_dtype_on(inputs.device) is not None
             or not torch.backends.mkldnn.is_available()
         ):
-            return layer_forward(self, code)
+            return layer_forward(self, inputs)
         if not torch.is_grad_enabled():
-            return _by_onednn(code, self.weight, self.bias)
-        return _Dense.apply(code, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return _by_onednn(inputs, self.weight, self.bias)
+        return _Dense.apply(inputs, self.weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 class _Dense(Function):
@@ -114,9 +116,9 @@ class _Dense(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_y: Tensor) -> Any:
+    def backward(ctx: Any, grad_y: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        return (_by_onednn(by_y, weight.t()), _by_onednn(by_y.t(), x.t()), by_y.sum(dim=0))
+        return (_by_onednn(grad_y, weight.t()), _by_onednn(grad_y.t(), x.t()), grad_y.sum(dim=0))
 
 
 def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

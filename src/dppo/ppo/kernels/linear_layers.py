@@ -235,7 +235,7 @@ class _Chain(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, by_y: Tensor) -> Any:
+    def backward(ctx: Any, grad_y: Tensor) -> Any:
         x, *weights, _ = ctx.saved_tensors  # raises if one has been modified since
         needs_x, _, _, *needs_parameter = ctx.needs_input_grad
         if torch.is_grad_enabled():  # a user's network takes the gradient of a gradient
@@ -243,23 +243,25 @@ class _Chain(Function):
                 parameter for pair in zip(weights, ctx.biases, strict=True) for parameter in pair
             ]
             y = _differentiable(x, parameters, ctx.activations)
-            by_x, *gradients = _gradients(y, by_y, [x, *parameters], [needs_x, *needs_parameter])
-            return by_x, None, None, *gradients
+            grad_x, *gradients = _gradients(
+                y, grad_y, [x, *parameters], [needs_x, *needs_parameter]
+            )
+            return grad_x, None, None, *gradients
         gradients = [None] * len(needs_parameter)
         for number in reversed(range(len(ctx.arrays))):
             activation = ctx.activations[number]
             if activation is not None:
-                by_y = ACTIVATIONS[activation].gradient(
-                    by_y, torch.from_numpy(ctx.outputs[number + 1])
+                grad_y = ACTIVATIONS[activation].gradient(
+                    grad_y, torch.from_numpy(ctx.outputs[number + 1])
                 )
-            rows = by_y.numpy()
+            rows = grad_y.numpy()
             if needs_parameter[2 * number]:
                 gradients[2 * number] = torch.from_numpy(product(rows.T, ctx.outputs[number]))
             if needs_parameter[2 * number + 1]:
-                gradients[2 * number + 1] = by_y.sum(dim=0)
+                gradients[2 * number + 1] = grad_y.sum(dim=0)
             if number > 0 or needs_x:
-                by_y = torch.from_numpy(product(rows, ctx.arrays[number].weight))
-        return by_y if needs_x else None, None, None, *gradients
+                grad_y = torch.from_numpy(product(rows, ctx.arrays[number].weight))
+        return grad_y if needs_x else None, None, None, *gradients
 
 
 def _differentiable(
@@ -278,9 +280,9 @@ def _differentiable(
 
 
 def _gradients(
-    y: Tensor, by_y: Tensor, inputs: Sequence[Tensor | None], needed: Sequence[bool]
+    y: Tensor, grad_y: Tensor, inputs: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """Return the gradient of each input that is needed, with a graph of its own, and None for the others."""
     chosen = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
-    computed = iter(torch.autograd.grad(y, chosen, by_y, create_graph=True))  # type: ignore[arg-type]
+    computed = iter(torch.autograd.grad(y, chosen, grad_y, create_graph=True))  # type: ignore[arg-type]
     return [next(computed) if is_needed else None for is_needed in needed]

@@ -18,8 +18,7 @@ from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 class HandwrittenMLP(LearningNetwork):
     """Train an `MLP` with a hand-written gradient.
 
-    The gradient equals that of autograd, with which an update takes twice the time, most of it for bookkeeping. In
-    names, `by_x` is the gradient of the loss with respect to `x`.
+    The gradient equals that of autograd, with which an update takes twice the time, most of it for bookkeeping.
     """
 
     def __init__(
@@ -39,10 +38,10 @@ class HandwrittenMLP(LearningNetwork):
             for trunk in (trunks if values else trunks[:1])
         ]
         self._log_std: Tensor | None = None
-        self._by_log_std: Tensor | None = None
+        self._grad_log_std: Tensor | None = None
         if mlp.log_std is not None:
             self._log_std = mlp.log_std.detach()
-            self._by_log_std = mlp.log_std.grad
+            self._grad_log_std = mlp.log_std.grad
         # Number of columns of the head that depend on the observation: the outputs of the policy's last layer. The
         # columns of log_std follow them.
         policy_layers = self._trunks[0]
@@ -71,18 +70,18 @@ class HandwrittenMLP(LearningNetwork):
         return workspace.head, workspace.values, rows
 
     @override
-    def backward(self, residuals: Tensor, by_head: Tensor, by_values: Tensor) -> None:
+    def backward(self, residuals: Tensor, grad_head: Tensor, grad_values: Tensor) -> None:
         workspace = self._workspace(len(residuals))
-        by_outputs = (by_head[:, : self._bound_size], by_values.unsqueeze(1))
-        for layers, outputs, by_output in zip(
-            self._trunks, workspace.outputs, by_outputs[: len(self._trunks)], strict=True
+        grad_outputs = (grad_head[:, : self._bound_size], grad_values.unsqueeze(1))
+        for layers, outputs, grad_output in zip(
+            self._trunks, workspace.outputs, grad_outputs[: len(self._trunks)], strict=True
         ):
-            self._backpropagate(layers, [residuals, *outputs[:-1]], workspace, by_output)
-        if self._by_log_std is not None:
-            torch.sum(by_head[:, self._bound_size :], dim=0, out=self._by_log_std)
+            self._backpropagate(layers, [residuals, *outputs[:-1]], workspace, grad_output)
+        if self._grad_log_std is not None:
+            torch.sum(grad_head[:, self._bound_size :], dim=0, out=self._grad_log_std)
 
     def _backpropagate(
-        self, layers: list[_Layer], inputs: list[Tensor], workspace: _Workspace, by_output: Tensor
+        self, layers: list[_Layer], inputs: list[Tensor], workspace: _Workspace, grad_output: Tensor
     ) -> None:
         """Store the gradients of a trunk, from the last linear layer y = W x + b to the first.
 
@@ -92,15 +91,15 @@ class HandwrittenMLP(LearningNetwork):
         for number in reversed(range(len(layers))):
             layer = layers[number]
             x = inputs[number]
-            multiply(by_output.t(), x, layer.by_weight)
-            torch.sum(by_output, dim=0, out=layer.by_bias)
+            multiply(grad_output.t(), x, layer.grad_weight)
+            torch.sum(grad_output, dim=0, out=layer.grad_bias)
             if number == 0:
                 break
-            by_input = multiply(by_output, layer.weight, workspace.by_hidden[number - 1])
+            grad_input = multiply(grad_output, layer.weight, workspace.grad_hidden[number - 1])
             if self._is_tanh:
-                by_output = by_input.addcmul_(by_input, x.square_(), value=-1)
+                grad_output = grad_input.addcmul_(grad_input, x.square_(), value=-1)
             else:
-                by_output = by_input.mul_(x > 0)
+                grad_output = grad_input.mul_(x > 0)
 
     def _new_workspace(self, num_rows: int) -> _Workspace:
         like = self.parameters.gradient
@@ -114,10 +113,10 @@ class HandwrittenMLP(LearningNetwork):
         values = like.new_zeros(num_rows)
         if len(outputs) > 1:
             values = outputs[1][-1].squeeze(1)
-        by_hidden = [
+        grad_hidden = [
             like.new_empty((num_rows, layer.weight.shape[1])) for layer in self._trunks[0][1:]
         ]
-        return _Workspace(head, values, outputs, by_hidden)
+        return _Workspace(head, values, outputs, grad_hidden)
 
 
 class _Layer(NamedTuple):
@@ -127,8 +126,8 @@ class _Layer(NamedTuple):
     """[outputs, inputs]"""
     transposed: Tensor
     bias: Tensor
-    by_weight: Tensor
-    by_bias: Tensor
+    grad_weight: Tensor
+    grad_bias: Tensor
 
     @staticmethod
     def of(layer: nn.Linear) -> _Layer:
@@ -151,5 +150,5 @@ class _Workspace(NamedTuple):
     """[rows]"""
     outputs: list[list[Tensor]]
     """Outputs of each linear layer of policy and value; the activation overwrites them."""
-    by_hidden: list[Tensor]
+    grad_hidden: list[Tensor]
     """The loss's gradient with respect to the inputs of each linear layer but the first, of one trunk at a time."""

@@ -112,7 +112,7 @@ class _LSTM(Function):
         c_before = gates.new_empty(length, rows, size)
         tanh_c = gates.new_empty(length, rows, size)
         outputs = gates.new_empty(length, rows, size)
-        by_h = weight.t()
+        transposed = weight.t()
         h_part = torch.empty_like(gates[0])
         for t, is_reset in enumerate(resets.at_step):
             if is_reset:
@@ -121,7 +121,7 @@ class _LSTM(Function):
             h_before[t] = h
             c_before[t] = c
             step_gates = gates[t]
-            step_gates.add_(multiply(h, by_h, h_part))
+            step_gates.add_(multiply(h, transposed, h_part))
             step_gates[:, : 2 * size].sigmoid_()
             step_gates[:, 2 * size : 3 * size].tanh_()
             step_gates[:, 3 * size :].sigmoid_()
@@ -138,7 +138,7 @@ class _LSTM(Function):
 
         dL/dgate = dL/dc (or, for o, dL/dh) times a factor that does not depend on the recurrence.
         """
-        by_outputs, by_c = gradients
+        grad_outputs, grad_c = gradients
         gates, h_before, c_before, tanh_c, weight, reset_factors = ctx.saved_tensors
         i, f, g, o = gates.chunk(4, dim=2)
         factors = torch.cat(
@@ -146,24 +146,24 @@ class _LSTM(Function):
         )
         c_by_h = o * (1 - tanh_c * tanh_c)
         length, rows, size = h_before.shape
-        by_gates = torch.empty_like(gates)
-        by_h = torch.zeros_like(by_c)
+        grad_gates = torch.empty_like(gates)
+        grad_h = torch.zeros_like(grad_c)
         for t in reversed(range(length)):
-            by_h = by_h + by_outputs[t]
-            by_c = torch.addcmul(by_c, by_h, c_by_h[t])
-            by_step_gates = by_gates[t].view(rows, 4, size)
+            grad_h = grad_h + grad_outputs[t]
+            grad_c = torch.addcmul(grad_c, grad_h, c_by_h[t])
+            grad_step_gates = grad_gates[t].view(rows, 4, size)
             step_factors = factors[t].view(rows, 4, size)
-            torch.mul(by_c.unsqueeze(1), step_factors[:, :3], out=by_step_gates[:, :3])
-            torch.mul(by_h, step_factors[:, 3], out=by_step_gates[:, 3])
-            by_h = multiply(by_gates[t], weight, torch.empty_like(by_h))
-            by_c = by_c * f[t]
+            torch.mul(grad_c.unsqueeze(1), step_factors[:, :3], out=grad_step_gates[:, :3])
+            torch.mul(grad_h, step_factors[:, 3], out=grad_step_gates[:, 3])
+            grad_h = multiply(grad_gates[t], weight, torch.empty_like(grad_h))
+            grad_c = grad_c * f[t]
             if ctx.is_reset[t]:
-                by_h = by_h * reset_factors[t]
-                by_c = by_c * reset_factors[t]
-        by_weight = multiply(
-            by_gates.flatten(0, 1).t(), h_before.flatten(0, 1), torch.empty_like(weight)
+                grad_h = grad_h * reset_factors[t]
+                grad_c = grad_c * reset_factors[t]
+        grad_weight = multiply(
+            grad_gates.flatten(0, 1).t(), h_before.flatten(0, 1), torch.empty_like(weight)
         )
-        return by_gates, by_weight, by_h, by_c, None
+        return grad_gates, grad_weight, grad_h, grad_c, None
 
 
 class _GRU(Function):
@@ -184,12 +184,12 @@ class _GRU(Function):
         h_before = gates.new_empty(length, rows, size)
         hidden_n = gates.new_empty(length, rows, size)
         outputs = gates.new_empty(length, rows, size)
-        by_h = weight.t()
+        transposed = weight.t()
         for t, is_reset in enumerate(resets.at_step):
             if is_reset:
                 h = h * resets.factors[t]
             h_before[t] = h
-            hidden = multiply(h, by_h, torch.empty_like(gates[t]))
+            hidden = multiply(h, transposed, torch.empty_like(gates[t]))
             hidden.add_(bias)
             hidden_n[t] = hidden[:, 2 * size :]
             rz = gates[t, :, : 2 * size]
@@ -204,31 +204,31 @@ class _GRU(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of gates, weight, bias and h; each gate's is dL/dh times a factor."""
-        (by_outputs,) = gradients
+        (grad_outputs,) = gradients
         gates, h_before, hidden_n, weight, reset_factors = ctx.saved_tensors
         r, z, n = gates.chunk(3, dim=2)
-        by_n = (1 - z) * (1 - n * n)
+        n_by_h = (1 - z) * (1 - n * n)
         factors = torch.cat(
-            [by_n * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), by_n * r], dim=2
+            [n_by_h * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), n_by_h * r], dim=2
         )
         length, rows, size = h_before.shape
-        by_hidden = torch.empty_like(gates)
-        by_h = torch.zeros_like(by_outputs[0])
-        by_each_h = torch.empty_like(h_before)
+        grad_hidden = torch.empty_like(gates)
+        grad_h = torch.zeros_like(grad_outputs[0])
+        grad_each_h = torch.empty_like(h_before)
         for t in reversed(range(length)):
-            by_h = torch.add(by_h, by_outputs[t], out=by_each_h[t])
+            grad_h = torch.add(grad_h, grad_outputs[t], out=grad_each_h[t])
             torch.mul(
-                by_h.unsqueeze(1),
+                grad_h.unsqueeze(1),
                 factors[t].view(rows, 3, size),
-                out=by_hidden[t].view(rows, 3, size),
+                out=grad_hidden[t].view(rows, 3, size),
             )
-            by_h = by_h * z[t]
-            by_h.add_(multiply(by_hidden[t], weight, torch.empty_like(by_h)))
+            grad_h = grad_h * z[t]
+            grad_h.add_(multiply(grad_hidden[t], weight, torch.empty_like(grad_h)))
             if ctx.is_reset[t]:
-                by_h = by_h * reset_factors[t]
-        by_hidden_rows = by_hidden.flatten(0, 1)
-        by_rz = by_hidden[..., : 2 * size]
-        by_gates = torch.cat([by_rz, by_each_h * by_n], dim=2)
+                grad_h = grad_h * reset_factors[t]
+        grad_hidden_rows = grad_hidden.flatten(0, 1)
+        grad_rz = grad_hidden[..., : 2 * size]
+        grad_gates = torch.cat([grad_rz, grad_each_h * n_by_h], dim=2)
         h_rows = h_before.flatten(0, 1)
-        by_weight = multiply(by_hidden_rows.t(), h_rows, torch.empty_like(weight))
-        return by_gates, by_weight, by_hidden_rows.sum(dim=0), by_h, None
+        grad_weight = multiply(grad_hidden_rows.t(), h_rows, torch.empty_like(weight))
+        return grad_gates, grad_weight, grad_hidden_rows.sum(dim=0), grad_h, None

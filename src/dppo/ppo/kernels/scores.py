@@ -25,12 +25,12 @@ def categorical_scores(
     column = actions.unsqueeze(1)
     entropies = -(probs * log_probs).sum(dim=1)
 
-    def gradient(by_logprobs: Tensor, by_entropies: Tensor | float) -> Tensor:
-        weight = by_logprobs.unsqueeze(1)
-        by_head = log_probs + entropies.unsqueeze(1)
-        by_head.mul_(_as_column(by_entropies))
-        by_head.add_(weight).mul_(probs).neg_()
-        return by_head.scatter_add_(1, column, weight)
+    def gradient(grad_logprobs: Tensor, grad_entropies: Tensor | float) -> Tensor:
+        weight = grad_logprobs.unsqueeze(1)
+        grad_head = log_probs + entropies.unsqueeze(1)
+        grad_head.mul_(_as_column(grad_entropies))
+        grad_head.add_(weight).mul_(probs).neg_()
+        return grad_head.scatter_add_(1, column, weight)
 
     return ScoresWithGradient(log_probs.gather(1, column).squeeze(1), entropies, gradient)
 
@@ -51,16 +51,16 @@ def gaussian_scores(
     logprobs = squared.mul(-0.5).sub_(log_std + HALF_LOG_TWO_PI).sum(dim=1)
     entropies = (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(dim=1)
 
-    def gradient(by_logprobs: Tensor, by_entropies: Tensor | float) -> Tensor:
-        weight = by_logprobs.unsqueeze(1)
-        by_head = head.new_empty(head.shape)
-        torch.mul(weight, z, out=by_head[:, :size]).div_(std)
-        torch.sub(squared, 1, out=by_head[:, size:]).mul_(weight).add_(_as_column(by_entropies))
-        return by_head
+    def gradient(grad_logprobs: Tensor, grad_entropies: Tensor | float) -> Tensor:
+        weight = grad_logprobs.unsqueeze(1)
+        grad_head = head.new_empty(head.shape)
+        torch.mul(weight, z, out=grad_head[:, :size]).div_(std)
+        torch.sub(squared, 1, out=grad_head[:, size:]).mul_(weight).add_(_as_column(grad_entropies))
+        return grad_head
 
     return ScoresWithGradient(logprobs, entropies, gradient)
 
 
-def _as_column(by_entropies: Tensor | float) -> Tensor | float:
+def _as_column(grad_entropies: Tensor | float) -> Tensor | float:
     """Make a vector [rows] a column, and leave a number as it is."""
-    return by_entropies.unsqueeze(1) if isinstance(by_entropies, Tensor) else by_entropies
+    return grad_entropies.unsqueeze(1) if isinstance(grad_entropies, Tensor) else grad_entropies

@@ -184,13 +184,13 @@ class Cloning:
             if batch.masks is not None:
                 head = distribution.limited_in_torch(head, batch.masks)
             weights = torch.ones_like(values) if batch.weights is None else batch.weights
-            by_logprobs = weights / (-2 * len(batch))
-            by_head = torch.zeros_like(head)
+            grad_logprobs = weights / (-2 * len(batch))
+            grad_head = torch.zeros_like(head)
             for actions in (rows.first, rows.second):
                 scores = distribution.scores_with_gradient(head, actions)
-                by_head += scores.gradient(by_logprobs, 0.0)
-            by_values = weights * (values - batch.returns) * (self._ppo.vf_coef / len(batch))
-        self._model.network.backward(residuals, by_head, by_values)
+                grad_head += scores.gradient(grad_logprobs, 0.0)
+            grad_values = weights * (values - batch.returns) * (self._ppo.vf_coef / len(batch))
+        self._model.network.backward(residuals, grad_head, grad_values)
         with torch.no_grad():
             gradient = self._model.parameters.gradient
             self._parallel.sum_(gradient)

@@ -105,24 +105,24 @@ class ClippedLoss:
         if batch.importance is not None:
             advantages = advantages * batch.importance
             clip = self._clip_around(batch.importance)
-        surrogate, by_log_ratio = policy_loss(outputs.log_ratio.exp(), advantages, clip, weights)
+        surrogate, grad_log_ratio = policy_loss(outputs.log_ratio.exp(), advantages, clip, weights)
         if ppo.clip_vloss:
-            error, by_values = clipped_value_loss(
+            error, grad_values = clipped_value_loss(
                 outputs.values, batch.values, batch.returns, ppo.clip_coef, weights
             )
         else:
-            error, by_values = value_loss(outputs.values, batch.returns, weights)
+            error, grad_values = value_loss(outputs.values, batch.returns, weights)
         if batch.share != 1.0:
-            by_log_ratio *= batch.share
-        by_values *= ppo.vf_coef * batch.share
-        by_entropy = -ppo.ent_coef * batch.share / len(batch)
-        by_entropies = by_entropy if weights is None else weights * by_entropy
+            grad_log_ratio *= batch.share
+        grad_values *= ppo.vf_coef * batch.share
+        grad_entropy = -ppo.ent_coef * batch.share / len(batch)
+        grad_entropies = grad_entropy if weights is None else weights * grad_entropy
         figures = {
             "policy_loss": surrogate,
             "value_loss": error,
             "entropy": weighted_mean(outputs.entropies, weights),
         }
-        return Gradients(by_log_ratio, by_entropies, by_values), figures
+        return Gradients(grad_log_ratio, grad_entropies, grad_values), figures
 
     def _clip_around(self, importance: Tensor) -> float | Tensor:
         if self.ppo.reuse == 1:

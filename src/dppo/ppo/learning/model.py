@@ -14,7 +14,7 @@ from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.ppo.networks.parameters import ZerosLike
 
 
-class Scored(NamedTuple):
+class ForwardPass(NamedTuple):
     """Results of one forward pass; valid until the next."""
 
     policy: ScoresWithGradient
@@ -55,7 +55,7 @@ class PPOModel:
         actions: Tensor,
         masks: Tensor | None = None,
         recurrent: RecurrentInputs | None = None,
-    ) -> Scored:
+    ) -> ForwardPass:
         """Score `actions` [rows, *A] and estimate values, given observations [rows, *O] as a `Batch` holds them.
 
         `masks`: the choices that were allowed, [rows, M]; None if all were. `recurrent`: recurrent inputs of the
@@ -65,7 +65,7 @@ class PPOModel:
         distribution = self.spec.distribution
         if masks is not None:
             head = distribution.limited_in_torch(head, masks)
-        return Scored(distribution.scores_with_gradient(head, actions), values, residuals)
+        return ForwardPass(distribution.scores_with_gradient(head, actions), values, residuals)
 
     def values(self, obs: Any, recurrent: RecurrentInputs | None = None) -> Tensor:
         """Return the values [rows] of observations; the next forward pass does not overwrite them."""
@@ -83,11 +83,15 @@ class PPOModel:
         return torch.cat(logprobs)
 
     def backward(
-        self, scored: Scored, by_logprobs: Tensor, by_entropies: Tensor | float, by_values: Tensor
+        self,
+        scored: ForwardPass,
+        grad_logprobs: Tensor,
+        grad_entropies: Tensor | float,
+        grad_values: Tensor,
     ) -> None:
         """Store the gradient of every parameter, given the gradients of the scores of the last `forward`."""
         self.network.backward(
-            scored.residuals, scored.policy.gradient(by_logprobs, by_entropies), by_values
+            scored.residuals, scored.policy.gradient(grad_logprobs, grad_entropies), grad_values
         )
 
 

@@ -148,7 +148,7 @@ class NearClone:
         if weights is not None:
             distance = torch.where(weights > 0, distance, 0.0)
         figures["clone_distance"] = 0.5 * weighted_mean(distance.square(), weights)
-        by_log_ratio = distance * (batch.clone_coef * batch.share / len(batch))
+        grad_log_ratio = distance * (batch.clone_coef * batch.share / len(batch))
         if weights is not None:
-            by_log_ratio *= weights
-        return gradients._replace(log_ratio=gradients.log_ratio + by_log_ratio), figures
+            grad_log_ratio *= weights
+        return gradients._replace(log_ratio=gradients.log_ratio + grad_log_ratio), figures

@@ -118,7 +118,7 @@ class Stage:
         return {}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the named arrays on which the next update depends."""
+        """Capture the arrays on which the next update depends, by name."""
         return {}
 
     def load(self, state: dict[str, np.ndarray]) -> None:

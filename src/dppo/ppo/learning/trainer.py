@@ -116,7 +116,7 @@ class PPOTrainer:
         return self.train_on(batch, settings, self.order(experience.iteration), experience)
 
     def order(self, iteration: int) -> np.random.Generator:
-        """Return the generator that draws the minibatches."""
+        """Create the generator that draws the minibatches."""
         return streams.generator(self.seed, Stream.MINIBATCHES, iteration, *self._rank)
 
     # a gradient that is not finite is reported by number
@@ -348,7 +348,7 @@ class PPOTrainer:
         return {name: array.copy() for name, array in state.items()} if copy else state
 
     def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return `state`: older rows are kept outside the trainer."""
+        """Return all of `state`, because this trainer keeps no rows of older iterations."""
         return self.state(copy=copy)
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:

@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         return f"Network: {self.layers}, {self.spec.num_parameters:,} parameters{self.because}."
 
-    def of_policy(self) -> str:
+    def describe_policy(self) -> str:
         """Describe the policy of an algorithm that does not learn the network's own value."""
         parameters = self.spec.num_parameters
         if isinstance(self.spec, BuiltInSpec):

@@ -37,7 +37,7 @@ class EncoderNetwork(nn.Module):
     reads_bytes = True  # images reach it as bytes in training, and as floats from `TorchActing`
 
     def __init__(self, spaces: Spaces, head_size: int, **layers: Any) -> None:
-        """Draw the initial weights from torch's global generator; `layers` are the fields of `Layers`."""
+        """Draw the initial weights from torch's global generator; `layers` may come from `model_kwargs`."""
         super().__init__()
         chosen = Layers(**layers)
         state_dependent_std = chosen.state_dependent_std
@@ -213,7 +213,7 @@ class Embedding(nn.Module):
         return self.table(category + self.shift).flatten(1)
 
 
-# turns one leaf [rows, *shape] into a code [rows, features]
+# turns one leaf [rows, *shape] into features [rows, F]
 Encoder = CNN | Flatten | OneHot | Embedding
 
 

@@ -148,12 +148,12 @@ class Autograd(LearningNetwork):
 
     @override
     def backward(
-        self, residuals: tuple[Tensor, Tensor], by_head: Tensor, by_values: Tensor
+        self, residuals: tuple[Tensor, Tensor], grad_head: Tensor, grad_values: Tensor
     ) -> None:
         """Compute the gradient with autograd, which adds to the views that the module's parameters hold."""
         self.parameters.gradient.zero_()
         with default_dtype(self._dtype):
-            torch.autograd.backward(residuals, (by_head, by_values))
+            torch.autograd.backward(residuals, (grad_head, grad_values))
 
 
 def learn_in_bfloat16(network: LearningNetwork, device: str) -> None:

@@ -81,7 +81,10 @@ class LearningNetwork(Protocol):
         """
 
     def backward(
-        self, residuals: Any, by_head: Float[Tensor, "rows H"], by_values: Float[Tensor, " rows"]
+        self,
+        residuals: Any,
+        grad_head: Float[Tensor, "rows H"],
+        grad_values: Float[Tensor, " rows"],
     ) -> None:
         """Store the gradient of the loss, given its gradients with respect to head and values; uses `residuals` up."""
 

@@ -320,11 +320,11 @@ class ModuleSpec(NetworkSpec):
         """Check the outputs for observations [*rows, *O]; `memory` are state and starts, if the module has one."""
         expected_shapes = [(*rows, self.distribution.head_size), rows]
         described_shapes: tuple[str, ...] = SHAPES
-        wanted = "two tensors, head and values"
+        expected = "two tensors, head and values"
         if memory:
             expected_shapes.append(tuple(memory[0].shape))
             described_shapes = SHAPES_WITH_MEMORY
-            wanted = "three tensors, head, values and state"
+            expected = "three tensors, head, values and state"
         is_tuple = isinstance(outputs, tuple)
         if (
             not is_tuple
@@ -334,7 +334,7 @@ class ModuleSpec(NetworkSpec):
             kind = type(outputs).__name__
             if is_tuple:
                 kind = f"tuple of {', '.join(type(output).__name__ for output in outputs) or 'nothing'}"
-            raise self._broken(f"{call} returned a {kind}. Return {wanted}")
+            raise self._broken(f"{call} returned a {kind}. Return {expected}")
         for name, output, shape, described in zip(
             OUTPUTS, outputs, expected_shapes, described_shapes, strict=False
         ):

@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedCheckpoint:
     """The newest good checkpoint of a run."""
 
     path: Path
@@ -83,7 +83,7 @@ class Keep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class EvaluatedCheckpoints:
     """The checkpoints that evaluations need."""
 
     scores: Mapping[int, float | None]
@@ -111,7 +111,7 @@ def save(
     *,
     keep: Keep,
     score: float | None,
-    chosen: Chosen | None = None,
+    chosen: EvaluatedCheckpoints | None = None,
 ) -> Path:
     """Write a checkpoint, then delete older ones, except `keep` and the one with the best `score`.
 
@@ -145,7 +145,9 @@ def save(
     return path
 
 
-def making_room(write: Callable[[], Path], folder: Path, chosen: Chosen | None = None) -> Path:
+def making_room(
+    write: Callable[[], Path], folder: Path, chosen: EvaluatedCheckpoints | None = None
+) -> Path:
     """Write a checkpoint; while the disk is full, delete the oldest checkpoint and try again.
 
     The newest checkpoint, the best one and those in `chosen` are never deleted.
@@ -165,7 +167,7 @@ def making_room(write: Callable[[], Path], folder: Path, chosen: Chosen | None =
                 raise
 
 
-def _delete_oldest(folder: Path, chosen: Chosen | None) -> bool:
+def _delete_oldest(folder: Path, chosen: EvaluatedCheckpoints | None) -> bool:
     """Delete the oldest checkpoint that need not be kept; return False if there is none. The newest is always kept."""
     stored = _stored(folder, chosen)
     deletable = [entry.path for entry in stored.newest_first[1:] if entry not in stored.kept]
@@ -199,7 +201,7 @@ def _is_valid(value: Any, kind: type) -> bool:
     return not isinstance(value, int) or value >= 0
 
 
-def find(path: Path) -> Found:
+def find(path: Path) -> LoadedCheckpoint:
     """Return the newest good checkpoint of a run folder or a folder of checkpoints, or `path` itself if it is one.
 
     Raises:
@@ -213,7 +215,7 @@ def find(path: Path) -> Found:
         checkpoint = load(path)
         entries = _scan(path.parent)
         is_newest = bool(entries) and entries[0].path.name == path.name
-        return Found(path, checkpoint, newest=is_newest)
+        return LoadedCheckpoint(path, checkpoint, newest=is_newest)
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist. {PASS_A_RUN}")
     if not path.is_dir():
@@ -225,7 +227,7 @@ def find(path: Path) -> Found:
     return _newest_good(path, folder)
 
 
-def _newest_good(path: Path, folder: Path) -> Found:
+def _newest_good(path: Path, folder: Path) -> LoadedCheckpoint:
     """Do `find` for the run, or the folder of checkpoints, at `path`, which has them in `folder`."""
     entries = _scan(folder)
     if not entries:
@@ -242,7 +244,7 @@ def _newest_good(path: Path, folder: Path) -> Found:
             problems.append(str(error).splitlines()[0])
         else:
             later = [other.problem for other in entries if other.iteration > entry.iteration]
-            return Found(entry.path, checkpoint, (*problems, *filter(None, later)))
+            return LoadedCheckpoint(entry.path, checkpoint, (*problems, *filter(None, later)))
     raise CheckpointError(
         f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
         f"Restore the folder from a backup, or start the run again."
@@ -329,7 +331,7 @@ class _Stored(NamedTuple):
     best: _Entry | None
 
 
-def _stored(folder: Path, chosen: Chosen | None) -> _Stored:
+def _stored(folder: Path, chosen: EvaluatedCheckpoints | None) -> _Stored:
     entries = [entry for entry in _scan(folder) if entry.serial >= 0]
     needed: Mapping[int, float | None] = {}
     if chosen is not None:
@@ -341,17 +343,17 @@ def _stored(folder: Path, chosen: Chosen | None) -> _Stored:
     return _Stored(entries, kept, best)
 
 
-def _rotate(folder: Path, keep: Keep, chosen: Chosen | None) -> None:
+def _rotate(folder: Path, keep: Keep, chosen: EvaluatedCheckpoints | None) -> None:
     """Delete all checkpoints but those to keep; skip files that cannot be read or deleted."""
     with _warning_once(folder):
         stored = _stored(folder, chosen)
         old = [entry for entry in stored.newest_first[keep.newest :] if entry not in stored.kept]
         _remove(entry.path for entry in old if not keep.includes(entry.iteration))
         if stored.best is not None:
-            _write_best(folder, stored.best, chosen or Chosen({}))
+            _write_best(folder, stored.best, chosen or EvaluatedCheckpoints({}))
 
 
-def _write_best(folder: Path, best: _Entry, chosen: Chosen) -> None:
+def _write_best(folder: Path, best: _Entry, chosen: EvaluatedCheckpoints) -> None:
     """Write the name of the best checkpoint to best.json.
 
     It is for the user; dppo itself reads the scores in the files, and best.json only to load what is deployed.

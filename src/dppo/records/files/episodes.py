@@ -116,13 +116,7 @@ def nothing_recorded(run: Path) -> str:
     recorded = settings.get("record_episodes", "all")
     if recorded != "all":
         return f"{run}: has no recorded episodes, with record_episodes={recorded}. Train with `record_episodes=all`."
-    command = resume_command(
-        str(settings.get("env_id")),
-        run,
-        settings.get("model"),
-        settings.get("wrappers", ()),
-        settings.get("baseline"),
-    )
+    command = resume_command(run, settings)
     longer = 2 * int(settings.get("total_timesteps", 0))
     fact = f"{run}: has no recorded episodes: none has finished yet"
     text = f"{fact}. Train longer: {command} --total-timesteps {longer}."

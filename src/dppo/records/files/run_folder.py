@@ -24,7 +24,7 @@ from dppo.config.resume import changes_on_resume, check_branch, for_branch, leav
 from dppo.config.trust import resume_command
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
 from dppo.files import user_path
-from dppo.records.files.checkpoint import Found, find, has_any
+from dppo.records.files.checkpoint import LoadedCheckpoint, find, has_any
 from dppo.records.files.disk import remedy, write_file, writing
 from dppo.records.files.lock import locked
 from dppo.records.files.run_files import CHECKPOINTS, CONFIG, METRICS, PARTS, check_run_files
@@ -38,11 +38,11 @@ class RunFolder:
     """Absolute: an environment may change the current directory."""
     owner: bytes
     """Content of its lock."""
-    start: Found | None = None
+    start: LoadedCheckpoint | None = None
     """The checkpoint to continue from; None for a new run."""
     close_changes: tuple[str, ...] = ()
     """Changed settings that make results differ from `start` on, in words."""
-    origin: Found | None = None
+    origin: LoadedCheckpoint | None = None
     """The checkpoint of another run that this new one branches from, or None."""
 
     @property
@@ -114,7 +114,7 @@ def open_run(
             yield _resumed(config, Path(resume), stack)
 
 
-def _origin(config: Config, resume: str | Path | None) -> Found:
+def _origin(config: Config, resume: str | Path | None) -> LoadedCheckpoint:
     """Find the checkpoint to branch from; raise ConfigError if the settings do not allow it."""
     if resume in (None, "auto"):
         raise ConfigError(
@@ -163,9 +163,7 @@ def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}"
         ) from None
     if (path / METRICS).exists() or has_any(path):
-        command = resume_command(
-            config.env_name, run_dir, config.model_name, config.wrapper_names, config.baseline_name
-        )
+        command = resume_command(run_dir, plain_settings(config))
         raise ConfigError(
             f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
         )
@@ -219,7 +217,7 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def _settings_of(start: Found) -> dict[str, Any]:
+def _settings_of(start: LoadedCheckpoint) -> dict[str, Any]:
     return flattened(start.checkpoint.state["config"])
 
 

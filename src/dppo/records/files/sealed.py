@@ -48,7 +48,8 @@ def seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> tuple
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the metadata of a sealed file without reading its arrays; raise as `read_all`."""
     with _reading(path) as file:
-        return _read_header(path, file)[1]
+        _, metadata = _read_header(path, file)
+    return metadata
 
 
 def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -69,10 +70,10 @@ def read_all(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         raise damaged(path, "arrays in the safetensors format", "something else") from None
 
 
-def damaged(path: Path, expected: str, found: str) -> CheckpointError:
+def damaged(path: Path, expected: str, actual: str) -> CheckpointError:
     """Return the error for a damaged file; its first line is the fact, its second the remedy."""
     return CheckpointError(
-        f"{path}: expected {expected}, found {found}.\n"
+        f"{path}: expected {expected}, found {actual}.\n"
         f"The checkpoint is damaged. Pass the folder of its run to use the newest good one."
     )
 
@@ -96,7 +97,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
                 )
             yield file
     except Irregular as error:
-        raise damaged(path, "a regular file", error.found) from None
+        raise damaged(path, "a regular file", error.kind) from None
     except FileNotFoundError:
         raise damaged(path, "a file", "nothing") from None
     except OSError as error:

@@ -41,7 +41,7 @@ class MetricsWriter(FileWriter):
         self._line_of = line_of
         self._pending = b""
         self._warned = False
-        with _refusing(path):
+        with _disk_errors(path):
             self._file = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
     def snapshot(self, row: dict[str, Any]) -> bytes | None:
@@ -103,7 +103,7 @@ def cut_rows(path: Path, last_iteration: int | None) -> None:
 
     Raises a DppoError if the file cannot be written, or holds the rows of a run although `last_iteration` is None.
     """
-    with _refusing(path):
+    with _disk_errors(path):
         try:
             data = read_file(path)
         except FileNotFoundError:
@@ -128,8 +128,8 @@ def cut_rows(path: Path, last_iteration: int | None) -> None:
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Raise a DppoError in place of an error of the disk."""
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Context that raises a DppoError in place of an error of the disk."""
     try:
         yield
     except OSError as error:

@@ -67,9 +67,9 @@ class ShowLog:
         """Show the stored records, and from now on each new record at once."""
         self.hold()
         self._started = True
-        held = self._held
+        stored = self._held
         self._held = []
-        for text in held:
+        for text in stored:
             self._show(text)
 
     def close(self, error: BaseException | None = None) -> None:

@@ -135,18 +135,18 @@ def _recommended_settings(
     chosen = {"num_actors": plan.actors, "env_threads": plan.threads}
     chosen |= in_processes_of_their_own(facts, config)
     effective = leave_out_ineffective(settings, chosen).keys() - chosen.keys() | set(EXTRA)
-    wanted = {name: value for name, value in flags.items() if name in effective}
+    used = {name: value for name, value in flags.items() if name in effective}
     defaults = {name: default_of(name) for name in chosen}
-    defaults |= arguments_of(wanted, env_id, COMMAND.prog).settings
-    wanted |= {name: value for name, value in chosen.items() if defaults[name] != value}
+    defaults |= arguments_of(used, env_id, COMMAND.prog).settings
+    used |= {name: value for name, value in chosen.items() if defaults[name] != value}
     leaks = facts.get("leak_mb", 0.0) > LEAK_MB
     if leaks and plan.actors and config.recycle_after == "never":
         samplers_per_actor = config.num_samplers / max(1, plan.actors)
         envs_gb = samplers_per_actor * config.envs_per_sampler * facts["env_mb"] / 1000
         # twice that, so that it is a rare event
-        wanted["recycle_after"] = f"{max(2, math.ceil(2 * envs_gb))}GB"
+        used["recycle_after"] = f"{max(2, math.ceil(2 * envs_gb))}GB"
     needed, _ = faults(facts, config)
-    return wanted | needed
+    return used | needed
 
 
 def _print(report: dict[str, Any], *, as_json: bool) -> int:

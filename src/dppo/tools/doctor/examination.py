@@ -1,4 +1,4 @@
-"""Examine an environment in a process of its own, which another one watches: it may hang, die, or print megabytes.
+"""Examine an environment in a process of its own, which may hang, die, or print megabytes; another process watches it.
 
 `python -m dppo.tools.doctor.examination DESCRIPTOR` reads JSON from stdin, and writes lines to the descriptor: `m`
 before a constructor and `d` after it, `r` before a reset, `s` before a step, facts as JSON objects, and stacks of
@@ -24,7 +24,7 @@ import numpy as np
 from dppo.config import Config, plain_settings
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.plain import plain
-from dppo.envs.checks.faults import gymnasium_says
+from dppo.envs.checks.faults import gymnasium_warnings
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.hosts.builders import BuiltSampler
@@ -66,7 +66,7 @@ FIRST_STEPS, SECOND_STEPS = FIRST_SIZES
 LATER_STEPS = 64
 MAX_STEPS = 10_000
 REPETITIONS = 4  # samplers that repeat the segments in `_compare`, at most
-CALLS_OF_CHECKER = 12  # resets that Gymnasium's checker makes; it makes as many steps
+CALLS_OF_CHECKER = 12  # resets of Gymnasium's checker, which makes as many steps
 ELSEWHERE_S = 30.0  # time limit of another process for making an instance
 MAX_GROWTH_MB = 1024  # growth of memory that ends playing
 MIN_GROWTH_MB = 2.0  # smaller growth is not reported as a leak
@@ -283,8 +283,8 @@ class Examination:
             affordable = int((until - now) * steps / (now - began))
             if affordable < 1 and steps > FIRST_STEPS:
                 return
-            wanted = SECOND_STEPS if steps == FIRST_STEPS else LATER_STEPS
-            yield max(1, min(wanted, affordable))
+            size = SECOND_STEPS if steps == FIRST_STEPS else LATER_STEPS
+            yield max(1, min(size, affordable))
 
     def _compare(self, spaces: Spaces, played: Played, step_s: float) -> None:
         """Repeat the segments after other episodes and in other instances, then run Gymnasium's checker."""
@@ -305,8 +305,8 @@ class Examination:
         self._report(sizes=sizes)
 
         def compare(place: str, *samplers: PPOSampler) -> None:
-            again = (step for made in segments(samplers, sizes) for step in steps_of(*made))
-            facts.update(in_order(agreement(facts, place, played.trace, again)))
+            steps = (step for made in segments(samplers, sizes) for step in steps_of(*made))
+            facts.update(in_order(agreement(facts, place, played.trace, steps)))
             self._report(**facts)
 
         compare("after other episodes", self._instances.sampler(0).sampler)
@@ -347,12 +347,12 @@ class Examination:
         from dppo.tools.doctor.watching import EXAMINATION, Watch
 
         self._report(stage="making a second instance in another process")
-        wanted = {
+        request = {
             "settings": plain(plain_settings(self._config)),
             "seconds": ELSEWHERE_S,
             "sizes": [FIRST_STEPS],
         }
-        facts = Watch(EXAMINATION, wanted, lambda stage: None).wait(ELSEWHERE_S)
+        facts = Watch(EXAMINATION, request, lambda stage: None).wait(ELSEWHERE_S)
         return "trace" in facts
 
     def _ask_checker(self, env: Any) -> None:
@@ -361,7 +361,7 @@ class Examination:
         has_time = CALLS_OF_CHECKER * call_s < self._until - time.monotonic()
         if has_time and not self._instances.has_rows:
             self._report(stage="asking Gymnasium's checker")
-            self._report(gymnasium=gymnasium_says(env))
+            self._report(gymnasium=gymnasium_warnings(env))
         # remove the wrappers of `Instances`, so that only the instance itself is pickled
         del env.reset, env.step
         try:
@@ -375,7 +375,7 @@ class Examination:
         until = self._end_of_stage(ITERATE_SHARE)
         env = self._instances.first()
         answers = self._instances.answers
-        if self._instances.has_rows:  # its first row takes the place of a single environment
+        if self._instances.has_rows:  # the first row takes the place of a single environment
             env = built.envs.rows.envs[0].env
             obs, info = env.last_reset
             answers = {"reset": [env.last_reset], "step": [(obs, 0.0, False, False, info)]}
@@ -392,8 +392,8 @@ class Examination:
 
 
 @dppo_computes()
-def main(descriptor: int, wanted: dict[str, Any]) -> None:
-    """Examine the environment of `wanted["settings"]`; write the facts to the file descriptor."""
+def main(descriptor: int, request: dict[str, Any]) -> None:
+    """Examine the environment of `request["settings"]`; write the facts to the file descriptor."""
     os.set_inheritable(descriptor, False)  # processes of a simulator must not keep it open
     faulthandler.enable(descriptor)
     faulthandler.register(signal.SIGUSR1, descriptor)
@@ -407,9 +407,9 @@ def main(descriptor: int, wanted: dict[str, Any]) -> None:
     limit_blas(1)
     calls = ("make", "done", "reset", "step")
     on_call = {name: partial(os.write, descriptor, f"{name[0]}\n".encode()) for name in calls}
-    config = Config(**wanted["settings"])
-    examination = Examination(config, wanted["seconds"], report, on_call)
-    examination.run(wanted["sizes"])
+    config = Config(**request["settings"])
+    examination = Examination(config, request["seconds"], report, on_call)
+    examination.run(request["sizes"])
     atexit.register(report, threads_ended=True)  # Python joins threads before
     report(stage="over", threads_left=threads_that_hold_the_process())
 

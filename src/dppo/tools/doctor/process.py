@@ -122,5 +122,9 @@ def global_state() -> dict[str, Any]:
 
 def threads_that_hold_the_process() -> list[str]:
     """Return the names of threads for which Python waits before it ends this process."""
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    return [thread.name for thread in others if not thread.daemon]
+    main_thread = threading.main_thread()
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread is not main_thread and not thread.daemon
+    ]

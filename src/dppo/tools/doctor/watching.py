@@ -1,4 +1,4 @@
-"""Watch the process that examines an environment: it may hang, die, or print megabytes."""
+"""Watch the process that examines an environment, which may hang, die, or print megabytes."""
 
 import json
 import os
@@ -19,17 +19,18 @@ from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import usable_cores
 from dppo.tools.doctor.playing import FIRST_SIZES, WITH_SECOND, agreement, fingerprint_of
 
-# for a call after the time is up; three times the longest call so far if that is more
+# longest silence of a call after the time is up; three times the longest call so far if that is more
 PATIENCE_S = 10.0
-SLOW_S = 60.0  # for an update or to close, after the time is up
+SLOW_S = 60.0  # longest silence of an update or of closing, after the time is up
 MIN_SECOND_EXAMINATION_S = 5.0
 MAX_REPEATED_SEGMENTS = 6
+# reported call -> its description
 CALLS = {
     "m": ", in a constructor (call {:,})",
     "r": ", in reset (call {:,})",
     "s": ", in step (call {:,})",
 }
-MADE = "d\n"
+MADE = "d\n"  # reported at the end of a constructor
 STAGES = {
     "making": "making the environment",
     "playing": "playing episodes",
@@ -47,9 +48,9 @@ class Watch:
     """Collects the reports of a process that is examined, and describes its end."""
 
     def __init__(
-        self, program: Sequence[str], wanted: dict[str, Any], show: Callable[[str], None]
+        self, program: Sequence[str], request: dict[str, Any], show: Callable[[str], None]
     ) -> None:
-        """Start `python PROGRAM DESCRIPTOR`, with `wanted` as JSON in its stdin; `show` is called with each stage."""
+        """Start `python PROGRAM DESCRIPTOR`, with `request` as JSON in its stdin; `show` is called with each stage."""
         self.facts: dict[str, Any] = {
             "output": 0,
             "last_line": "",
@@ -65,7 +66,7 @@ class Watch:
         self._longest_call_s = 0.0
         report_end, write_end = os.pipe()
         with tempfile.TemporaryFile() as stdin:  # arguments of a command have 128 kB at most
-            stdin.write(json.dumps(wanted).encode())
+            stdin.write(json.dumps(request).encode())
             stdin.seek(0)
             self._process = subprocess.Popen(
                 [sys.executable, *program, str(write_end)],
@@ -107,7 +108,7 @@ class Watch:
         return "hung" in self.facts or "late" in self.facts
 
     def _allowed_silence_s(self, patience_s: float) -> float:
-        """Return how long the process may report nothing in its stage, once the time is up."""
+        """Return the longest time without a report that is allowed in this stage, once the time is up."""
         stage = self.facts["stage"]
         is_ending = stage == "over" and self.facts.get("threads_ended", False)
         is_starting = stage == "making" and not self._call
@@ -118,7 +119,7 @@ class Watch:
         return max(patience_s, 3 * self._longest_call_s)
 
     def _note_stuck(self, silent_s: float) -> None:
-        if self.facts["stage"] == "updating":  # the environment has nothing to do with it
+        if self.facts["stage"] == "updating":  # not the fault of the environment
             self.facts["late"] = f"{silent_s:.0f} s"
         else:
             text = (
@@ -144,7 +145,7 @@ class Watch:
         return self._place()
 
     def _place(self) -> str:
-        """Return the place of the main thread in the user's code, or at all, if stacks were printed."""
+        """Return the place of the main thread in the user's code, or else in any code; "" if no stacks were printed."""
         main_thread = self._stack.rpartition("most recent call first")[2]
         frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', main_thread)
         if not frames:
@@ -155,7 +156,7 @@ class Watch:
         return f"It was in {path}, line {line}, in {function}."
 
     def _end(self) -> None:
-        """End the process and all that it has started, also in sessions of their own."""
+        """End the process and all processes that it has started, also those in sessions of their own."""
         children = list[Any]()
         with suppress(psutil.Error):
             children = psutil.Process(self._process.pid).children(recursive=True)
@@ -181,10 +182,10 @@ class Watch:
                 if self._call:
                     self._longest_call_s = max(self._longest_call_s, now - self._last_report)
                 self._last_report = now
-                self._take(line)
+                self._record(line)
 
-    def _take(self, line: str) -> None:
-        """Take a line of the process: the beginning or the end of a call, facts as JSON, or a part of a stack."""
+    def _record(self, line: str) -> None:
+        """Record a line of the process: the beginning or the end of a call, facts as JSON, or a part of a stack."""
         if line == MADE:
             self._call = ""
         elif line[:-1] in CALLS:
@@ -205,7 +206,7 @@ def examine(
 ) -> dict[str, Any]:
     """Return the facts about the environment of these settings, measured in a process and repeated in another one."""
     until = time.monotonic() + seconds
-    wanted = {"settings": settings, "seconds": seconds}
+    request = {"settings": settings, "seconds": seconds}
 
     def show_first(stage: str) -> None:
         if stage != "over":
@@ -215,11 +216,11 @@ def examine(
         if stage != "over":
             show(f"in a second process: {STAGES_OF_SECOND.get(stage, stage)}")
 
-    facts = Watch(EXAMINATION, wanted | {"sizes": []}, show_first).wait(seconds)
+    facts = Watch(EXAMINATION, request | {"sizes": []}, show_first).wait(seconds)
     facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
     trace = facts.pop("trace", ())
     facts["fingerprint"] = fingerprint_of(trace)
-    repeat = wanted | {"sizes": facts.get("sizes", [])[:MAX_REPEATED_SEGMENTS]}
+    repeat = request | {"sizes": facts.get("sizes", [])[:MAX_REPEATED_SEGMENTS]}
     if _trouble_with_two(facts):
         return _examined_alone(facts, trace, Watch(EXAMINATION, repeat, show_second))
     same = facts.get("same", {})
@@ -238,8 +239,8 @@ def examine(
 
 def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return the packages and the fingerprint of the environment of these settings, from a process of its own."""
-    wanted = {"settings": settings, "seconds": seconds, "sizes": FIRST_SIZES}
-    facts = Watch(EXAMINATION, wanted, lambda stage: None).wait(seconds)
+    request = {"settings": settings, "seconds": seconds, "sizes": FIRST_SIZES}
+    facts = Watch(EXAMINATION, request, lambda stage: None).wait(seconds)
     fingerprint = fingerprint_of(facts.get("trace", ()))
     return {"packages": facts.get("packages", {}), "first_steps": fingerprint}
 
@@ -260,9 +261,9 @@ def _end_with_two(facts: dict[str, Any]) -> str:
 
 
 def _examined_alone(facts: dict[str, Any], trace: Sequence[Any], watch: Watch) -> dict[str, Any]:
-    """Return the facts about an environment with which something is wrong while a process has two instances of it.
+    """Return the facts about an environment that fails or differs while a process has two instances of it.
 
-    If one alone plays the same steps in another process, a second one is what disturbs it.
+    If a single instance plays the same steps in another process, the second instance disturbed the first one.
     """
     place = "in a fresh process"
     repeated = watch.wait(max(MIN_SECOND_EXAMINATION_S, PATIENCE_S)).get("trace", ())

@@ -26,7 +26,7 @@ from dppo.ppo.exchange.inputs import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.comparison import BaselineComparison
-from dppo.records.files.checkpoint import BEST, Found, has_any
+from dppo.records.files.checkpoint import BEST, LoadedCheckpoint, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG, METRICS
 from dppo.records.files.run_folder import as_file_name, run_dir_of, versions
@@ -69,7 +69,7 @@ def load_trusted(
     return policy_from(run_files, model)
 
 
-def read_exported(run: str | Path) -> Found:
+def read_exported(run: str | Path) -> LoadedCheckpoint:
     """Return the checkpoint that a run deploys, or the one that `run` names; raise as `load_trusted`."""
     try:
         return read(run)
@@ -349,7 +349,7 @@ def export_folder(
     return f"{checked}\n{look}\n{command}"
 
 
-def _exported_best(exported: Found, comparison: BaselineComparison) -> bytes:
+def _exported_best(exported: LoadedCheckpoint, comparison: BaselineComparison) -> bytes:
     """Return a best.json by which the folder deploys the exported policy, with the comparison of its run."""
     content = {
         "checkpoint": exported.path.name,

@@ -149,8 +149,8 @@ def legend_time(
 
 
 def all_equal(bands: Sequence[Band]) -> bool:
-    first, *others = (band[1:] for band in bands)
-    return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in others)
+    first, *later = (band[1:] for band in bands)
+    return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in later)
 
 
 def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, line: dict[str, Any]) -> None:

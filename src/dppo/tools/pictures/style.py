@@ -32,7 +32,10 @@ MAX_SECONDS_IN_MIN = 3 * 3600  # longer times are shown in hours
 
 
 def two_panels(left_label: str, right_label: str, top: float, bottom: float) -> tuple[Any, Any]:
-    """Return a figure, and two axes over these quantities that share the vertical axis of returns."""
+    """Return a figure, and two axes with these labels that share the vertical axis of returns.
+
+    `top` and `bottom` are margins, as shares of the height.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), dpi=DPI, facecolor="white")

@@ -29,7 +29,7 @@ from dppo.hosts.builders import spaces_of
 from dppo.hosts.plans import sampler_plan
 from dppo.log import logger
 from dppo.numerics.portable import limit_blas
-from dppo.policies.wanted import check_display
+from dppo.policies.arguments import check_display
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.records.files.episodes import (
@@ -180,7 +180,7 @@ class _Replay:
         episode = self._episode
         self._activity.enter(place_of(Phase.RESET), self._recorded.episode)
         episode.reset(self._recorded.episode, self._recorded.options)
-        yield Step(zlib.crc32(episode.last_obs.tobytes()), 0.0, False)
+        yield Step(zlib.crc32(episode.last_obs.tobytes()), 0.0, is_last=False)
         for action in self._actions:
             self._activity.enter(place_of(Phase.STEP), self._recorded.episode, episode.length)
             _, reward, terminated, truncated, _ = episode.step(action)
@@ -277,21 +277,21 @@ def _actions_of(recorded: RecordedEpisode, space: Actions) -> np.ndarray:
     )
 
 
-def _recorded(run: Path, wanted: str) -> RecordedEpisode:
-    """Return the episode of this number or name; raise CheckpointError, with the nearest ones, if it is missing."""
+def _recorded(run: Path, query: str) -> RecordedEpisode:
+    """Return the episode whose number or name is `query`; raise CheckpointError with the nearest if it is missing."""
     episodes = read_episodes(run)
-    wanted = wanted.replace(",", "")
-    matches = [episode for episode in episodes if wanted in (episode.name, str(episode.number))]
+    query = query.replace(",", "")
+    matches = [episode for episode in episodes if query in (episode.name, str(episode.number))]
     if matches:
         return matches[-1]
     if not episodes:
         raise CheckpointError(nothing_recorded(run))
     numbers = [episode.number for episode in episodes if episode.number]
-    if wanted.isdecimal() and numbers:
-        nearest = sorted(numbers, key=lambda number: abs(number - float(wanted)))[:2]
-        wanted += f": the nearest are {' and '.join(map(str, sorted(nearest)))}. It"
+    if query.isdecimal() and numbers:
+        nearest = sorted(numbers, key=lambda number: abs(number - float(query)))[:2]
+        query += f": the nearest are {' and '.join(map(str, sorted(nearest)))}. It"
     raise CheckpointError(
-        f"episode={wanted} is not among the {len(episodes):,} that are recorded. --episodes lists them, and "
+        f"episode={query} is not among the {len(episodes):,} that are recorded. --episodes lists them, and "
         f"`record_episodes` chooses them."
     )
 

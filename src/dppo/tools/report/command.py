@@ -33,7 +33,7 @@ DESCRIPTION = (
     "Write one HTML page about a RUN that goes on, has finished or has failed: curves, evaluation, losses, where the "
     "time goes, actors, incidents, settings, and the command to repeat it. It has no scripts and needs no network."
 )
-MAX_FILES = 100  # incidents that are read, and logs
+MAX_FILES = 100  # incidents that are read, logs, and processes of an actor
 PROCESS = re.compile(r"(?m)^(?:(\S+ \S+) )?dppo: (process \d+ (?:began|ended).*)$")
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
@@ -140,13 +140,14 @@ def _incidents(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lifetimes(run: Path) -> dict[str, list[Bar]]:
-    """Return begin and end of each process of each actor, and how it ended, from the logs of the actors."""
+    """Return the bars of the processes of each actor, with seconds since the first begin, from the actors' logs."""
     times_of_rows = [path.stat().st_mtime for path in run.glob("metrics.jsonl")]
     still_running_until = max(times_of_rows, default=0.0)
     logs = sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))
     lifetimes = dict[str, list[Bar]]()
     for path in logs[:MAX_FILES]:
-        bars = lifetimes[path.stem] = list[Bar]()
+        bars = list[Bar]()
+        lifetimes[path.stem] = bars
         with suppress(OSError, OverflowError, ValueError):
             text = read_run_file(path).decode("utf8", "replace")
             for when, event in PROCESS.findall(text):

@@ -58,8 +58,8 @@ def backend(name: str) -> type[Backend]:
     if name not in loaders:
         problem = unknown_name("tracker", name, loaders)
         raise ConfigError(f"track={name}: {problem} Use {' or '.join(sorted(loaders))}.")
-    found: type[Backend] = loaders[name]()
-    return found
+    backend_class: type[Backend] = loaders[name]()
+    return backend_class
 
 
 def _built_in(name: str) -> Any:

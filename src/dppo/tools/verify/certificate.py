@@ -10,7 +10,7 @@ from dppo.config import Config, plain_settings
 from dppo.files import sha256_of
 from dppo.numerics.fingerprint import cpu_name
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import Found
+from dppo.records.files.checkpoint import LoadedCheckpoint
 from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_files import CONFIG, METRICS, TRACE
 from dppo.records.files.run_folder import versions
@@ -32,7 +32,7 @@ FINGERPRINT_S = 60.0
 def write_certificate(
     out: Path,
     run: Path,
-    newest: Found,
+    newest: LoadedCheckpoint,
     config: Config,
     stretches: Sequence[Stretch],
     facts: Mapping[str, Any],

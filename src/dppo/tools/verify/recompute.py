@@ -15,7 +15,7 @@ from dppo.errors import DppoError
 from dppo.numerics.fingerprint import Fingerprint
 from dppo.process_state.borders import dppo_computes
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import Checkpoint, Found
+from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
 from dppo.records.files.lock import locked
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.metrics.reading import read_metrics
@@ -147,7 +147,7 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
 
     Raises NotEqual, or NotReplayed if open episodes cannot be replayed.
     """
-    start = Found(stretch.start, checkpoints.load(stretch.start))
+    start = LoadedCheckpoint(stretch.start, checkpoints.load(stretch.start))
     state = start.checkpoint.state
     outputs.check_code(config)
     with TemporaryDirectory(prefix="dppo-verify-") as folder, ExitStack() as stack:

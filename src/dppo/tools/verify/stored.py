@@ -11,7 +11,7 @@ from dppo.config.reading import read_settings, versions_in
 from dppo.errors import ConfigError
 from dppo.numerics.fingerprint import Fingerprint
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import Checkpoint, Found
+from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
 from dppo.records.files.run_files import CONFIG, read_run_file
 from dppo.records.metrics.reading import parsed
 
@@ -57,7 +57,7 @@ def _open_steps(checkpoint: Checkpoint) -> int:
     return int(sum(array.sum() for array in lengths))
 
 
-def changed_files(run: Path, newest: Found) -> Iterator[str]:
+def changed_files(run: Path, newest: LoadedCheckpoint) -> Iterator[str]:
     """Yield each difference of config.yaml and the files with rows from the newest checkpoint."""
     state = newest.checkpoint.state
     try:

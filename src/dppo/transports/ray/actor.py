@@ -217,6 +217,6 @@ def _compared(answer: Answer, expected: Expected) -> Answer:
     problem = expected.problem(torch="torch" in sys.modules)
     if not problem:
         return answer
-    (first, segment), *others = answer.made
+    (first, segment), *later = answer.made
     first = replace(first, incidents=(*first.incidents, Incident(IncidentKind.OTHER_CPU, problem)))
-    return replace(answer, made=((first, segment), *others))
+    return replace(answer, made=((first, segment), *later))

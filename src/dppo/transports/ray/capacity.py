@@ -29,7 +29,7 @@ class Demand:
     num_learners: int
     learner: dict[str, float]
     most_actors: int = 0  # 0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest
-    others: tuple[dict[str, float], ...] = ()  # alternatives to the resources of `actor`
+    alternatives: tuple[dict[str, float], ...] = ()  # to the resources of `actor`
     evaluators: int = 0  # further actors, which take the resources of `actor`
     samplers_with_cores: int = 0  # of an actor whose CPUs are the cores of its environments' ranks
     nodes: int = 1  # of an actor, whose environments have as many ranks on each; `actor` is its part on the first
@@ -43,7 +43,7 @@ class Demand:
     @property
     def groups(self) -> tuple[dict[str, float], ...]:
         """The resources of an actor, and the alternatives to these."""
-        return self.actor, *self.others
+        return self.actor, *self.alternatives
 
     def total(self) -> dict[str, float]:
         total = defaultdict[str, float](float)
@@ -169,7 +169,7 @@ def gpus_here() -> int:
 
 def check_here(demand: Demand, gpus: int) -> None:
     """Raise `ConfigError` if the actors cannot be placed on this machine, the only node of a Ray that starts here."""
-    if demand.others:
+    if demand.alternatives:
         raise ConfigError(
             f"actor_resources: the {len(demand.groups)} alternatives are for the nodes of a running cluster. Set "
             f"`address`, or name the resources of one."
@@ -266,21 +266,21 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     def have(names: Iterable[str]) -> dict[str, float]:
         return {name: sum(node.get(name, 0.0) for node in nodes) for name in names}
 
-    wanted = demand.total()
+    needs = demand.total()
     holds = room_for(nodes, replace(demand, num_learners=0))
     actors = demand.num_actors
-    if demand.others:  # what all alternatives take alike; `holds` counts the rest
+    if demand.alternatives:  # what all alternatives take alike; `holds` counts the rest
         alike = [
             name
             for name in demand.learner
             if len({group.get(name) for group in demand.groups}) == 1
         ]
-        wanted = {name: wanted[name] for name in alike if name in wanted}
-    too_small = any(amount < wanted[name] - 1e-6 for name, amount in have(wanted).items())
+        needs = {name: needs[name] for name in alike if name in needs}
+    too_small = any(amount < needs[name] - 1e-6 for name, amount in have(needs).items())
     if demand.num_learners and too_small:
         fact = (
             f"num_learners={demand.num_learners}: {actors} actors{_evaluators_of(demand)} and {demand.num_learners} "
-            f"learners need {in_words(wanted)}, the cluster's {len(nodes)} nodes have {in_words(have(wanted))}"
+            f"learners need {in_words(needs)}, the cluster's {len(nodes)} nodes have {in_words(have(needs))}"
         )
         remedy = "Use fewer, or lower `learner_cpus` or `cpus_per_actor`."
     elif holds < actors:

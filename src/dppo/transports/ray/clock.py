@@ -1,4 +1,4 @@
-"""RunClock: the time by which a run judges others. It stands still while nobody could have answered."""
+"""RunClock: the time by which a run measures deadlines. It stands still while no process could have answered."""
 
 import threading
 import time
@@ -44,7 +44,7 @@ class RunClock:
                 return self._patience_s
             return self._patience_s + self._since_beat()
 
-    def silence(self, silent: bool) -> None:
+    def set_silent(self, silent: bool) -> None:
         """Note whether the network is silent from now on."""
         self.beat()
         with self._lock:

@@ -46,7 +46,8 @@ class ElasticPool:
         self._find = find
         self._notify = notify
         self._grows = grows
-        self._latest = self._nodes = find()
+        self._nodes = find()
+        self._latest = self._nodes
         self._holds = room_for(self._nodes.values(), demand)
         # actors at the start; the others join
         self.at_first = max(demand.num_actors, min(self._number, free))

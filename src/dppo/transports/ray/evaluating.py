@@ -78,5 +78,5 @@ def players_on_ray(player: Any, session: RaySession, limits: PlayLimits, logs: s
         logs=logs,
     )
     link = session.link("evaluations")
-    transport = RayTransport(kind, replace(session.demand, others=()), link)
+    transport = RayTransport(kind, replace(session.demand, alternatives=()), link)
     return ActorPlayers(PlayEngine(limits), transport, link.clock.patience)

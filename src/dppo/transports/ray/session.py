@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +52,8 @@ class RayLink:
     clock: RunClock
     """The time by which actors and learners are late."""
     watch: ClusterWatch
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Ray's options of its processes."""
 
 
 def link_of_its_own(name: str) -> RayLink:
@@ -71,10 +73,16 @@ class RaySession:
     """
 
     def __init__(
-        self, actors: Actors, learners: Learners, evaluators: int = 0, *, store_bytes: int,
-        notify: Callable[[str], None], check: Callable[[], None] = lambda: None, **more: bool,
-    ) -> None:  # fmt: skip
-        """Connect to Ray, or start it with an object store of `store_bytes` and `more` variables; check the room.
+        self,
+        actors: Actors,
+        demand: Demand,
+        *,
+        store_bytes: int,
+        notify: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
+        env_threads: bool = False,
+    ) -> None:
+        """Connect to Ray, or start it with an object store of `store_bytes`; check the room for `demand`.
 
         `check` is called twice a second meanwhile, and may raise.
 
@@ -95,14 +103,13 @@ class RaySession:
         self.options: dict[str, Any] = {}  # Ray's options of its processes
         if self._ours:
             environment.set_environment(
-                start_here=self.started_here, dashboard=actors.dashboard, **more
+                start_here=self.started_here, dashboard=actors.dashboard, env_threads=env_threads
             )
         import ray
 
         self._ray: Any = ray
         self.clock.start()
         self._calls = self._new_calls("session")
-        demand = demand_of(actors, learners, evaluators)
         try:
             if self.started_here:
                 start = partial(_start, ray, demand, store_bytes, actors.dashboard, notify)
@@ -159,7 +166,7 @@ class RaySession:
         self._watch.check()
 
     def link(self, name: str) -> RayLink:
-        return RayLink(self._new_calls(name), self.node_id, self.clock, self._watch)
+        return RayLink(self._new_calls(name), self.node_id, self.clock, self._watch, self.options)
 
     def _new_calls(self, name: str) -> RayCalls:
         calls = RayCalls(name, self.clock.awake)
@@ -253,15 +260,15 @@ def _start(
     if demand.most_actors:
         demand = capacity.fitted_here(demand, gpus, notify)
     capacity.check_here(demand, gpus)
-    wanted = demand.total()
-    wanted.pop("GPU", None)
+    resources = demand.total()
+    resources.pop("GPU", None)
     store_bytes = store_size(store_bytes, notify)
     _check_file_size(store_bytes)
     options = {
-        "num_cpus": max(1, math.ceil(wanted.pop("CPU"))),
+        "num_cpus": max(1, math.ceil(resources.pop("CPU"))),
         "num_gpus": gpus,
         # Ray takes whole numbers of other resources
-        "resources": {name: math.ceil(amount) for name, amount in wanted.items()} or None,
+        "resources": {name: math.ceil(amount) for name, amount in resources.items()} or None,
         "object_store_memory": store_bytes,
         "include_dashboard": dashboard,
     }
@@ -310,8 +317,8 @@ def _start_processes(ray: Any, options: dict[str, Any], notify: Callable[[str], 
             notify(f"Ray did not start ({reason}); trying once more")
 
 
-def store_size(wanted: int, notify: Callable[[str], None]) -> int:
-    """Return the size of Ray's object store in bytes: `wanted`, limited by the free shared memory."""
+def store_size(requested: int, notify: Callable[[str], None]) -> int:
+    """Return the size of Ray's object store in bytes: `requested`, limited by the free shared memory."""
     folder = Path(ray_folder()).absolute()  # which Ray makes
     disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
     full = disk.used / (disk.used + disk.free)
@@ -320,10 +327,10 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
             f"the disk of {ray_folder()} is {full:.0%} full: Ray stops creating objects at {FULL_DISK:.0%}. Free disk "
             f"space, or set RAY_TMPDIR."
         )
-    wanted = max(wanted, SMALLEST_STORE)
+    requested = max(requested, SMALLEST_STORE)
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
-    if wanted <= 0.9 * free:
-        return wanted
+    if requested <= 0.9 * free:
+        return requested
     room = int(0.9 * free)
     has = f"/dev/shm has {free / MIB:.0f}"
     if room < SMALLEST_STORE:
@@ -332,6 +339,6 @@ def store_size(wanted: int, notify: Callable[[str], None]) -> int:
             f"and is slower. In Docker, use --shm-size=1g."
         )
         return SMALLEST_STORE
-    size = f"Ray's object store gets {room / MIB:.0f} MiB instead of {wanted / MIB:.0f}"
+    size = f"Ray's object store gets {room / MIB:.0f} MiB instead of {requested / MIB:.0f}"
     notify(f"{has} MiB free; {size}. In Docker, use a larger --shm-size.")
     return room

@@ -35,7 +35,7 @@ from dppo.user_code import in_a_line
 # longest single wait, and so the delay with which a deadline or a due restart is noticed
 TICK_S = 0.5
 IDLE_S = 0.05  # the same while no call is pending
-LOOK_S = 2.0  # between two looks at all actors, and at all pending calls
+POLL_S = 2.0  # between two looks at all actors, and at all pending calls
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray puts larger arguments into its store again
 CLOSING_S = 5.0  # for actors to close their environments
 INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
@@ -154,7 +154,7 @@ class RayTransport:
     def _start(self, start: Start) -> None:
         """Request an actor with the resources for which there is most room."""
         group = 0
-        if self._demand.others:
+        if self._demand.alternatives:
             started = Counter(self._groups.values())
             rooms = dict(enumerate(rooms_for(usable_nodes().values(), self._demand)))
             group = max(rooms, key=lambda group: rooms[group] - started[group])
@@ -294,7 +294,7 @@ class RayTransport:
         return ended
 
     def _look_if_due(self, now: float) -> None:
-        if now - self._looked_at > LOOK_S and not self._looking:
+        if now - self._looked_at > POLL_S and not self._looking:
             self._looked_at = now
             self._looking = True
             self._link.calls.post(self._look, "looking at all actors")

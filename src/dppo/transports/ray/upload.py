@@ -42,7 +42,8 @@ EARLIEST = (1980, 1, 1, 0, 0, 0)
 
 def check_there_is_a_cluster(folders: Sequence[str | Path], address: str | None) -> None:
     """Raise ConfigError if there are folders to send, and Ray would start on this machine."""
-    if folders and not is_connected() and wanted_cluster(address)[1] is None:
+    _, cluster = wanted_cluster(address)
+    if folders and not is_connected() and cluster is None:
         names = " ".join(map(str, folders))
         raise ConfigError(
             f"upload={names} has no effect: Ray starts on this machine, which has the files. Leave it out, "

@@ -12,11 +12,11 @@ from dppo.transports.ray.calls import RayCalls
 from dppo.transports.ray.clock import RunClock
 from dppo.transports.ray.connections import end_those_to, probe_all
 
-PERIOD_S = 0.5  # between two looks
+PERIOD_S = 0.5  # between two pings of each endpoint
 CONNECT_S = 2.0  # longest wait for one connection, and for one answer
 SILENT_S = 4.0  # without an answer, after which actors are not late any more
 PROBE_S = 5.0  # between two looks for new connections
-SAY_S = 10.0  # without an answer, before a line says so
+NOTIFY_S = 10.0  # without an answer, before a line is logged
 LOST_S = 75.0  # without an answer, after which Ray counts as lost: a cluster itself gives up a node after a minute
 CALL_LOST_S = 90.0  # the same for a call, while the processes of Ray answer
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
@@ -78,7 +78,7 @@ class Endpoint:
 
 
 class ClusterWatch:
-    """Asks Ray's processes twice a second, in its own thread, whether they are there; knows how long calls have waited.
+    """Pings Ray's processes twice a second in its own thread, and measures how long calls have waited.
 
     Ray itself raises nothing: it ends this process a few minutes after the GCS has died or become unreachable. After
     the local raylet has died it waits without limit, or ends this process at the next access to the object store.
@@ -91,9 +91,11 @@ class ClusterWatch:
         self._endpoints: list[Endpoint] = []
         self._calls: list[RayCalls] = []
         self._lost: str | None = None
-        self._said: float | None = None  # since when Ray has not answered, if a line has said so
+        self._reported_silence: float | None = (
+            None  # start of a silence about which a line was logged
+        )
         self._silent_since: float | None = None  # while Ray's processes do not answer
-        self.silences = 0  # those that are over, and were long enough for a line
+        self.silences = 0  # number of silences that are over, and were long enough for a line
         self._stop = threading.Event()
 
     def add_endpoints(self, endpoints: list[Endpoint]) -> None:
@@ -111,7 +113,7 @@ class ClusterWatch:
         return self._lost is not None
 
     def check(self) -> None:
-        """Raise `ClusterError` if Ray is lost. Say so when it has not answered for a while, and when it does again.
+        """Raise `ClusterError` if Ray is lost. Log that it has not answered for a while, and that it answers again.
 
         Cheap enough for each tick of a wait; for the thread of the loop only.
         """
@@ -132,36 +134,38 @@ class ClusterWatch:
 
     def _report(self) -> None:
         now = self._clock.awake()
-        since, who = self._longest_silence(now)
+        since, name = self._longest_silence(now)
         silent_s = now - since
-        if silent_s > SAY_S and self._said is None:
-            self._said = since
+        if silent_s > NOTIFY_S and self._reported_silence is None:
+            self._reported_silence = since
             self._notify(
-                f"{who} has not answered for {silent_s:.0f} s. The run waits where it has to, {LOST_S:.0f} s at most, "
+                f"{name} has not answered for {silent_s:.0f} s. The run waits where it has to, {LOST_S:.0f} s at most, "
                 f"and goes on with the same result. Look at the network between this host and that of Ray's "
                 f"head{self._head()}"
             )
-        elif silent_s <= SAY_S and self._said is not None:
-            self._notify(f"Ray answers again, after {now - self._said:.0f} s; the run goes on")
-            self._said = None
+        elif silent_s <= NOTIFY_S and self._reported_silence is not None:
+            self._notify(
+                f"Ray answers again, after {now - self._reported_silence:.0f} s; the run goes on"
+            )
+            self._reported_silence = None
 
     def _longest_silence(self, now: float) -> tuple[float, str]:
-        """Return since when somebody has not answered, and who; `now` if nobody is waited for."""
+        """Return the start of the longest silence, and the silent process; `now` and "" if all have answered."""
         since = now
-        who = ""
+        name = ""
         for endpoint in self._endpoints:
             failing_since = endpoint.failing_since
             if failing_since is not None and failing_since < since:
                 since = failing_since
-                who = str(endpoint)
+                name = str(endpoint)
         for calls in self._calls:
             waited_s, what = calls.waiting()
             if waited_s > CALL_LOST_S:
                 self._lose(f"Ray{self._head()} has not answered for {waited_s:.0f} s ({what})")
             if now - waited_s < since - CONNECT_S:  # otherwise the silent process is the reason
                 since = now - waited_s
-                who = f"Ray ({what})"
-        return since, who
+                name = f"Ray ({what})"
+        return since, name
 
     def _head(self) -> str:
         if not self._endpoints:
@@ -195,10 +199,12 @@ class ClusterWatch:
                 self._silent_since = min(failing)
         elif not failing:
             end_those_to(self._endpoints[0].address)
-            if now - self._silent_since > SAY_S:  # a shorter silence may come from a busy machine
+            if (
+                now - self._silent_since > NOTIFY_S
+            ):  # a shorter silence may come from a busy machine
                 self.silences += 1
             self._silent_since = None
-        self._clock.silence(self._silent_since is not None)
+        self._clock.set_silent(self._silent_since is not None)
 
     def _lose(self, what: str) -> None:
         self._lost = f"{what}, and the run cannot continue without it. Resume from the last checkpoint (--resume)."

@@ -150,7 +150,8 @@ class Watching:
         self, method: str, file: ProgressFile, timeout_s: float, default: T
     ) -> T:
         """Return the answer of a witness on another node; `default` if there is none in time."""
-        if self._link.calls.waiting()[0] > BUSY_S:
+        waited_s, _ = self._link.calls.waiting()
+        if waited_s > BUSY_S:
             return default
         ask = partial(self._ask_and_wait, method, file, timeout_s)
         with suppress(RayError, ClusterError):

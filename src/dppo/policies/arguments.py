@@ -20,7 +20,7 @@ REPORT_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EvaluationArguments:
     """The arguments of `dppo.evaluate` that say what is played, and how it is shown."""
 
     episodes: int
