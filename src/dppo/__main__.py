@@ -14,7 +14,7 @@ from dppo.numerics.portable import portable_numerics
 from dppo.signals import RaisingSignals, StopRequested, leave_if_noted
 from dppo.user_code import check_current_folder, hidden_by, in_a_line
 
-STUCK_S = 1.0  # for a thread with nothing left to do to end
+STUCK_S = 1.0  # longest wait for the end of a thread with nothing left to do
 MEANT = {
     "resume": "train --resume RUN",
     "play": "eval RUN",

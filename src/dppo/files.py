@@ -18,8 +18,8 @@ from typing import Any
 from dppo.errors import ConfigError
 
 MAX_DEPTH = 100  # levels of nesting of settings, and of the JSON values in a checkpoint
-MAX_BYTES = 2**31  # of a file that is read as a whole
-MAX_SETTINGS_BYTES = 2**21  # of a file of settings
+MAX_BYTES = 2**31  # largest file that is read as a whole
+MAX_SETTINGS_BYTES = 2**21  # largest file of settings
 SCRATCH = "dppo-scratch-"
 KINDS = {
     stat.S_IFREG: "a regular file",

@@ -8,7 +8,7 @@ class NoteLogger(logging.Logger):
     """A logger that calls its listeners itself, and logs besides.
 
     The switches of `logging` belong to the whole process: a simulator that calls `logging.disable` or `dictConfig`
-    would silence the notes of a run. Only the level of this logger counts, which nobody sets by accident.
+    would silence the notes of a run. Only the level of this logger counts, which is not set by accident.
     """
 
     listeners: list[Callable[[logging.LogRecord], None]]

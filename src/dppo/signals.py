@@ -39,7 +39,7 @@ INTERRUPTIONS = (Interrupted, StopRequested)
 """Exceptions that end a run, wherever they are raised; not a fault of the code that they pass through."""
 
 SHOW_CURSOR = b"\x1b[?25h"
-COPIES_S = 10.0  # in which SIGTERM may arrive again
+COPIES_S = 10.0  # time in which SIGTERM may arrive again
 
 
 def end_at_once(number: int) -> NoReturn:

@@ -78,7 +78,7 @@ def _path(text: str) -> Path:
     return Path(_named_path(text))
 
 
-TYPES: dict[str, Any] = {  # of values by their name in the help; others are text
+TYPES: dict[str, Any] = {  # name in the help -> type of the value; others are text
     "INT": int,
     "N": int,
     "S": float,

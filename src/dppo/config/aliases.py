@@ -15,7 +15,7 @@ from dppo.errors import ConfigError
 
 @dataclass(frozen=True)
 class FlagNames:
-    """A flag of ours, and the names of the same thing in other libraries, with - between the words."""
+    """A flag of ours, and its names in other libraries, with - between the words."""
 
     ours: str
     sb3: str = ""
@@ -47,7 +47,7 @@ class Replacement(NamedTuple):
     answer: str
     """One sentence; settings are between backticks, as in errors."""
     libraries: str = ""
-    """For the documents."""
+    """Library and name there, for the documents."""
 
 
 REPLACEMENTS = (

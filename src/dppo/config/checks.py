@@ -10,9 +10,9 @@ from dppo.config.sac_checks import problems_with_sac
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, counted
 
-MIN_EPISODES = 2  # of an evaluation that compares the policy with a baseline
+MIN_EPISODES = 2  # fewest episodes of an evaluation that compares the policy with a baseline
 MAX_LAYERS = 1000
-MIN_AMOUNT = 1e-4  # of a resource, in Ray
+MIN_AMOUNT = 1e-4  # smallest amount of a resource in Ray
 MAX_DRAWN = 10**6  # rows of a minibatch that is drawn from earlier iterations, too
 MAX_TRIED = 10**6  # numbers tried as divisors, to suggest some
 

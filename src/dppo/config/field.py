@@ -10,7 +10,7 @@ class SettingInfo:
     """Metadata of a setting."""
 
     limits: dict[str, Any] = field(default_factory=dict)
-    """By pydantic's names: gt, ge, lt, le, min_length. For a tuple, the limits of each item."""
+    """Limits by pydantic's names: gt, ge, lt, le, min_length. For a tuple, the limits of each item."""
     resume: Literal["fixed", "raised", "close", "free"] = "fixed"
     """Permission to change on resume. free: results do not depend on it; close: results differ by rounding or by the
     order of rows; raised: it may grow; fixed: it must not change."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 LARGE_BATCH = 256 * 10**6  # bytes
 LARGE_REPLAY = 50 * 10**6  # bytes, which are also written in each checkpoint
-MOST_REPLAY_ROWS = 1_000_000  # by default; of HalfCheetah 102 MB
-COPIES = 2  # of each observation or frame: in its segment, and in the batch; minibatches are cut one at a time
-WEIGHT_COPIES = 4  # of each parameter: itself, its gradient, and two moments
+MOST_REPLAY_ROWS = 1_000_000  # default of `replay_rows`; 102 MB for HalfCheetah
+COPIES = 2  # copies of each observation or frame: in its segment and in the batch; minibatches are cut one at a time
+WEIGHT_COPIES = 4  # arrays for each parameter: itself, its gradient, and two moments
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 

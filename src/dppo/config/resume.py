@@ -1,4 +1,4 @@
-"""Check changed settings when a run is resumed or branched; the metadata of each setting says what may change."""
+"""Check changed settings when a run is resumed or branched; the metadata of each setting decides what may change."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Settings with which soft actor-critic cannot learn, or not as they say."""
+"""Settings with which soft actor-critic cannot learn, or that have no effect on it."""
 
 from collections.abc import Iterator
 

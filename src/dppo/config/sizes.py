@@ -7,9 +7,9 @@ from dppo.config.parts import PPO, Learners, Network, Run, Sampling
 
 DEFAULT_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of it
 DEFAULT_MINIBATCH = 64  # rows
-PRIOR_SHARE = 0.1  # of the env steps, which a controller collects at the start
+PRIOR_SHARE = 0.1  # share of the env steps that a controller collects at the start
 MAX_PRIOR_STEPS = 20_000  # unless more are asked for
-MAX_MINIBATCHES = 32  # of an epoch: with more, a policy moves too far for one batch
+MAX_MINIBATCHES = 32  # minibatches of an epoch: with more, a policy moves too far for one batch
 
 
 @dataclass(frozen=True, slots=True)

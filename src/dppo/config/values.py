@@ -101,7 +101,7 @@ SCHEDULED = {  # settings that other libraries take as functions of the progress
     "clip_coef": "Use a number.",
     "ent_coef": "Use a number.",
 }
-REMEDIES = {  # by the beginning of pydantic's error type
+REMEDIES = {  # first letters of pydantic's error type -> remedy
     "greater_than": "Use a larger value.",
     "less_than": "Use a smaller value.",
     "finite_number": "Use a number such as 0.001 or 1e-3.",
@@ -137,7 +137,7 @@ def _describe(error: Any) -> str:
         )
     if callable(error["input"]) and path in SCHEDULED:
         return f"{path}={error['input']!r}: a function of time is not supported. {SCHEDULED[path]}"
-    if error["type"] == "value_error":  # of a validator of ours
+    if error["type"] == "value_error":  # raised by a validator of dppo
         return f"{path}={error['ctx']['error']}"
     if error["type"] == "missing":
         return f"{path} is missing. Pass {path}=..."

@@ -53,7 +53,7 @@ class ActorCollector:
         batch_size: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keep the arguments; without `on_progress`, nobody looks at the progress between two iterations."""
+        """Keep the arguments; without `on_progress`, the progress between two iterations is not read."""
         self.expected: Expected | None = None
         self._engine = engine
         self._transport = transport

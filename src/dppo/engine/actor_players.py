@@ -13,7 +13,7 @@ from dppo.ppo.exchange.records import ControllerTurn, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.user_code import in_a_line
 
-CLOSING_S = 2.0  # for the thread to end
+CLOSING_S = 2.0  # longest wait for the end of the thread
 
 
 class ActorPlayers:

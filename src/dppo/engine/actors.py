@@ -29,7 +29,7 @@ class Actor:
     samplers: tuple[int, ...] = ()
     """The samplers that it hosts, running or not, in order. Every sampler has one host."""
     process: Process = field(init=False)
-    """Its process, or the next one; events from any other process are ignored."""
+    """The actor's process, or the next one; events from any other process are ignored."""
     state: State = State.ABSENT
     node: str = ""
     """Name of the node of its process."""

@@ -35,7 +35,7 @@ class Balancing:
         self._actors = actors
         self._hosting = hosting
         self._ledger = ledger
-        self._segment_steps = 1  # of one sampler, as the last answer shows
+        self._segment_steps = 1  # steps of a segment, as the last answer shows
         # Share of a segment that one more sampler of an actor adds: 1 if samplers take turns, less with threads.
         self._added_share = 1.0
         # seconds to rebuild a sampler, without its replay

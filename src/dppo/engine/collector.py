@@ -32,7 +32,7 @@ class Collected:
     segments: list[Any]
     """N, in sampler order: each a `Segment`, or a reference to one if learners fetch them from the actors."""
     timings: list[Timings]
-    """One for each process that took part."""
+    """Times of each process that took part."""
     collect_s: float
     """Seconds of collecting; with actors, from the request, or from the last segment of the iteration before if that is
     later, to the last segment."""

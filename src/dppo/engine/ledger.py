@@ -11,7 +11,7 @@ from dppo.plain_data import unpacked
 from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
 from dppo.ppo.networks.network import NetworkSpec
 
-MAX_ACTION_BYTES = 1 << 24  # of an episode, that are reported with a fault
+MAX_ACTION_BYTES = 1 << 24  # largest actions of an episode that are reported with a fault
 
 Pieces = tuple[np.ndarray, ...]
 
@@ -136,7 +136,13 @@ class ReplayLedger:
 
 CARRY_FIELDS = [field.name for field in fields(SamplerCarry)]
 REQUIRED_FIELDS = CARRY_FIELDS[:5]
-REQUIRED_KINDS = ["i", "f", "i", "f", "u"]  # of NumPy's dtypes
+REQUIRED_KINDS = [
+    "i",
+    "f",
+    "i",
+    "f",
+    "u",
+]  # kinds of NumPy's dtypes, in the order of the required arrays
 
 
 def _continued(before: _Moment | None, report: SegmentReport) -> tuple[Pieces, ...]:
@@ -159,7 +165,7 @@ def _continued(before: _Moment | None, report: SegmentReport) -> tuple[Pieces, .
 def _fits(
     moment: _Moment, envs: int, memory_shape: tuple[int, int] | None, action: np.dtype[Any]
 ) -> bool:
-    """Return whether a moment, which may come from anybody's checkpoint, fits a sampler of `envs` environments."""
+    """Return whether a moment, which may come from a stranger's checkpoint, fits a sampler of `envs` environments."""
     carry = moment.carry
     columns = [getattr(carry, name) for name in REQUIRED_FIELDS]
     kinds = [column.dtype.kind for column in columns]

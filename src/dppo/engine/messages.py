@@ -20,19 +20,19 @@ class Limits:
     """Deadlines in seconds, and the restart budget."""
 
     segment_timeout_s: float = math.inf
-    """For each segment that an actor owes; later, from its last observed progress."""
+    """Time limit for each segment that an actor owes; later, from its last observed progress."""
     max_actor_restarts: int = 0
     """Replacements of an actor in a row without a segment before the run stops."""
     start_timeout_s: float = 120.0
-    """For a process to start. While no actor runs at all, the larger of this and `segment_timeout_s` counts."""
+    """Time limit for the start of a process; while no actor runs, at least `segment_timeout_s`."""
     move_after_s: float = 20.0
     """An actor that has been without a process for longer loses its samplers to the others."""
     quiet_s: float = 10.0
-    """After so long without an event, a line says what the run waits for; later less often."""
+    """Time without an event after which the log says what the run waits for; later less often."""
     backup_requests: bool = False
     """Ask idle actors for late segments as well."""
     fewest_actors: int = 1
-    """With fewer running, nothing is asked for."""
+    """Number of running actors below which no segments are requested."""
     of_phases: Mapping[str, float | None] = field(default_factory=dict)
     """Configured timeouts of a step, a reset and a constructor, by the name of the setting: see `Patience`."""
     most_actors: int = sys.maxsize

@@ -8,7 +8,7 @@ from dppo.engine.messages import Limits
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.questions import Answer
 
-FACTOR = 20  # of the longest duration that was measured
+FACTOR = 20  # limit, in units of the longest measured duration
 MEASURED = 8  # answers before measured durations count
 MIN_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
 SETTINGS = {

@@ -30,8 +30,8 @@ from dppo.ppo.exchange.records import (
     PolicySnapshot,
 )
 
-START_S = 600.0  # for a process to start
-MAX_TRIES = 3  # of an episode, until the rest of its evaluation is left out
+START_S = 600.0  # longest start of a process
+MAX_TRIES = 3  # attempts to play an episode, until the rest of its evaluation is left out
 MAX_LATE_TRIES = 2  # the same, if the last actor was too late
 
 Outcome = tuple[int, int, Episode | DppoError]
@@ -46,9 +46,9 @@ class PlayLimits:
     """Number of episodes of each evaluation."""
     num_actors: int
     timeout_s: float
-    """For an episode, which its actor ends by itself then."""
+    """Time limit of an episode, after which its actor ends it by itself."""
     hung_s: float
-    """For one step, reset or constructor."""
+    """Time limit of one step, reset or constructor."""
     licence_s: float = 0.0
     """Until the licence of a lost process is free."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dppo.engine.actors import Actor
 from dppo.engine.messages import Limits, Process
 
-ENDING_S = 6.0  # for which the environments of a lost process count: its keeper ends its children within 5 s
+ENDING_S = 6.0  # time for which the environments of a lost process count: its keeper ends its children within 5 s
 
 
 class Slots:

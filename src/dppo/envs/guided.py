@@ -1,4 +1,4 @@
-"""GuidedEnv: an environment beside a controller, which sees each observation and says what it would do."""
+"""GuidedEnv: an environment beside a controller, which sees each observation and computes its own action."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ from dppo.user_code import in_a_line
 if TYPE_CHECKING:
     from dppo.envs.state_files import StateFiles, StatePlace
 
-MAX_BYTES = 1 << 24  # of the state of an environment
+MAX_BYTES = 1 << 24  # largest state of an environment
 NOTICEABLE = 0.1  # share of the time in the environments that is worth a line
-NOTICEABLE_BYTES = 1 << 20  # of files that are copied for a state
-SEGMENTS = 8  # after which the share is measured well enough
+NOTICEABLE_BYTES = 1 << 20  # size of copied files of a state that is worth a line
+SEGMENTS = 8  # number of segments after which the share is measured well enough
 NO_STATE = gym.Space, gym.Env, EnvSpec, ModuleType, Path
 PLAIN_STATE = (
     f"Return at most {MAX_BYTES >> 20} MiB of plain data ({PLAIN}) and paths below scratch_dir or state_folder, give a "
@@ -266,7 +266,7 @@ class OwnStates:
         if self.demanded:
             trace = "" if is_plain else user_traceback(error)
             raise EnvironmentFault(f"{message}. {PLAIN_STATE}", trace) from None
-        self._unusable = True  # its methods mean something else
+        self._unusable = True  # its methods do not get and set the state
         if self.sampler_id == 0 or self._files is not None:  # other samplers are alike, not hosts
             self._report_once(
                 f"{message}. It is not used: episodes are replayed. {PLAIN_STATE}", log

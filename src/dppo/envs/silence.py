@@ -1,4 +1,4 @@
-"""SilenceWatch: says where an environment of this process is while a call to it does not return."""
+"""SilenceWatch: logs where an environment of this process is while a call to it does not return."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from types import TracebackType
 from dppo.envs.activity import Activity, ActivityRecord, Phase
 from dppo.log import logger
 
-FIRST_S = 10.0  # for which a call has not returned, until that is logged
+FIRST_S = 10.0  # duration of a call after which it is logged
 USUAL = 3.0  # times the longest call of its kind so far: a slow simulator is not silent
 POLL_S = 1.0
-FROZEN_S = 10.0  # in which this process runs no Python, until faulthandler writes where it is, for the first time
+FROZEN_S = 10.0  # time without Python in this process after which faulthandler writes where it is, for the first time
 
 CALLS = {
     Phase.MAKE: "the constructor",

@@ -25,7 +25,7 @@ from dppo.spaces.actions import (
 from dppo.spaces.spaces import MASK, MAX_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
 
 ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-MAX_CHOICES = 1000  # of one number; with more, rounding continuous actions learns faster
+MAX_CHOICES = 1000  # choices of one number; with more, rounding continuous actions learns faster
 PASSED = "from a function that you pass as `env_id` (module:function)."
 ENCODED = (
     "Write a function encode(obs) that returns n numbers in float32. Then return gymnasium.wrappers."

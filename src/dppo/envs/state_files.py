@@ -31,7 +31,7 @@ CONTENT = "content"
 
 
 class NotKept(NotPlain):
-    """A path that cannot be kept; the message says why."""
+    """A path that cannot be kept; the message has the reason."""
 
 
 class StateLost(Exception):
@@ -45,7 +45,7 @@ class StatePlace:
     lock: Path
     """A file in the folder of the run."""
     owner: bytes
-    """Its content, by which another host sees that it has the same folder."""
+    """Content of the lock file, by which another host sees that it has the same folder."""
     moments: int
     """Number of a sampler's newest states that are kept, to replace an actor."""
     state_folder: Path | None = None

@@ -18,7 +18,7 @@ from dppo.envs.episode import CheckedEnv
 from dppo.log import logger
 from dppo.process_state.forks import FORKS, leave
 
-CLOSING_S = 4.0  # for calls in progress to end; less than a run waits for its actors
+CLOSING_S = 4.0  # longest wait for calls in progress; less than a run waits for its actors
 
 _ending: deque[Thread] = deque()
 
@@ -85,7 +85,7 @@ class EnvThread:
         """Make the environment, or raise the exception of its constructor; `name` it in messages."""
         self._worker = Worker(name)
         self._making = self._worker.begin(make)
-        self._resets: dict[str, Future[Any]] = {}  # begun, by their arguments
+        self._resets: dict[str, Future[Any]] = {}  # arguments -> reset that has begun
         try:
             self.env = result_of(self._making)
         except BaseException:  # also Ctrl-C, while the thread goes on

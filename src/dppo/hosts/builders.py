@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dppo.sac.trainer import SACTrainer
 
 
-FEW_ROWS = 64  # of zeros, with which a GPU shows before the first segment that it works
+FEW_ROWS = 64  # rows of zeros with which a GPU is tested before the first segment
 POLL_S = 0.25
 # Buffers of cuBLAS with which a product has the same bits in each run; it reads the variable at its first product.
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -65,7 +65,7 @@ class BuiltSampler:
     sampler: PPOSampler
     envs: EnvGroup
     spaces: Spaces
-    instances: int = 1  # that were made; one that steps several rows counts once
+    instances: int = 1  # instances that were made; one that steps several rows counts once
     next: int = 0  # index of its next segment, unless it is rebuilt
 
 
@@ -265,7 +265,7 @@ def spaces_of(plan: SamplerPlan, env: Any) -> Spaces:
 
 
 def _check_float32(norm_obs_keys: tuple[str, ...], spaces: Spaces) -> None:
-    """Refuse leaves of float64 that are not normalized first, and categories that float32 cannot tell apart."""
+    """Refuse leaves of float64 that are not normalized first, and categories that float32 cannot distinguish."""
     rounded = []
     if spaces.normalized is not None:
         doubles = [name for name, leaf in spaces.leaves().items() if leaf.base == "f8"]

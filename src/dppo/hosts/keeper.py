@@ -17,23 +17,25 @@ from contextlib import suppress
 
 MARKER = "DPPO_ACTOR"
 MAX_LOG_BYTES = 2 * 2**20  # older parts of a larger log are moved to LOG.1
-POLL_S = 0.5  # between two looks at its size
+POLL_S = 0.5  # between two looks at the size of the log
 BEGINNING_S = 1.0  # longest wait for processes that begin
 LOOK_AT_BEGINNING_S = 0.01
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
-PARENT_S = 0.05  # for the parent of the actor to take note of its end
+PARENT_S = 0.05  # until the parent of the actor has reaped it
 PIDFD_GET_INFO = 0xC040FF0B  # since Linux 6.15
 PIDFD_INFO_EXIT = 8
 PIDFD_INFO = "=QQ11Ii"  # struct pidfd_info
 LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
 LOOKS_FOR_MEMORY = 20  # looks in which a process that the kernel kills for lack of memory ends
-KEPT_LOGS = 20  # in the folder for temporary files, of a node that does not share the run folder
-END_LINES = 12  # of the end of a log
-END_CHARACTERS = 200  # of each line of it
-END_BYTES = 2**15  # in which these lines are looked for
+KEPT_LOGS = (
+    20  # logs in the folder for temporary files of a node that does not share the run folder
+)
+END_LINES = 12  # last lines of a log that are reported
+END_CHARACTERS = 200  # length of each of these lines
+END_BYTES = 2**15  # last bytes of a log in which these lines are looked for
 LAST_LINE_S = 1.0  # longest wait for the keeper's own line at the very end
-HEAD_PERIOD_S = 10.0  # between two looks whether Ray's head can be reached
-HEAD_LOST_S = 60.0  # for which it cannot be reached: a cluster gives up a node, and a run Ray, in about this time
+HEAD_PERIOD_S = 10.0  # between two connections to Ray's head
+HEAD_LOST_S = 60.0  # without a connection to the head: a cluster gives up a node, and a run Ray, in about this time
 CONNECT_S = 2.0  # longest wait for a connection with it
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
@@ -53,7 +55,7 @@ def begin_log(path: str, marker: str, driver: int = 0, head: str = "") -> str:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         if os.fstat(log).st_nlink > 1 or not os.path.exists("/proc/self/maps"):
-            return ""  # a hard link leads to a file of somebody else
+            return ""  # a hard link leads to a file of another user
         os.write(log, f"\n{time.strftime('%F %T')} dppo: process {os.getpid()} began\n".encode())
         arguments = [str(os.getpid()), marker, path, str(driver), head]
         subprocess.run(
@@ -135,7 +137,7 @@ class _Head:
 
 
 def _is_reachable(address: str) -> bool:
-    """Return whether there is a network to a host; nobody needs to listen at the port."""
+    """Return whether there is a network to a host; no process needs to listen at the port."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
@@ -168,13 +170,13 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
         kills = [*kills[-LOOKS_FOR_MEMORY:], _kills_for_memory()]
         with suppress(OSError):
             _limit(log)
-    time.sleep(PARENT_S)  # before its parent takes note, the kernel does not tell how it ended
+    time.sleep(PARENT_S)  # before its parent has reaped it, the kernel does not show its exit code
     status = _status(pidfds, for_memory=_kills_for_memory() > kills[0])
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
         file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, status)}\n")
     for number in (signal.SIGTERM, signal.SIGKILL):
         _end_marked(marker.encode(), number)
-    time.sleep(GRACE_S)  # for a driver on this node to read where it was
+    time.sleep(GRACE_S)  # a driver on this node reads where the process was
     _tidy(marker, log)
 
 

@@ -95,5 +95,5 @@ def sac_trainer(plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel) -> SAC
     shared = {
         field.name: values[field.name] for field in fields(SACSettings) if field.name in values
     }
-    shared.pop("max_grad_norm")  # of PPO
+    shared.pop("max_grad_norm")  # PPO's setting
     return SACTrainer(spec, SACSettings(**shared), plan.seed, parallel)

@@ -11,7 +11,7 @@ from dppo.learners.waiting import TICK_S
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.failures import call_with_timeout
 
-CLOSE_S = 2.0  # for Ray to release the resources
+CLOSE_S = 2.0  # longest wait until Ray has released the resources
 
 
 class Placement:

@@ -28,7 +28,7 @@ from dppo.transports.ray.pickling import NO_MODEL, PackedModel, sendable, unpack
 # Time limit of a sum over all ranks; the default of torch is 30 minutes.
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 LOOPBACK = "127.0.0.1"
-REPEATS = 5  # of each measurement; the median counts
+REPEATS = 5  # repetitions of each measurement; the median counts
 LONG_S = 1.0  # seconds after which a measurement is not repeated again
 
 

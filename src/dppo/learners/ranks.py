@@ -33,11 +33,13 @@ from dppo.transports.ray.session import RayLink, link_of_its_own
 
 T = TypeVar("T")
 
-NOTIFY_S = 10.0  # after which a line says what is waited for
-START_TIMEOUT_S = 120.0  # for a process that imports torch, on a machine that starts many at once
-LOST_S = 1.0  # for a Ray that is lost to end the ranks all the same
-STATE_S = 5.0  # for it to return a state
-MAX_REBUILDS = 3  # in a row, without an update in between
+NOTIFY_S = 10.0  # duration of a wait after which it is logged
+START_TIMEOUT_S = (
+    120.0  # longest start of a process that imports torch, on a machine that starts many at once
+)
+LOST_S = 1.0  # longest wait for the end of ranks of a lost Ray
+STATE_S = 5.0  # longest wait for the state of a rank
+MAX_REBUILDS = 3  # consecutive rebuilds without an update in between
 
 
 class RayTrainers:
@@ -74,7 +76,7 @@ class RayTrainers:
         self._plan = replace(plan, network=replace(plan.network, model=plan.network.model_name))
         self._model = packed_model(plan.network.model)
         self.ranks: list[Any] = []  # Ray's handles of the ranks; a rebuild replaces them
-        self._losses = 0  # of the group, in a row
+        self._losses = 0  # consecutive losses of the group
         self._lost_at = math.inf
         self._weights = np.zeros(0)
         # as fetched last; empty until the first group has started
@@ -184,7 +186,7 @@ class RayTrainers:
         return self._link.calls.call(partial(self._with_group, function), what, self._check_waiting)
 
     def _check(self) -> None:
-        """Note that Ray has answered; raise if nobody waits any more, or Ray is lost."""
+        """Record that Ray has answered; raise if the result is not needed any more, or Ray is lost."""
         self._link.calls.heard()
         self._link.watch.raise_if_lost()
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from dppo.hosts.plans import TrainerPlan
 from dppo.ppo.networks.network import NetworkSpec
 
-PAYS_OFF_BELOW = 0.95  # of the time of one learner
+PAYS_OFF_BELOW = 0.95  # share of the time of one learner
 
 
 class Speedup(NamedTuple):

@@ -13,7 +13,7 @@ from dppo.ppo.exchange.records import Experience, Segment
 from dppo.ppo.learning.reuse import joined
 from dppo.spaces.spaces import leaves, walk
 
-PREFIX = "kept."  # of the names of stored arrays in the state
+PREFIX = "kept."  # begins the names of stored arrays in the state
 # columns, and the number of axes before an observation's
 OBSERVATIONS = {"obs": 2, "successors": 1}
 

@@ -92,7 +92,7 @@ class Group(Parallel):
             memories = [open_memory(pid, file, token, size) for pid, file, token in places]
             opened = [memory for memory in memories if memory is not None]
             all_opened = bool(self.gather(torch.tensor([len(opened)])).eq(self.size).all())
-            # Clear the token before anybody computes with the vector; close no file before all have opened it.
+            # Clear the token before any rank computes with the vector; close no file before all have opened it.
             own_memory = memories[self.rank]
             if own_memory is not None:
                 own_memory[:TOKEN_BYTES] = bytes(TOKEN_BYTES)

@@ -2,7 +2,7 @@
 
 A simulator that flushes denormals to zero, or that wants NumPy to raise at an underflow, needs that only in its own
 steps. dppo computes with the usual settings, in `as_usual`, and restores the settings of each environment before it
-runs again. Nothing is done while nobody has changed anything; to find that out takes a tenth of a microsecond.
+runs again. Nothing is done while no state has changed; to find that out takes a tenth of a microsecond.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _error_state: Any = None
 if np.__version__ >= "2":
     _error_state = getattr(import_module("numpy._core.umath"), "_extobj_contextvar", None)
 errors: Callable[[], Any] = np.geterr if _error_state is None else _error_state.get
-"""Returns NumPy's error state: with NumPy 2 an object that is the same as long as nobody sets the state."""
+"""Returns NumPy's error state: with NumPy 2 an object that is the same as long as the state is not set."""
 with np.errstate(**USUAL_ERRORS):
     USUAL = errors()
 

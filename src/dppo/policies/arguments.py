@@ -21,7 +21,7 @@ REPORT_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EvaluationArguments:
-    """The arguments of `dppo.evaluate` that say what is played, and how it is shown."""
+    """The arguments of `dppo.evaluate` that decide which episodes are played, and how they are shown."""
 
     episodes: int
     seed: int

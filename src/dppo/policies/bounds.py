@@ -8,7 +8,7 @@ import numpy as np
 from dppo.ppo.exchange.records import Episode
 from dppo.spaces.actions import Actions, BoxActions, NestedActions
 
-NAMED = 1 / 3  # of the steps: a larger share is reported
+NAMED = 1 / 3  # share of the steps; a larger share is reported
 
 
 class BoundCounter:
@@ -36,7 +36,7 @@ class AtBound:
     share: float
     """Share of all steps."""
     element: str
-    """In words: `element 2 of the action`."""
+    """Element in words: `element 2 of the action`."""
     side: str
     """`lower` or `upper`."""
     clipped: bool

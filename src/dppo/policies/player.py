@@ -267,7 +267,7 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     lost = {name for _, name, _ in objects_in({"env_kwargs": run_kwargs})}
     is_own = env is None or _is_of_run(env, stored.get("env_id"))
     is_replaced = bool(lost) and (lost <= user_kwargs.keys() or not is_own)
-    # which refuses what is lost
+    # raises ConfigError for a lost argument
     settings = settings_to_resume(run, {"env_kwargs": {}} if is_replaced else None)
     return settings | {"env_kwargs": _arguments(run_kwargs, user_kwargs, is_own=is_own, env=env)}
 

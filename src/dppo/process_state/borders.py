@@ -23,7 +23,7 @@ class _Users:
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[Any, Any]] = {}
-        """By the name of the state: dppo's value at that time, and the user code's value."""
+        """Name of the state -> dppo's value at that time, and the user code's value."""
         self.arithmetic: Arithmetic | None = None  # as the last import or constructor has left it
         self.noted: set[str] = set()
         self.changes: list[Change] = []

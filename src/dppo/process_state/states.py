@@ -25,7 +25,7 @@ class State:
     """Something of the whole process that code of users may change."""
 
     name: str
-    """In notes."""
+    """Name of the state in notes."""
     get: Callable[[], Any]
     put: Callable[[Any], object] | None = None
     """Sets it; None: nothing of dppo depends on it."""

@@ -88,7 +88,7 @@ class BaselineComparison:
         )
 
     def in_best_json(self) -> dict[str, Any]:
-        """Return what best.json says about it; if the baseline is deployed, in place of the best checkpoint."""
+        """Return the entries of best.json about the comparison; a deployed baseline replaces the best checkpoint."""
         content: dict[str, Any] = {"deployed": self.deployed, "baseline": self.as_json()}
         if self.deployed == "baseline":
             content |= {"checkpoint": None, "iteration": None, "score": None}

@@ -10,10 +10,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 CONFIDENCE = 0.95
-MIN_EPISODES = 2  # for an interval
+MIN_EPISODES = 2  # fewest episodes for an interval
 FEW_EPISODES = 10  # with fewer, an interval depends on the assumption that differences are normal
-MAX_DEGREES = 1000  # of freedom; more make an interval at most 0.2 % narrower
-HALVINGS = 60  # until an angle is exact to the last bits
+MAX_DEGREES = 1000  # degrees of freedom; more make an interval at most 0.2 % narrower
+HALVINGS = 60  # bisections after which an angle is exact to the last bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dppo.spaces.actions import Actions
 RETURN = "charts/episodic_return"
 SUCCESS = "charts/success_rate"
 WINDOW = 100  # episodes in a mean return
-MIN_EPISODES = 20  # in each of the two means that are compared
-SOLVED = 0.95  # of the episodes succeed
-SHARE = 1 / 3  # of the env steps so far
+MIN_EPISODES = 20  # fewest episodes in each of the two means that are compared
+SOLVED = 0.95  # share of episodes that succeed
+SHARE = 1 / 3  # share of the env steps so far
 
 
 class Score(NamedTuple):

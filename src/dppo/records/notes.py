@@ -13,8 +13,8 @@ from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
-ROWS_AT_ONCE = 10  # which are read together
-MAX_SCORES = 1000  # that are kept of a run, evenly spread
+ROWS_AT_ONCE = 10  # rows that are examined together
+MAX_SCORES = 1000  # scores that are kept of a run, evenly spread
 MIN_EPISODES = 50  # finished episodes before a mean return counts
 RISE = 0.2  # rise of the mean return relative to its size: more than the noise of MIN_EPISODES episodes
 # nats. Usual are 1e-3 to 2e-2, and a hundredth of these values at a tenth of the learning rate.

@@ -22,11 +22,11 @@ from dppo.records.observer import Observer, Result
 
 T = TypeVar("T")
 
-ENDING_S = 6.0  # without progress, after which a call is given up once a signal has arrived: a run ends within 10 s
-MOMENT_S = 0.02  # in which a call usually ends
+ENDING_S = 6.0  # time without progress after which a call is given up once a signal has arrived: a run ends within 10 s
+MOMENT_S = 0.02  # time in which a call usually ends
 TICK_S = 0.25  # between two looks at a call that is waited for
-PROGRESS_S = 0.005  # of CPU time of the thread, which counts as progress
-MAX_QUEUED = 10_000  # calls that nobody waits for
+PROGRESS_S = 0.005  # CPU time of the thread that counts as progress
+MAX_QUEUED = 10_000  # calls for whose results nothing waits
 
 
 class NoAnswer(OSError):
@@ -51,7 +51,7 @@ class OutsideThread:
     """Makes calls to one place, such as a disk, one after the other in a thread of its own."""
 
     said_s = 10.0
-    """Seconds of waiting after which a line says so, and rows wait in memory instead of the run."""
+    """Seconds of waiting after which a line is logged, and rows wait in memory instead of the run."""
     limit_s = 120.0
     """Seconds without progress after which the loop gives a call up."""
 
@@ -79,7 +79,7 @@ class OutsideThread:
         self._closed = False
         self._progressed_at = time.monotonic()
         self._cpu_ticks_before = 0
-        # since when the place has been silent, once a line has said so
+        # start of the silence of the place, once a line was logged about it
         self._silent_since: float | None = None
 
     # ------------------------------------------------------------------ for the loop
@@ -184,7 +184,7 @@ class OutsideThread:
         return time.monotonic() - self._progressed_at
 
     def _cpu_ticks(self) -> int:
-        """Return the CPU time of the thread in units of PROGRESS_S; 0 where the system does not say."""
+        """Return the CPU time of the thread in units of PROGRESS_S; 0 where the system does not report it."""
         thread = self._thread
         if (
             thread is None
@@ -270,7 +270,7 @@ class FileWriter(Observer):
 class OnDisk(Observer):
     """Makes the calls of a `FileWriter` in the thread of the disk.
 
-    A row is written while the run goes on, unless somebody is to find it in its file: see `Observers.iteration`.
+    A row is written while the run goes on, unless an observer may look for it in its file: see `Observers.iteration`.
     """
 
     def __init__(self, writer: FileWriter, disk: OutsideThread, name: str) -> None:
@@ -278,7 +278,7 @@ class OnDisk(Observer):
         self._disk = disk
         self._action = f"writing {name}"
         self.flush = writer.flush
-        """For the thread of the disk."""
+        """Called in the thread of the disk."""
         self.settle = disk.settle
         """Waits until all rows so far are written, while the disk makes progress."""
 

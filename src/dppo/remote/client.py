@@ -36,7 +36,7 @@ RUNNING = 0
 TERMINATED = 1
 TRUNCATED = 2
 VERSION = 1
-WAIT_S = 60.0  # for dppo to listen, and to answer
+WAIT_S = 60.0  # longest wait until dppo listens, and until it answers
 
 
 class Solver:

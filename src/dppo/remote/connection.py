@@ -21,7 +21,7 @@ from dppo.remote.protocol import (
 from dppo.slots.program import SolverError
 
 MAX_UNIX_PATH = 100  # the kernel's limit is 108 bytes
-OPENING_S = 10.0  # for the opening of a program that has connected
+OPENING_S = 10.0  # longest wait for the opening of a program that has connected
 POLL_S = 0.2  # between two looks at the program, while it is awaited
 
 
@@ -39,7 +39,7 @@ class Listener:
         self._path = Path(place) if kind == "unix" else None
         try:
             if self._path is not None:
-                self._path.unlink(missing_ok=True)  # of a killed process
+                self._path.unlink(missing_ok=True)  # left by a killed process
                 self._socket = socket.create_server(place, family=socket.AF_UNIX)
             else:
                 self._socket = socket.create_server((host, int(port)))

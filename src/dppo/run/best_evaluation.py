@@ -19,7 +19,7 @@ class EvaluationScore:
     iteration: int
     global_step: int
     difference: Difference | None = None
-    """From the baseline; None without one."""
+    """Difference from the baseline; None without a baseline."""
 
     @property
     def is_improvement(self) -> bool:

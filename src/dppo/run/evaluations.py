@@ -46,7 +46,7 @@ from dppo.signals import StopRequested
 from dppo.spaces.actions import boxes
 
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
-NOTIFY_S = 10.0  # of waiting, until a line says so; then five times as long
+NOTIFY_S = 10.0  # duration of a wait after which it is logged; then five times as long
 WAITING = (
     "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
     "plays it again"
@@ -81,15 +81,15 @@ class Evaluations(Observer):
         if run.rows:
             self._row |= run.rows[-1]
         self._waited_s = 0.0
-        self._begun = False  # since the last checkpoint
+        self._begun = False  # True if an evaluation has begun since the last checkpoint
         self._faults = 0
-        self._open: dict[int, OpenEvaluation] = {}  # by the iteration of the policy
+        self._open: dict[int, OpenEvaluation] = {}  # iteration of the policy -> evaluation
         self.stopped_by: str | None = None
         """The first observer that asked to stop at a row of its own."""
         self._best = BestEvaluation(never_worse=self._config.never_worse)
         self._baseline: Baseline | None = None
         self._baseline_play = OpenEvaluation("baseline")
-        self._baseline_is_ready = True  # to train beside it
+        self._baseline_is_ready = True  # True if training may go on beside the baseline
         self._actions = run.actions
         # in the last evaluation that is over, if often enough to be named
         self._at_bound: AtBound | None = None
@@ -188,7 +188,7 @@ class Evaluations(Observer):
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Begin an evaluation if one is due; report those that are over."""
-        if row is self._row:  # which `_report` writes
+        if row is self._row:  # a row that `_report` writes
             return
         number = int(row["iteration"])
         steps = int(row["global_step"])

@@ -94,7 +94,7 @@ class PPOLearner:
         """The policies that collect segments, by the index of the segment, from the current one on."""
         self.env_options: Callable[[], dict[str, Any] | None] = lambda: None
         """Returns the options for resets under the policies to come: see `RunInfo.set_env`."""
-        self.env_faults = EnvFaults(ledger)  # without a limit
+        self.env_faults = EnvFaults(ledger)  # faults are counted, not limited
         self.prior_versions = 0
         """Policy versions under which a controller collects, for a clone."""
         self.iteration = 0
@@ -108,7 +108,7 @@ class PPOLearner:
         self._last_requested = -1  # index of segments
         # messages that several actors send, and that are reported once
         self._reported: set[str] = set()
-        self._new_incidents: list[Incident] = []  # since the last iteration
+        self._new_incidents: list[Incident] = []  # incidents since the last iteration
 
     def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
         """Train until `iterations` are done.

@@ -26,7 +26,7 @@ def load_start(start: LoadedCheckpoint, parts: Parts, config: Config, *, branch:
         _warn_of_other_numerics(checkpoint.state, parts.numerics)
     except DppoError:
         raise
-    except Exception as error:  # whatever the content of a checkpoint leads to: it may be anybody's
+    except Exception as error:  # the content of a stranger's checkpoint may lead to any error
         raise CheckpointError(
             f"{start.path}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error

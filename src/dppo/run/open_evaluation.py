@@ -14,7 +14,7 @@ class OpenEvaluation:
     """An evaluation that is not over."""
 
     name: str
-    """Such as "evaluation after 2,048 steps"."""
+    """Name in messages, such as "evaluation after 2,048 steps"."""
     global_step: int = 0
     is_played: bool = False
     """True once all of its episodes have been played or left out."""

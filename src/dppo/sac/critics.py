@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from dppo.ppo.kernels.products import MIN_SHARED_WORK, multiply
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 
-EPSILON = 1e-5  # of layer norm
+EPSILON = 1e-5  # epsilon of layer norm
 LAST_GAIN = 0.1  # initial values are small, beside targets of about one
 
 _normalize = torch.native_layer_norm

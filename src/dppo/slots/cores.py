@@ -9,7 +9,7 @@ from dppo.errors import counted
 from dppo.machine import cores_in_words, cores_of_affinity, usable_cores
 
 LOCK = "dppo-core"  # and the number of the core
-WAIT_S = 30.0  # for the ranks of a killed process to end, and for an environment that moves away to close
+WAIT_S = 30.0  # longest wait for cores of the ranks of a killed process, or of an environment that moves away
 POLL_S = 0.2
 
 

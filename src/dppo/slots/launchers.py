@@ -98,7 +98,7 @@ def without_shape(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _interface(variables: Mapping[str, str]) -> list[str]:
-    """Return the option of srun without which ranks would not find each other: where nobody has chosen one."""
+    """Return the option of srun without which ranks would not find each other, unless the user has chosen one."""
     program = shutil.which("mpirun", path=variables.get("PATH"))
     if program is None or "SLURM_MPI_TYPE" in variables or not _is_none_by_default():
         return []

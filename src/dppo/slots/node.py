@@ -33,7 +33,7 @@ from dppo.slots.layout import Node
 from dppo.slots.program import SolverError
 
 MARK = "DPPO_SLOTS"  # variable of all processes of a connection
-ENDING_S = 2.0  # for a process to end if a node is lost, which is no fault of its environment
+ENDING_S = 2.0  # longest wait for a process that ends because a node is lost, which is no fault of its environment
 
 
 class NodeLease:

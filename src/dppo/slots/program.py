@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import psutil
 
 GUARD = str(Path(__file__).with_name("guard.py"))
-LOG = "solver.log"  # in its folder
+LOG = "solver.log"  # output of the program, in its folder
 END_BYTES = 4096
-END_LINES = 12  # of which srun adds up to five after the last of the solver
-START_S = 30.0  # for the keeper to start, on a busy machine
+END_LINES = 12  # lines of output in an error; srun adds up to five after the last of the solver
+START_S = 30.0  # longest start of the keeper, on a busy machine
 BY_SIGNAL = 128  # beyond which an exit status of a launcher stands for a signal
-EXIT_S = 2.0  # for a program to exit after its connection has closed
-END_S = 12.0  # for the keeper to end all ranks
+EXIT_S = 2.0  # longest wait for the exit of a program after its connection has closed
+END_S = 12.0  # longest wait for the keeper, which ends all ranks
 
 
 class SolverError(RuntimeError):
@@ -79,7 +79,7 @@ class Program:
         """The ranks that guards have reported; none where the user's command names a launcher."""
         self._words = [*words]
         self._log = Path(folder, LOG)
-        self._code: int | None = None  # of the launcher, or of the program itself
+        self._code: int | None = None  # exit code of the launcher, or of the program itself
         self._unread = b""
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", GUARD, "keep"],

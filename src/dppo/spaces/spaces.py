@@ -45,7 +45,7 @@ class Spaces:
     """Dtype of one observation as it is stored and sent; float64 becomes `obs_dtype`. `obs.shape` is [*O]."""
     actions: Actions
     deterministic: bool = True
-    """False if the environment's spec says `nondeterministic`; its episodes are not replayed."""
+    """False if the environment's spec is `nondeterministic`; its episodes are not replayed."""
     categories: dict[str, Categories] = field(default_factory=dict)
     """The leaves that hold categories, by name; the other leaves hold continuous numbers."""
     one_of: tuple[str, ...] = ()

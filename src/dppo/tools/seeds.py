@@ -39,7 +39,7 @@ RUN_MB = 600  # memory of a run in a process of its own
 LOOK_EVERY_S = 0.25
 PRINT_EVERY_S = 60.0  # a line about each running seed, where there is no terminal
 MAX_SEEDS = 1000
-SETTINGS = "settings.yaml"  # of all seeds
+SETTINGS = "settings.yaml"  # settings of all seeds
 PR_SET_PDEATHSIG = 1
 LOG_END = 2000  # bytes of a log in which the last line is looked for
 
@@ -238,7 +238,7 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
     lines = _Lines(console)
     with StopSignals() as stop, live or nullcontext():
         while True:
-            # of this round: a signal that arrives meanwhile counts in the next
+            # signals of this round: one that arrives meanwhile counts in the next round
             stopped_by = stop.received
             for run in runs:
                 run.look(stopped_by)

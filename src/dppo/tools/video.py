@@ -22,7 +22,7 @@ FASTEST = 1  # level of compression
 GRAY = 64
 DEFAULT_FPS = 30.0
 MAX_FPS = 1000
-MAX_CHARACTERS = 100  # of the text of what was rendered, in a message
+MAX_CHARACTERS = 100  # length of the description of a rendered object in a message
 
 
 class Video:
@@ -128,13 +128,13 @@ def image_of(env: Any) -> np.ndarray:
     """Return what `env` renders as an image [height, width, 3]; raise ConfigError if it is none."""
     try:
         rendered = env.render()
-    except Exception as error:  # of the environment
+    except Exception as error:  # raised by the environment
         raise ConfigError(
             f"video: render() of the environment raised {in_a_line(error)}."
         ) from None
     try:
         image = np.asarray(rendered)
-    except (TypeError, ValueError):  # of parts that do not fit together
+    except (TypeError, ValueError):  # parts that do not fit together
         image = np.empty(0)
     is_image = image.dtype == np.uint8 and image.ndim == 3 and image.size > 0
     if not is_image or image.shape[2] not in (3, 4):

@@ -98,7 +98,7 @@ class InProcessCollector(Collector):
         self._threads.restore_original_limits()
 
     def _report(self, steps: int) -> None:
-        """Report progress after an env step: nobody else can look while this process is busy."""
+        """Report progress after an env step: no other process can read it while this one is busy."""
         if self._reports.due:
             self._reports.send(steps, processes=1)
 

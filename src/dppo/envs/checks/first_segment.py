@@ -42,7 +42,7 @@ class FirstSegment:
     sampler_id: int = 0
     """Index of the sampler. Only sampler 0 checks numbers and masks: all samplers produce the same kind."""
     integers: bool = True
-    """Report integers that float32 cannot tell apart."""
+    """Report integers that float32 cannot distinguish."""
     masks: bool = False
     """Report a mask in the info of the first reset that is not used."""
     scales: bool = False

@@ -249,7 +249,7 @@ def _side_by_side(masks: Any, axes_of_rows: int) -> np.ndarray:
 
 
 def _is_of_gymnasium(masks: np.ndarray, rows: tuple[int, ...], actions: Actions) -> bool:
-    """Return whether these are masks of Gymnasium for a MultiBinary, which say what an element has to be."""
+    """Return whether these are masks of Gymnasium for a MultiBinary, which fix the value of an element."""
     if not isinstance(actions, MultiDiscreteActions) or not actions.is_binary:
         return False
     return (

@@ -43,7 +43,7 @@ class JointVector(JointEnv):
             )
         self._same_step = self._mode is AutoresetMode.SAME_STEP
         self._takes_seeds = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
-        """Its reset takes a seed for each row."""
+        """True if the reset of the vector takes a seed for each row."""
         if self._takes_seeds:
             self.unread_masks = any(base.call("has_wrapper_attr", METHOD))
             self._obeys = bool(getattr(base, "shared_memory", True))

@@ -41,7 +41,7 @@ def pink(white: Float[np.ndarray, "K steps ..."]) -> Float[np.ndarray, "steps ..
 class PinkNoise:
     """The noise of one sampler, by the index of the segment alone: any process draws the same.
 
-    Segments of a block of at least 1,024 steps join without a break; each block begins anew.
+    Segments of a block of at least 1,024 steps join without a break; each block begins independently.
     """
 
     def __init__(

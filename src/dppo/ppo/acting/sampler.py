@@ -231,7 +231,7 @@ class _Memory:
         """[S, T, E, n] after each step, also where it ended the episode."""
 
     def keep(self, t: int, states: np.ndarray, done: np.ndarray) -> None:
-        """Keep the `states` after step `t`; begin anew where the episode is `done`."""
+        """Keep the `states` after step `t`; reset those whose episode is `done`."""
         after = self.after[:, t]
         after[...] = states
         following = self.before[:, t + 1]

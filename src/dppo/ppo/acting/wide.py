@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 STRETCH_STEPS = 1024
 """Segments of so many steps, or a few more, are one stretch."""
-EVERY = 4  # of so many stretches, one is wide
+EVERY = 4  # one of so many stretches is wide
 LONGEST_WITHOUT = (EVERY - 1) * STRETCH_STEPS
 """Env steps of the longest episodes that may come between two wide stretches."""
-LEAST_LOG_STD = 0.0  # before the tanh: nearly as wide as the bounds
-HOLD_PROBABILITY = 0.2  # of a step in which no noise is held yet
-LONGEST_HOLD = 5  # as a power of two, in steps
+LEAST_LOG_STD = 0.0  # log std before the tanh: nearly as wide as the bounds
+HOLD_PROBABILITY = 0.2  # probability that a step begins to hold its noise
+LONGEST_HOLD = 5  # log2 of the longest time for which noise is held, in steps
 
 
 class WideExploration:
@@ -45,9 +45,9 @@ class WideExploration:
         return is_turn and index >= self._first_segment
 
     def marked(self, episodes: Sequence[Episode], index: int) -> list[Episode]:
-        """Return the episodes that ended in a segment; those with wide exploration in some segment say so.
+        """Return the episodes that ended in a segment, with `explored` set if some segment explored widely.
 
-        Those so long that none goes without it do not say so: their returns are all that is known.
+        `explored` is not set in episodes that are so long that all explore widely: no other returns would be known.
         """
         marked = []
         for episode in episodes:

@@ -14,13 +14,13 @@ NO_SEGMENT = -1
 class Question:
     """All segments requested from an actor at once."""
 
-    index: int  # of the segments; NO_SEGMENT in a question for spaces
+    index: int  # index of the segments; NO_SEGMENT in a question for spaces
     samplers: tuple[int, ...]
     hosted: tuple[int, ...]  # all samplers that the actor hosts now
-    version: int = 0  # of the policy that comes with it
-    # for samplers that are rebuilt first
+    version: int = 0  # version of the policy that comes with the question
+    # histories of the samplers that are rebuilt first
     rebuilds: dict[int, Rebuild] = field(default_factory=dict)
-    # those that every sampler must have; None if none is built for this question
+    # spaces that every sampler must have; None if none is built for this question
     spaces: Spaces | None = None
     expected: Expected | None = None  # the numerics of the run; None as for `spaces`
 
@@ -42,7 +42,7 @@ class Answer:
     the arrays stay with Ray."""
     timings: Timings
     used: float | None = None
-    """With threads: the share of a CPU that the process used while all samplers worked side by side."""
+    """With threads, share of a CPU that the process used while all samplers worked side by side."""
 
     def mismatch(self, question: Question) -> str:
         """Describe how the segments differ from the ones that `question` asks for; "" if they do not."""

@@ -32,7 +32,7 @@ class PolicySnapshot(ReadOnly):
     """Scale of the observation normalizer; None if it is off."""
     value_scale: ValueScale | None = None
     """Unit of the network's values; None: the unit of rewards."""
-    # for the resets of environments meanwhile: see `RunInfo.set_env`
+    # options of the resets of this segment: see `RunInfo.set_env`
     env_options: dict[str, Any] | None = None
 
 
@@ -163,13 +163,13 @@ class Episode:
     success: bool | None
     """`info["is_success"]` of the last step; None if the environment does not report it."""
     end: int = field(default=0, compare=False)  # steps of its last segment up to its end
-    # of its last observation and its return, to verify a replay
+    # checksum of the last observation and the return, to verify a replay
     checksum: int = field(default=0, compare=False)
     # all finite numbers in `info` of the last step, by name
     info: dict[str, float] = field(default_factory=dict)
-    # of its reset: see `RunInfo.set_env`
+    # options of the reset: see `RunInfo.set_env`
     options: dict[str, Any] | None = field(default=None, compare=False)
-    # of an evaluation: by the names of `info_keys`
+    # numbers of an evaluation by the names of `info_keys`
     measured: dict[str, EpisodeInfo] = field(default_factory=dict)
     at_bounds: np.ndarray | None = field(default=None, compare=False)
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
@@ -336,7 +336,7 @@ class SegmentReport(ReadOnly):
     """Seconds spent in the environments' step and reset."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     """Count, sum, minimum and maximum over all env steps, by the names of `info_keys`."""
-    # of each of `episodes`, in this segment
+    # actions of each of `episodes` in this segment
     ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()
 
 
@@ -349,17 +349,17 @@ follow, rewards, terminated and truncated. A plain tuple, because one is made fo
 class EnvLog:
     """Episodes finished and time spent in the environments during one segment. Unlike the others, it is mutable."""
 
-    index: int = 0  # of the segment
+    index: int = 0  # index of the segment
     actions: np.ndarray | None = None
     """[T, E, *A]: actions of this segment so far; None between segments."""
-    options: dict[str, Any] | None = None  # for the resets of this segment
+    options: dict[str, Any] | None = None  # options of the resets of this segment
     episodes: list[Episode] = field(default_factory=list)
-    """In the order in which they ended."""
+    """Episodes in the order in which they ended."""
     incidents: list[Incident] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     """Environments whose last step failed: the row is not a transition, and the episode was abandoned."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
-    """As in `SegmentReport`."""
+    """Sums over env steps, as in `SegmentReport`."""
     seconds: float = 0.0
     step: int = 0
     """Steps of this segment that each environment has finished."""

@@ -11,7 +11,7 @@ from dppo.config.parts import ResolvedPPO
 from dppo.ppo.learning.model import PPOModel, free_deviations
 from dppo.ppo.networks.parameters import FlatParameters
 
-ADAPTED = "learning_rate"  # its name in the state of the optimizer
+ADAPTED = "learning_rate"  # name of an adapted learning rate in the state of the optimizer
 OPTIONS: dict[str, Any] = {
     "fused": True,
     "weight_decay": 0.0,

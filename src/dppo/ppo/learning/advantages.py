@@ -27,7 +27,7 @@ class Transitions:
     """The consequences of the actions of T steps, from which advantages are estimated."""
 
     rewards: Float[np.ndarray, " T *E"]
-    """As they are learned from: shaped and scaled."""
+    """Rewards as they are learned from: shaped and scaled."""
     terminated: Bool[np.ndarray, " T *E"]
     truncated: Bool[np.ndarray, " T *E"]
     valid: Bool[np.ndarray, " T *E"] | None = None

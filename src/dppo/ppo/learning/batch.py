@@ -63,8 +63,8 @@ class Batch:
     returns: Float[Tensor, " B"]
     """Targets of the value function, TD(lambda): advantage + old value (detail 5)."""
     weights: Float[Tensor, " B"] | None = None
-    """One for each transition and zero for other rows; None if all rows are transitions. In a minibatch they are scaled
-    so that the mean over the rows of all ranks is the mean over their transitions."""
+    """1 for each transition and 0 for other rows; None if all rows are transitions. In a minibatch, the weights are
+    scaled so that the mean over the rows of all ranks is the mean over their transitions."""
     importance: Float[Tensor, " B"] | None = None
     """Probability of the action under the policy to update over that under the policy that collected; None where these
     are the same policy."""
@@ -323,7 +323,7 @@ def successor_inputs(
 
 
 def recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> RecurrentInputs:
-    """Return the states at the start of all sequences, and the steps before which they begin anew."""
+    """Return the states at the start of all sequences, and the steps before which they are reset."""
     done = merged(segments, "terminated") | merged(segments, "truncated")
     # in the first row, the stored state belongs to the episode, or is zero
     starts = np.zeros_like(done)

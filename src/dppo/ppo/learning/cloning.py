@@ -26,10 +26,10 @@ from dppo.ppo.networks.network import RecurrentInputs
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Int64, Shaped
 
-LEARNING_RATE = 3e-3  # of the first step of SGD; it falls linearly to zero
-ROWS = 256  # of a minibatch
-EPOCHS = 500  # at most
-STEPS = 6000  # of SGD, at most
+LEARNING_RATE = 3e-3  # learning rate of the first SGD step; it falls linearly to zero
+ROWS = 256  # rows of a minibatch
+EPOCHS = 500  # most epochs
+STEPS = 6000  # most SGD steps
 ROUNDS = 40  # after each, returns are estimated again, and the clone is compared with the best one so far
 HELD_OUT = 0.1  # share of the rows, by which the best clone is chosen
 

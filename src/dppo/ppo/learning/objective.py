@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
 
     log_ratio: Float[Tensor, " rows"]
     entropies: Float[Tensor, " rows"] | float
-    """One number if it is the same for all rows."""
+    """A single number if the gradient is the same for all rows."""
     values: Float[Tensor, " rows"]
 
 

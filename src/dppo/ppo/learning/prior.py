@@ -20,10 +20,10 @@ from dppo.ppo.learning.objective import Gradients, Objective, Outputs
 from dppo.ppo.learning.popart import value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage, StagedTrainer
 
-ROWS_AT_ONCE = 4096  # that go through the network to estimate returns
+ROWS_AT_ONCE = 4096  # rows that go through the network at once, to estimate returns
 KL_COEF = 1.0  # weight of the KL to the clone after the first update
 FADING = 3  # times the iterations of the controller, over which that weight falls to zero
-PREFIX = "clone."  # of names in the state
+PREFIX = "clone."  # begins the names in the state
 
 
 @dataclass(eq=False)

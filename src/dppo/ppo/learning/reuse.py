@@ -14,8 +14,8 @@ from dppo.ppo.learning.objective import MAX_LOG_RATIO
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.stages import CurrentNetwork, Stage, estimate_again, from_current_policy
 
-FACTOR = "rate_factor"  # its name in the state
-CHANGE = 1.03  # of the learning rate after an update
+FACTOR = "rate_factor"  # name of the factor in the state
+CHANGE = 1.03  # factor by which the learning rate changes after an update
 MIN_FACTOR = 0.01
 MAX_FACTOR = 1.0  # a solved task moves little, and would raise the learning rate
 

@@ -55,7 +55,7 @@ class _Step(NamedTuple):
     importance: Tensor | None
     """[rows] as in `Batch`."""
     transitions: float
-    """In the minibatch, per rank."""
+    """Transitions in the minibatch, per rank."""
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class PPOTrainer:
     ppo: ResolvedPPO
     _: KW_ONLY
     minibatches: int
-    """In an epoch, for each iteration of a batch."""
+    """Minibatches of an epoch, for each iteration of a batch."""
     micro_batch_size: int | None = None
     """Most rows that go through the network at once; None for whole minibatches."""
     parallel: Parallel = field(default_factory=Parallel)
@@ -80,7 +80,7 @@ class PPOTrainer:
     stages: Sequence[Stage] = ()
     """Parts of an update that this run has and others have not."""
     iterations: int = 1
-    """In the run, over which settings are annealed."""
+    """Iterations of the run, over which settings are annealed."""
     seed: int = 1
     """Seed of the order of minibatches."""
 

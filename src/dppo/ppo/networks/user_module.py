@@ -20,7 +20,7 @@ from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path, in_a_line, place_of
 
 Inputs = Tensor | dict[str, Tensor]
-NUM_STEPS = 4  # of the trial sequences
+NUM_STEPS = 4  # length of the trial sequences
 NUM_ROWS = 3
 OUTPUTS = ("head", "values", "state")
 SQUEEZE = "values.squeeze(-1) removes a last axis"

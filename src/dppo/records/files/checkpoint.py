@@ -87,7 +87,7 @@ class EvaluatedCheckpoints:
     """The checkpoints that evaluations need."""
 
     scores: Mapping[int, float | None]
-    """By iteration: the score of the best one, None for those being evaluated."""
+    """Iteration -> score of the best checkpoint, or None for checkpoints that are being evaluated."""
     comparison: Mapping[str, Any] = field(default_factory=dict)
     """Values of a comparison with a baseline, which replace values of equal names in best.json."""
 

@@ -17,7 +17,7 @@ REMEDY = (
 )
 
 PERMISSION = "Give yourself read and write permission for the folder."
-REMEDIES = {  # by the system's number of an error
+REMEDIES = {  # errno -> remedy
     errno.ENOSPC: "Free some disk space.",
     errno.EDQUOT: "Delete files of yours on this disk, or use a folder on another one.",
     errno.EFBIG: "Its file system takes no file of this size. Use a folder on another disk.",

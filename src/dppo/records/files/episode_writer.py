@@ -37,7 +37,7 @@ class _PendingReport(NamedTuple):
     row: dict[str, float]
     report: SegmentReport
     earlier_actions: list[np.ndarray | None]
-    """For each finished episode, its actions in earlier segments; None if there are none."""
+    """Actions of each finished episode in earlier segments; None if there are none."""
 
 
 class EpisodeWriter(FileWriter):

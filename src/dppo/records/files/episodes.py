@@ -18,7 +18,7 @@ from dppo.records.files.run_files import EPISODES, read_run_file
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import parsed
 
-MAX_ACTIONS_BYTES = 2**28  # of an episode, as it is read
+MAX_ACTIONS_BYTES = 2**28  # largest size of the actions of an episode that is read
 INTEGERS = ("sampler_id", "env", "episode", "seed", "length", "number", "checksum", "global_step")
 DTYPES: dict[str, type[np.generic]] = {
     "int64": np.int64,

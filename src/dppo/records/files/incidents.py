@@ -17,9 +17,9 @@ from dppo.records.files.run_folder import versions
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
 
-MAX_INCIDENTS = 50  # of a run
+MAX_INCIDENTS = 50  # folders of incidents in a run
 MAX_LOGGED = 3  # incidents whose folders are named as they are written, besides the incident that ends the run
-MAX_NUMBERS = 2**18  # in the actions of one incident
+MAX_NUMBERS = 2**18  # largest number of elements in the actions of an incident
 LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
 
 

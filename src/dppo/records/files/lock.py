@@ -15,7 +15,7 @@ from dppo.errors import ConfigError
 from dppo.files import Irregular, open_file
 from dppo.records.files.run_files import LOCK, PARTS, refusal
 
-PATIENCE_S = 0.1  # for an owner that is just about to release the lock
+PATIENCE_S = 0.1  # longest wait for an owner that is about to release the lock
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def locked(folder: Path) -> Iterator[bytes]:
         yield _write_owner(path)
     finally:
         with suppress(OSError):
-            path.unlink()  # nobody else can have locked this file meanwhile
+            path.unlink()  # no other process can have locked this file meanwhile
         lock.release()
 
 

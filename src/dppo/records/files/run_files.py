@@ -51,7 +51,7 @@ PARTS = {
     "states": Part(FOLDER),
     "states/*": Part(FOLDER),
 }
-"""By path, which may be a pattern. All are checked before a run folder is used."""
+"""Files by path, which may be a pattern. All are checked before a run folder is used."""
 INCIDENT_PART = Part(FILE, 2**24)
 """`incident.json` in a folder of `incidents`, which is checked when it is read."""
 

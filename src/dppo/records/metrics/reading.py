@@ -13,7 +13,7 @@ from dppo.files import open_file, read_file
 from dppo.records.files.disk import cause
 from dppo.records.files.run_files import METRICS, PARTS
 
-COUNTERS = ("iteration", "global_step")  # in each row
+COUNTERS = ("iteration", "global_step")  # keys that every row has
 SAMPLED_ROWS = 4000
 MAX_ROW_BYTES = 2**18
 SMALL_FILE_BYTES = 2**24  # a sample reads a file of at most this size as a whole
@@ -72,7 +72,7 @@ def _sampled_lines(path: Path) -> Iterator[bytes]:
         for number in range(SAMPLED_ROWS):
             file.seek(size * number // SAMPLED_ROWS)
             if not file.readline(MAX_ROW_BYTES).endswith(b"\n"):
-                break  # these are no rows of ours
+                break  # not a file of metrics
             yield file.readline(MAX_ROW_BYTES)
         file.seek(size - MAX_ROW_BYTES)
         last_lines = file.read(MAX_ROW_BYTES).splitlines(keepends=True)[1:]

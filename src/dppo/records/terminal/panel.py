@@ -47,8 +47,12 @@ LOSSES = {  # names and keys; a row has the keys of its algorithm
     "expl_var": "explained_variance",
 }
 GAP = 2  # columns between items
-MIN_STEPS_BAR = 12  # of the bar of steps beside its figures; a narrower one gets a line of its own
-MIN_RETURN_BARS = 16  # of the curve of returns beside other items; narrower ones show little
+MIN_STEPS_BAR = (
+    12  # columns of the bar of steps beside its figures; a narrower bar gets a line of its own
+)
+MIN_RETURN_BARS = (
+    16  # columns of the curve of returns beside other items; a narrower curve shows little
+)
 MAX_RETURN_BARS = 40
 MIN_SILENCE_S = 5.0
 LATE = 5.0  # silence is shown after this many times the usual iteration
@@ -61,7 +65,7 @@ class LivePanel(Display):
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
         self.view = View(began=time.monotonic())
         self._preparing = ExitStack()
-        self._width = 0  # of the terminal when the panel was drawn last
+        self._width = 0  # columns of the terminal when the panel was drawn last
         self._live = Live(
             console=self._console, get_renderable=self._draw, refresh_per_second=REFRESH_HZ
         )

@@ -21,13 +21,13 @@ class View:
     batch_size: int = 0  # env steps of one iteration
     actors: int = 0  # the most that the run may have
     began: float = 0.0
-    row: dict[str, float] = field(default_factory=dict)  # of the last finished iteration
+    row: dict[str, float] = field(default_factory=dict)  # metrics of the last finished iteration
     row_at: float = 0.0
     evaluation: dict[str, float] = field(default_factory=dict)  # the row with the last evaluation
     first_row: tuple[float, float] = (math.nan, math.nan)
     """Env steps and time of the first iteration of this call, which makes the environments."""
     ready: int = 0  # processes that work on the present iteration, as last reported
-    progress: CollectionProgress | None = None  # of the last iteration that takes long
+    progress: CollectionProgress | None = None  # progress within a long iteration
     first: CollectionProgress | None = None
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
     moved_at: float = 0.0  # time at which `progress` last showed new env steps

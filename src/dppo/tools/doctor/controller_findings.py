@@ -1,4 +1,4 @@
-"""Findings about the returns of zero, random and baseline actions: does the reward tell good actions from bad ones?
+"""Findings about the returns of zero, random and baseline actions: does the reward distinguish good from bad actions?
 
 The functions are as those in `findings.py`.
 """
@@ -10,13 +10,13 @@ from dppo.config import Config
 from dppo.tools.doctor.controllers import RANDOM, ZERO, are_alike, differ
 from dppo.tools.doctor.speed import Facts
 
-SMALL_SHARE = 0.01  # of returns
+SMALL_SHARE = 0.01  # share of returns
 
 
 def returns_are_equal(facts: Facts, config: Config) -> Iterator[str]:
     """Without a baseline, only equal returns are worth a note: returns of a hard task differ little at first."""
     returns = facts["controllers"]
-    is_known = facts["rewards"] == [0, 0]  # of which another finding speaks
+    is_known = facts["rewards"] == [0, 0]  # another finding reports this
     if config.baseline is None and returns[ZERO] == returns[RANDOM] and not is_known:
         yield (
             f"{ZERO} and {RANDOM} get the same returns, {returns[ZERO][0]:.4g} in the first episode: so far, the "

@@ -17,7 +17,7 @@ Finding = Callable[[Facts, Config], Iterator[str]]
 FAR_FROM_ONE = 100.0  # rewards this much above or below 1 are learned badly
 MAX_SMALL_INTEGER = 255  # larger ones need a normalizer
 MAX_OUTPUT_PER_STEP = 100  # bytes
-MIN_STEPS_WITHOUT_END = 500  # before episodes are said not to end
+MIN_STEPS_WITHOUT_END = 500  # steps without an end after which episodes count as endless
 MAX_CLOSE_S = 4.0  # a run does not wait longer for close()
 _FINDINGS: list[tuple[str, Finding]] = []
 

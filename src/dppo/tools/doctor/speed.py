@@ -23,16 +23,16 @@ SHARED_ACTING = 0.3
 COLD_ACTING = 2.0  # acting takes so many times as long after steps of more than a millisecond: the caches are cold
 COLD_UPDATE = 1.1  # an update in a run takes so many times as long as updates one after the other
 SLOW_STEP_S = 1e-3
-TURN_S = 8e-3  # of an iteration with actors, however many there are
-TALK_S = 1.5e-3  # of an iteration, for each actor
-OTHER_S = 1e-3  # of an iteration: files and displays
-ACTOR_MB = 65  # of the process of an actor, besides its environments
+TURN_S = 8e-3  # time of an iteration with actors that does not depend on their number
+TALK_S = 1.5e-3  # time of an iteration for each actor
+OTHER_S = 1e-3  # time of an iteration for files and displays
+ACTOR_MB = 65  # memory of the process of an actor, besides its environments
 WORTHWHILE = 1.1  # a smaller gain is within the error of the model
-NEARLY_BEST = 0.9  # of the best speed: fewer actors suffice
-SIMPLER = 0.8  # of the best speed: Ray is not worth it
-TAKES_TIME_S = 5e-3  # of a step, from which on env steps count more than SGD
+NEARLY_BEST = 0.9  # share of the best speed for which fewer actors are recommended
+SIMPLER = 0.8  # share of the best speed for which a plan without Ray is recommended
+TAKES_TIME_S = 5e-3  # time of a step from which on env steps count more than SGD
 SLIGHTLY_SLOWER = 1.25  # times the time of the defaults, which is worth fewer env steps
-LEAK_MB = 2.0  # in 1,000 steps; the examination itself needs some
+LEAK_MB = 2.0  # growth in 1,000 steps; the examination itself needs some
 ACTOR_NUMBERS = {0, 1, 2, 4, 8, 16, 32, 64}
 BUSY = 0.5  # share of the time; with less, a simulator mainly waits, and threads help
 
@@ -152,7 +152,7 @@ class WayHere(NamedTuple):
     way: Way
     config: Config
     facts: Facts
-    """With the times that its settings take."""
+    """Facts about the environment, with the times that the settings of `config` take."""
     speed: float
     """Env steps per second to expect."""
 

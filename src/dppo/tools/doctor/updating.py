@@ -20,7 +20,7 @@ from dppo.tools.doctor.playing import plan_of
 from dppo.transports.in_process import InProcessCollector
 
 MAX_ITERATIONS = 6
-MAX_GRADIENT_STEPS = 256  # of soft actor-critic in a timed iteration
+MAX_GRADIENT_STEPS = 256  # gradient steps of soft actor-critic in a timed iteration
 
 
 def iteration_times(config: Config, env: Any, spaces: Spaces, until: float) -> dict[str, float]:

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 OPSET = 18  # the oldest that torch's exporter writes; ONNX Runtime 1.14 and later read it
 CHECK_ROWS = 1000  # made-up observations of the check
-CHUNK_ROWS = 100  # of them at a time
+CHUNK_ROWS = 100  # rows that are compared at a time
 MAX_OTHER_CHOICES = CHECK_ROWS // 10  # so few are ties but for rounding
-TOLERANCE = 1e-3  # of logits, means and states, per unit of the largest; float32 leaves about 1e-6
+TOLERANCE = 1e-3  # largest difference of logits, means and states, per unit of the largest; float32 leaves about 1e-6
 # settings of what makes observations
 PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")
 
@@ -167,7 +167,7 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
 
 
 def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
-    """Return what the file says about itself: the run's environment, the network, and what makes observations."""
+    """Return the metadata of the file: the run's environment, the network, and what makes observations."""
     settings = policy.state.get("config")
     if not isinstance(settings, dict):
         settings = {}

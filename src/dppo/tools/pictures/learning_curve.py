@@ -45,7 +45,7 @@ class LearningCurve(FileWriter):
             logger.warning(
                 "%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem)
             )
-        except Exception as problem:  # perhaps of a line that somebody else has written
+        except Exception as problem:  # perhaps caused by a line that another program has written
             logger.warning("%s: cannot be written (%s)", result.picture, problem)
 
 

@@ -240,7 +240,7 @@ class _Replay:
         return difference
 
     def _cause(self, steps: list[Step]) -> str:
-        """Play once more, and say where two replays differ."""
+        """Play once more, and describe where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
         again = _Replay(self._config, self._recorded, self._check_signals, self._activity)
         with closing(again), suppress(EnvironmentFault):  # as before, or it is the difference

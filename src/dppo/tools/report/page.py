@@ -24,7 +24,7 @@ from dppo.tools.report.charts import Bar, Level, Line, Mark, chart, lanes, stack
 Row = Mapping[str, float]
 Columns = dict[str, np.ndarray]
 """The rows of a run by key, each [n]; NaN where a row has no such key."""
-MAX_CHARTS = 40  # of a section
+MAX_CHARTS = 40  # charts of a section
 MAX_LANES = 64  # actors
 MAX_KEYS_OF_ROW = 300
 MAX_KEYS = 1000
@@ -70,7 +70,7 @@ class Facts:
     rows: Sequence[Row]
     """Rows of metrics.jsonl, perhaps a sample."""
     state: str
-    """Such as "finished" or "running"."""
+    """State in a word or two, such as "finished" or "running"."""
     findings: Sequence[tuple[str, str]]
     """Severity and text, by `dppo doctor RUN`."""
     incidents: Sequence[Mapping[str, Any]]
@@ -79,7 +79,7 @@ class Facts:
     versions: Mapping[str, Any]
     command: str
     certificate: Mapping[str, Any]
-    """By `dppo verify`, empty without one; a stranger may have written it."""
+    """Certificate of `dppo verify`, empty without one; a stranger may have written it."""
 
     @property
     def last_row(self) -> Row:

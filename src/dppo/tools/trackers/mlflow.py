@@ -10,8 +10,8 @@ from dppo.records.metrics.tensorboard import by_step
 from dppo.records.observer import RunInfo
 
 MAX_VALUE_LENGTH = 6000  # characters of a parameter
-MAX_PARAMETERS = 100  # in one message
-MAX_METRICS = 1000  # in one message
+MAX_PARAMETERS = 100  # entries in one message
+MAX_METRICS = 1000  # entries in one message
 NOT_ALLOWED_IN_NAMES = re.compile(r"[^/\w.\- ]")
 
 

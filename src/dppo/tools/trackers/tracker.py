@@ -22,7 +22,7 @@ from dppo.user_code import in_a_line, require_package
 
 CLOSE_S = 30.0  # longest wait for the last rows at the end of a run
 CHECK_S = 20.0  # longest wait for a tracker before the run starts
-IDS_FILE = "trackers.json"  # of a run folder: the run's id in each tracker
+IDS_FILE = "trackers.json"  # in the folder of a run: the run's id in each tracker
 MAX_IDS_BYTES = 1 << 16
 VALID_ID = re.compile(r"[\w-]{1,64}")
 
@@ -58,7 +58,7 @@ def _check(name: str, kind: type[Backend], thread: OutsideThread) -> None:
         thread.call("connecting", kind.check, CHECK_S)
     except NoAnswer:
         problem = f"{kind.server()} does not answer within {CHECK_S:.0f} s"
-    except (Exception, SystemExit) as error:  # of any class of a package of others
+    except (Exception, SystemExit) as error:  # a tracker's package may raise anything
         problem = f"{kind.server()} refuses: {in_a_line(error)[:500]}"
     else:
         return
@@ -74,7 +74,7 @@ class TrackerIds:
 
     @staticmethod
     def read(run: RunInfo) -> dict[str, str]:
-        """Return the ids of a run that is resumed; none if the file is damaged, perhaps by somebody else."""
+        """Return the ids of a run that is resumed; none if the file is damaged, perhaps by another program."""
         if run.resumed_at is None:
             return {}
         try:

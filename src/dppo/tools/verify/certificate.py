@@ -1,4 +1,4 @@
-"""The certificate of a verified run: certificate.json, which says what was computed again, where, and with what."""
+"""The certificate of a verified run: certificate.json, which lists what was computed again, where, and with what."""
 
 import json
 import time

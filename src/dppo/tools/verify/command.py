@@ -40,8 +40,8 @@ FLAGS = {
     "--trust": TRUST,
 }
 ITERATIONS = 5
-FAR_LONGER = 10  # than the median: not drawn, such as the iterations behind an old best checkpoint
-START_S = 5.0  # for the parts of a run to be made
+FAR_LONGER = 10  # times the median: longer stretches are not drawn, such as the iterations after an old best checkpoint
+START_S = 5.0  # time in which the parts of a run are made
 SHOW_EVERY_S = 10.0
 
 
@@ -59,7 +59,12 @@ def main(argv: list[str]) -> int:
         problems = list(changed_files(run, newest))
     except CheckpointError as error:
         problems = [str(error).partition("\n")[0]]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # it may be anybody's
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # the file may come from anyone
         problems = [f"the newest checkpoint holds what no run writes ({error!r})"]
     if problems:
         for problem in problems:

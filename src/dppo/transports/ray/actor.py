@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from dppo.transports.ray.nodes import ActorNodes
 
 MEASURE_S = 2.0  # between two measurements of memory
-TERMINATED_S = 3.0  # for environments to close; Ray kills a process 5 s after SIGTERM
+TERMINATED_S = (
+    3.0  # longest wait for environments that close; Ray kills a process 5 s after SIGTERM
+)
 
 
 class PPOActor:
@@ -62,7 +64,7 @@ class PPOActor:
         self._progress_file = ""
         self._pid = os.getpid()
         self._host: SamplerHost | ThreadedHost | None = None
-        self._players: list[Any] = []  # which have environments to close, too
+        self._players: list[Any] = []  # players, whose environments are closed, too
         self._making_host = threading.Lock()
         self._group: Any = None  # Ray's reservation of cores on several nodes, if there is one
         self._nodes: ActorNodes | None = None

@@ -29,11 +29,15 @@ class Demand:
     num_learners: int
     learner: dict[str, float]
     most_actors: int = 0  # 0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest
-    alternatives: tuple[dict[str, float], ...] = ()  # to the resources of `actor`
+    alternatives: tuple[
+        dict[str, float], ...
+    ] = ()  # other resources than those of `actor` that an actor may take
     evaluators: int = 0  # further actors, which take the resources of `actor`
-    samplers_with_cores: int = 0  # of an actor whose CPUs are the cores of its environments' ranks
-    nodes: int = 1  # of an actor, whose environments have as many ranks on each; `actor` is its part on the first
-    node_counts: tuple[int, ...] = (1,)  # from which `nodes` is chosen
+    samplers_with_cores: int = (
+        0  # samplers of an actor whose CPUs are the cores of its environments' ranks
+    )
+    nodes: int = 1  # nodes of an actor, whose environments have as many ranks on each; `actor` is its part on the first
+    node_counts: tuple[int, ...] = (1,)  # possible values of `nodes`
 
     @property
     def further(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ from dppo.transports.ray.pickling import pack_code, packed_model
 from dppo.transports.ray.session import RaySession
 from dppo.transports.ray.transport import ActorKind, RayTransport
 
-JOIN_S = 20.0  # for an actor that joins to start, before others host its samplers
+JOIN_S = 20.0  # longest start of a joining actor, before others host its samplers
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
-IDLE_S = 5  # before the first probe
+IDLE_S = 5  # time without traffic before the first probe
 INTERVAL_S = 5  # between two probes
 PROBES = 16  # lost ones that end a connection
 OPTIONS = {"TCP_KEEPIDLE": IDLE_S, "TCP_KEEPINTVL": INTERVAL_S, "TCP_KEEPCNT": PROBES}

@@ -30,7 +30,7 @@ class EvaluationActor:
 
     def __init__(self, player: PackedModel, number: int) -> None:
         self._packed = player
-        self._process = PPOActor(b"")  # which hosts no samplers
+        self._process = PPOActor(b"")  # an actor without samplers
         self._player: Any = None
         self._number = number
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from dppo.errors import ClusterError
 from dppo.transports.ray.calls import RayThread
 
-FETCH_TIMEOUT_S = 120.0  # to transfer a finished result over the network
+FETCH_TIMEOUT_S = 120.0  # longest transfer of a finished result over the network
 UNREACHABLE = "cannot be reached: its connection to this process was lost"
 UNKNOWN = "died: its process crashed, exited or was killed (out of memory?)"
 

@@ -24,7 +24,7 @@ from dppo.slots.node import NodeLease
 from dppo.slots.program import GUARD, SolverError
 from dppo.transports.ray.calls import RayCalls, calls_ray
 
-START_S = 60.0  # for the servers to start
+START_S = 60.0  # longest start of the servers
 
 
 class NodeKeeper:
@@ -59,7 +59,9 @@ class ActorNodes:
 
     def __init__(self, group: PlacementGroup) -> None:
         """Start the servers; end this process if a node is lost. Raise ConfigError if one lacks dppo at this path."""
-        self._keepers: list[Any] = []  # which end with their handles
+        self._keepers: list[
+            Any
+        ] = []  # handles of the servers, which end when the handles are dropped
         calls = RayCalls("nodes")
         start = partial(self._start, group)
         further = calls.call(start, "starting on further nodes", timeout_s=2 * START_S)

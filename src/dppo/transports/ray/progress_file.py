@@ -17,8 +17,8 @@ from dppo.envs.activity import BYTES, Activity, ActivityRecord
 from dppo.files import lock
 from dppo.transports.ray.environment import PROGRESS
 
-STACKS_S = 0.3  # for a process to write its stacks
-PY_SPY_S = 5.0  # for py-spy to read them
+STACKS_S = 0.3  # longest wait for a process that writes its stacks
+PY_SPY_S = 5.0  # longest wait for py-spy, which reads the stacks
 MOST_TEXT = 100_000  # characters of stacks
 
 
@@ -28,7 +28,7 @@ class ProgressFile:
 
     node_id: str
     path: str  # "" if there is no such file
-    node: str = ""  # its name, for messages
+    node: str = ""  # name of the node, for messages
     log: str = ""  # path of the log there; "" if there is none
     pid: int = 0
 

@@ -34,10 +34,10 @@ MIB = 2**20
 SMALLEST_STORE = 80 * MIB  # Ray refuses less than 75 MiB
 # bytes of the object store per env step of a batch: enough for two batches of images
 STORE_PER_STEP = 64 * 1024
-COPIES = 8  # of the weights in the object store at a time: sent to actors, and twice with the optimizer's state
-STORE_LIMITS = 256 * MIB, 4096 * MIB  # for the batch
+COPIES = 8  # copies of the weights in the object store at a time: sent to actors, and twice with the optimizer's state
+STORE_LIMITS = 256 * MIB, 4096 * MIB  # bytes for the batch
 FULL_DISK = 0.95  # Ray creates no objects if the disk to which it spills is fuller
-CLOSE_S = 10.0  # for Ray to disconnect or stop
+CLOSE_S = 10.0  # longest wait until Ray has disconnected or stopped
 GCS_RESTART_S = 15.0  # a cluster may be configured to restart its GCS; a Ray started here is not
 
 
@@ -62,7 +62,7 @@ def link_of_its_own(name: str) -> RayLink:
     Its clock beats until this process ends.
     """
     clock = RunClock()
-    clock.start()  # else it would stand still, and nobody who is silent would be late
+    clock.start()  # else it would stand still, and no silent process would be late
     return RayLink(RayCalls(name), "", clock, ClusterWatch(logger.warning, clock))
 
 
@@ -99,7 +99,7 @@ class RaySession:
         self._watch = ClusterWatch(notify, self.clock)
         self._check_waiting = check
         self._all_calls: list[RayCalls] = []
-        self.pool: ElasticPool | None = None  # for actors that join and leave
+        self.pool: ElasticPool | None = None  # nodes of actors that join and leave
         self.options: dict[str, Any] = {}  # Ray's options of its processes
         if self._ours:
             environment.set_environment(

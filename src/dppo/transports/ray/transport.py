@@ -34,15 +34,15 @@ from dppo.user_code import in_a_line
 
 # longest single wait, and so the delay with which a deadline or a due restart is noticed
 TICK_S = 0.5
-IDLE_S = 0.05  # the same while no call is pending
+IDLE_S = 0.05  # wait while no call is pending
 POLL_S = 2.0  # between two looks at all actors, and at all pending calls
 INLINE = 90_000  # bytes of a policy up to which each question holds it; Ray puts larger arguments into its store again
-CLOSING_S = 5.0  # for actors to close their environments
-INTERRUPTED_S = 2.0  # the same for actors that are in the middle of a segment
-START_AGAIN_S = 15.0  # for an actor to start after the network was silent
+CLOSING_S = 5.0  # longest wait for actors that close their environments
+INTERRUPTED_S = 2.0  # longest wait for actors in the middle of a segment
+START_AGAIN_S = 15.0  # longest start of an actor after the network was silent
 NOT_STARTED = f"has not started within {START_AGAIN_S:g} s after the network was back"
-KILLING_S = 2.0  # for Ray to accept a kill
-LOST_S = 1.0  # for a Ray that is lost to close actors all the same
+KILLING_S = 2.0  # longest wait until Ray accepts a kill
+LOST_S = 1.0  # longest wait for actors of a lost Ray
 
 _Question = Ask | Describe | Play
 # a call, and a function that returns its result or raises its error
@@ -98,7 +98,7 @@ class RayTransport:
         self._groups: dict[Process, int] = {}
         # of processes with cores on several nodes
         self._reserved: dict[Process, PlacementGroup] = {}
-        self._policies: dict[int, Any] = {}  # as sent, by version
+        self._policies: dict[int, Any] = {}  # version -> policy as it was sent
         # from which the loop takes those that have ended
         self._calls: dict[ObjectRef[Any], _Call] = {}
         self._sending_s = 0.0
@@ -107,7 +107,7 @@ class RayTransport:
         self._alive: set[Process] = set()
         self._worn: set[Process] = set()  # processes to be recycled
         self._looked_at = time.monotonic()
-        self._silences = 0  # of the network, so far
+        self._silences = 0  # silences of the network so far
         # processes that were starting then, and until when they may
         self._doubtful: dict[Process, float] = {}
         self._receiving_s = 0.0

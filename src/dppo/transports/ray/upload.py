@@ -16,10 +16,10 @@ from dppo.transports.ray.failures import call_with_timeout
 from dppo.transports.ray.pickling import UPLOADED
 from dppo.user_code import in_a_line
 
-MOST_BYTES = 100 * 10**6  # of all files; Ray's GCS keeps them in memory
+MOST_BYTES = 100 * 10**6  # bytes of all files; Ray's GCS keeps them in memory
 SEND_S = 60.0  # longest wait for the cluster to take the files
 GIT_S = 20.0  # longest wait for git to list them
-KEPT_S = 7 * 24 * 3600  # for which the cluster keeps the files even if no actor uses them just now
+KEPT_S = 7 * 24 * 3600  # time for which the cluster keeps files that no actor uses
 LARGEST = 3  # files that are named
 LEFT_OUT = frozenset(
     [
@@ -187,7 +187,7 @@ def uploaded(folders: Sequence[str | Path], notify: Callable[[str], object]) -> 
             if not packaging.package_exists(uri):
                 packaging.upload_package_to_gcs(uri, data)
             problem = ""
-        except Exception as error:  # of any class of Ray
+        except Exception as error:  # Ray raises exceptions of many classes
             problem = in_a_line(error)[:300]
 
     call_with_timeout(SEND_S, send)

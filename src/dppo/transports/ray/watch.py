@@ -18,7 +18,7 @@ SILENT_S = 4.0  # without an answer, after which actors are not late any more
 PROBE_S = 5.0  # between two looks for new connections
 NOTIFY_S = 10.0  # without an answer, before a line is logged
 LOST_S = 75.0  # without an answer, after which Ray counts as lost: a cluster itself gives up a node after a minute
-CALL_LOST_S = 90.0  # the same for a call, while the processes of Ray answer
+CALL_LOST_S = 90.0  # time after which a call counts as lost while the processes of Ray answer
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 # First bytes of a gRPC client, which any gRPC server answers: the preface of HTTP/2, and no settings.
@@ -187,7 +187,7 @@ class ClusterWatch:
                 connections = probe_all(connections)
 
     def _note_silence(self) -> None:
-        """Stop the clock by which actors are late while nobody answers; afterwards, renew the connections to the GCS.
+        """Stop the clock of the deadlines while Ray does not answer; afterwards, renew the connections to the GCS.
 
         Answers that were lost meanwhile do not come any more. Ray repeats its requests to the GCS on a new connection.
         """

@@ -23,10 +23,14 @@ from dppo.transports.ray.session import RayLink
 
 T = TypeVar("T")
 
-LOG_S = 3.0  # for the end of a log on this node
-LOG_ELSEWHERE_S = 5.0  # for a witness on another node, which may have to start; the run waits
-STACKS_S = 15.0  # for a witness on another node
-BUSY_S = 2.0  # a call into Ray that has waited for longer: the network is silent, and nobody could answer
+LOG_S = 3.0  # longest wait for the last lines of a log on this node
+LOG_ELSEWHERE_S = (
+    5.0  # longest wait for a witness on another node, which may have to start; the run waits
+)
+STACKS_S = 15.0  # longest wait for stacks from a witness on another node
+BUSY_S = (
+    2.0  # a call into Ray has waited for longer: the network is silent, and no process could answer
+)
 
 
 class Witness:
@@ -53,7 +57,7 @@ class Watching:
         self._link = link
         self.here = here
         """Id of this node."""
-        self._seed = seed  # of the run; None for actors of evaluations, which host no samplers
+        self._seed = seed  # seed of the run; None for actors of evaluations, which host no samplers
         self._files: dict[Process, ProgressFile] = {}
         self._latest: dict[Process, Activity] = {}
         # by the id of the node; belongs to the thread of the calls
