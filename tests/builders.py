@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from dppo.config import PPO, Config, grouped, plain_settings
 from dppo.config.parts import ResolvedPPO
 from dppo.config.resolve import facts_of, resolve
 from dppo.envs.episode import GroupSettings
-from dppo.envs.group import ENDS_RUN, EnvGroup
+from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import FaultPolicy
 from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces
@@ -147,7 +148,7 @@ def group_of(
         limits=rebuild,
     )
     rows = SerialRows(envs, settings, make=envs.__getitem__)  # the same one again
-    return EnvGroup(rows, FaultPolicy() if rebuild else ENDS_RUN)
+    return EnvGroup(rows, FaultPolicy(raise_before=0 if rebuild else math.inf))
 
 
 def sampler_of(

@@ -14,8 +14,8 @@ from remedies import executes
 from dppo.errors import ConfigError
 from dppo.transports.ray import folder
 from dppo.transports.ray.claim import claimed
+from dppo.transports.ray.connecting import versions_remedy
 from dppo.transports.ray.folder import LONGEST, usable_folder
-from dppo.transports.ray.versions import versions_remedy
 
 LONG = f"/tmp/{'slurm_job_of_somebody_with_a_long_name' * 2}"
 

@@ -116,7 +116,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "commands/versions.py: cd {} && {}/bin/python -m pip install -c constraints.txt -e '.[test]'",
         "plugins.py: Install dppo again: python -m pip install dppo",
         "run/loading.py: Use the version that wrote it.",
-        "transports/ray/versions.py: install the cluster's Ray here",
+        "transports/ray/connecting.py: install the cluster's Ray here",
     ),
     "it is no instruction": (
         "config/aliases.py: Runs are equal to the last bit without any setting. Leave it out.",

@@ -11,6 +11,7 @@ BACKUPS = (
     "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
 )
 NAMED = 8  # samplers in a message
+MAX_PARTS = 4  # actors in a message
 
 
 class WaitLog:
@@ -97,7 +98,7 @@ def _describe_start(actor: Actor) -> str:
     return f"actor {actor.actor_id} is being {verb}"
 
 
-def _shortened(parts: list[str], limit: int = 4) -> list[str]:
-    if len(parts) <= limit:
+def _shortened(parts: list[str]) -> list[str]:
+    if len(parts) <= MAX_PARTS:
         return parts
-    return [*parts[:limit], f"and so are {len(parts) - limit} more"]
+    return [*parts[:MAX_PARTS], f"and so are {len(parts) - MAX_PARTS} more"]

@@ -1,7 +1,6 @@
 """EnvGroup: the E environments of a sampler, stepped in turn; one that fails is replaced while the others go on."""
 
 import json
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,6 @@ WRONG_SPACE = (
     "Correct the observation, or widen the space; where you cannot change the environment, use "
     "`wrappers=dppo.envs.wrappers:no_limits`."
 )
-ENDS_RUN = FaultPolicy(raise_before=math.inf)
 
 
 class EnvGroup:
@@ -35,12 +33,12 @@ class EnvGroup:
     """
 
     def __init__(
-        self, rows: Rows, policy: FaultPolicy = ENDS_RUN, first_segment: FirstSegment | None = None
+        self, rows: Rows, policy: FaultPolicy, first_segment: FirstSegment | None = None
     ) -> None:
         """Take over the environments of `rows`.
 
         Args:
-            policy: decides which faults of environments the run survives; default: none.
+            policy: decides which faults of environments the run survives.
             first_segment: its diagnostics; None: those of a network that reads float32.
         """
         self.rows = rows

@@ -138,7 +138,7 @@ class OwnStates:
     demanded: bool
     """True with env_state=own: states are set without a replay before, and one that cannot be taken is an error."""
     place: StatePlace | None = None
-    """Where files of states are kept; None: paths are refused."""
+    """Place of the files of states; None: paths are refused."""
     sampler_id: int = 0
     _starts: list[Start] = field(default_factory=list)
     _unusable: bool = False

@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 24  # of the actions that a fault carries
 
 @dataclass(frozen=True, slots=True)
 class FaultPolicy:
-    """Which faults of environments a run survives. It depends on their places in the run alone."""
+    """The faults of environments that a run survives, chosen by their places in the run alone."""
 
     raise_before: float = 0
     """Steps of each environment before which a fault ends the run; infinite: always."""

@@ -40,7 +40,7 @@ class StateLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """Where the run keeps the files of states."""
+    """Place in which the run keeps the files of states."""
 
     lock: Path
     """A file in the folder of the run."""

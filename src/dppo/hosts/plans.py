@@ -29,7 +29,7 @@ class SamplerPlan:
     # bytes and segments after which an actor is replaced
     recycling: tuple[float, float] = (math.inf, math.inf)
     state_place: StatePlace | None = None
-    """Where files of environments' states are kept; None: nowhere."""
+    """Place of the files of environments' states; None: none are kept."""
 
 
 @dataclass(frozen=True, slots=True)

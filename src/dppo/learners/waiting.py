@@ -49,7 +49,7 @@ def wait_while_alive(
     ranks: Sequence[Any],
     calls: Sequence[ObjectRef[Any]],
     check: Callable[[], None],
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float],
 ) -> list[Any]:
     """Return the answers to one call of each of `ranks`, without a deadline.
 

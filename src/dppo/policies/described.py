@@ -33,9 +33,7 @@ def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
     return read_back
 
 
-def model_from(
-    state: dict[str, Any], network: ModelClass | None = None
-) -> tuple[Spaces, NetworkSpec]:
+def model_from(state: dict[str, Any], network: ModelClass | None) -> tuple[Spaces, NetworkSpec]:
     """Return the spaces and the network in a checkpoint's state; `network` replaces the class that it names."""
     model = state["model"]
     categories = model.get("categories", {}).items()

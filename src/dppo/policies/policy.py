@@ -297,7 +297,7 @@ def model_name(run: LoadedCheckpoint, replaced_by: ModelClass | None = None) -> 
     return str(name)
 
 
-def policy_from(run: LoadedCheckpoint, model: ModelClass | None = None) -> Policy:
+def policy_from(run: LoadedCheckpoint, model: ModelClass | None) -> Policy:
     """Return the policy of a checkpoint; import the module of its network, or use `model` in its place.
 
     Raise CheckpointError if it is not a checkpoint of a policy, or its network cannot be built here.

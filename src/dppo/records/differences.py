@@ -131,8 +131,8 @@ def _welch_margin(returns: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 @cache
-def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """Return t such that a variable with Student's distribution is within -t and t with this probability.
+def t_quantile(degrees: int) -> float:
+    """Return t such that a variable with Student's distribution is within -t and t with the probability CONFIDENCE.
 
     The probability has a closed form in the angle atan(t / sqrt(degrees)), which is found by halving.
 
@@ -143,7 +143,7 @@ def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     high = math.pi / 2
     for _ in range(HALVINGS):
         angle = (low + high) / 2
-        if _probability_within(angle, degrees) < confidence:
+        if _probability_within(angle, degrees) < CONFIDENCE:
             low = angle
         else:
             high = angle

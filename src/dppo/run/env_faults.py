@@ -3,7 +3,6 @@
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,13 +24,11 @@ class EnvFaults:
         ledger: ReplayLedger,
         allowed: str = "unlimited",
         budget: tuple[float, float] = (math.inf, math.inf),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Survive `budget`, a number of faults and the seconds in which they may happen; `allowed` is its setting."""
         self._ledger = ledger
         self._allowed = allowed
         self._max_faults, self._window_s = budget
-        self._clock = clock
         self._times: deque[float] = deque()
         self._kinds: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -62,7 +59,7 @@ class EnvFaults:
         return replace(collected, reports=reports)
 
     def _check_budget(self, faulty: list[Incident]) -> None:
-        now = self._clock()
+        now = time.monotonic()
         for incident in faulty:
             self._times.append(now)
             while self._times[0] < now - self._window_s:

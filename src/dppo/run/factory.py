@@ -103,7 +103,7 @@ class PartsFactory:
     logs: str
     """The folder for the logs of actors."""
     state_place: StatePlace | None = None
-    """Where files of environments' states are kept; None: nowhere."""
+    """Place of the files of environments' states; None: none are kept."""
 
     def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
         config = self.config

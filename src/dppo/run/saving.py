@@ -103,7 +103,7 @@ class RunCheckpoints:
         for observer in self._observers:
             observer.on_checkpoint(self.last_path)
 
-    def save_if_due(self, *, now: bool = False) -> None:
+    def save_if_due(self, *, now: bool) -> None:
         """Save if the last checkpoint is old enough, or `now`; if that fails, log it: the next interval tries again.
 
         An iteration that `keep_checkpoints` keeps is saved in any case.

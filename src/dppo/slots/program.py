@@ -66,7 +66,7 @@ class Program:
         words: Sequence[str],
         folder: str,
         variables: Mapping[str, str],
-        locks: Sequence[int] = (),
+        locks: Sequence[int],
         address: str = "127.0.0.1",
     ) -> None:
         """Start the program. `variables` are its environment; the keeper holds `locks` until all ranks have ended.

@@ -13,7 +13,7 @@ class Metric:
     unit: str
     meaning: str
     condition: str = ""
-    """When a row has the key; empty if every row does."""
+    """Condition under which a row has the key; empty if every row has it."""
 
 
 SHARE = "0 to 1"

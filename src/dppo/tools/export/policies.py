@@ -56,9 +56,7 @@ FIGURES = {
 }
 
 
-def load_trusted(
-    run: str | Path, model: ModelClass | None = None, *, trust: bool = False
-) -> Policy:
+def load_trusted(run: str | Path, model: ModelClass | None = None, *, trust: bool) -> Policy:
     """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`.
 
     Raise NotBetter if the run deploys its baseline: a controller is Python code, which cannot be exported.

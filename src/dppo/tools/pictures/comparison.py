@@ -126,7 +126,7 @@ def mean_time_to(group: Group, band: Band, target: float | None) -> float | None
 
 
 def legend_time(
-    seconds: float | None, first: float | None, target: float | None, *, noise: bool = False
+    seconds: float | None, first: float | None, target: float | None, *, noise: bool
 ) -> str:
     """Return the end of a legend's line: the time, and how many times as fast as the first group that is."""
     if seconds is None:

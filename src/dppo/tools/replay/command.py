@@ -42,10 +42,10 @@ def main(argv: list[str]) -> int:
         return _list(Path(path))
     with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
         show_log.start()
-        return _play(Path(path), flags.pop("debug", False), flags)
+        return _play(Path(path), flags, debug=flags.pop("debug", False))
 
 
-def _play(path: Path, debug: bool, flags: dict[str, Any]) -> int:
+def _play(path: Path, flags: dict[str, Any], *, debug: bool) -> int:
     from dppo.tools.replay.episode import ReplayMismatch, replay
 
     if debug and "episode" in flags:

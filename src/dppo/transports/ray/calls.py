@@ -29,10 +29,8 @@ class Abandoned(BaseException):
 class RayThread(threading.Thread):
     """A thread that may call Ray. It never keeps the process from ending."""
 
-    def __init__(
-        self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()
-    ) -> None:
-        super().__init__(target=target, name=name, args=args, daemon=True)
+    def __init__(self, target: Callable[[], object], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
 
 
 def calls_ray(function: Callable[P, T]) -> Callable[P, T]:

@@ -37,7 +37,7 @@ def collector_on_ray(
     ledger: ReplayLedger,
     session: RaySession,
     files: ActorFiles,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress,
 ) -> ActorCollector:
     """Return a collector whose actors run on Ray.
 

@@ -1,7 +1,8 @@
-"""Connect to a Ray cluster that is running."""
+"""Connect to a Ray cluster that is running, and explain versions that differ from those of this process."""
 
 import logging
 import os
+import re
 import socket
 from functools import partial
 from typing import Any
@@ -11,12 +12,12 @@ from dppo.errors import ClusterError, ConfigError
 from dppo.transports.ray import environment
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.failures import result_within
-from dppo.transports.ray.versions import versions_remedy
 from dppo.transports.ray.watch import ping
 from dppo.user_code import in_a_line
 
 CONNECT_S = 10.0  # longest wait for the first answer of a cluster
 RESOLVE_S = 10.0  # longest wait for the addresses of host names: a name server may not answer
+MISMATCH = re.compile(r"Version mismatch.*?Ray: (\S+) Python: (\S+).*?Ray: (\S+) Python: (\S+)")
 _UNRESOLVED: OSError | None = TimeoutError("no answer from the name server that knows its host")
 
 
@@ -116,3 +117,26 @@ def connect(ray: Any, source: str, address: str) -> None:
             f"tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN) here as on its head. Without "
             f"address, Ray starts here."
         ) from None
+
+
+def versions_remedy(reason: str) -> str:
+    """Return what to install if `reason`, an error of Ray in a line, is about versions that differ; else ""."""
+    mismatch = MISMATCH.search(" ".join(reason.split()))
+    if mismatch is None:
+        return ""
+    cluster_ray, cluster_python, ray_here, python_here = mismatch.groups()
+    steps = []
+    if cluster_ray != ray_here:
+        steps.append(
+            f"install the cluster's Ray here, `pip install ray=={cluster_ray}`, or {ray_here} on its nodes"
+        )
+    if cluster_python != python_here:
+        steps.append(_python_step(cluster_python, python_here))
+    return "The versions differ: " + "; and ".join(steps) + "."
+
+
+def _python_step(cluster: str, here: str) -> str:
+    if cluster.split(".")[:2] != here.split(".")[:2]:
+        return f"run this process with Python {cluster} as the cluster, or the cluster with {here}"
+    alike = "these two work together, if RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor is set here and on the nodes"
+    return f"Python is {here} here and {cluster} in the cluster: {alike}"

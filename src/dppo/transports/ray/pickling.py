@@ -91,7 +91,7 @@ def unpacked_model(packed: PackedModel) -> Model:
     return model
 
 
-def encode_answer(answer: Answer | DppoError, *, apart: bool = False) -> bytes | list[Any]:
+def encode_answer(answer: Answer | DppoError, *, apart: bool) -> bytes | list[Any]:
     """Return an answer ready to send; large segments, or with `apart` all, follow the reports.
 
     Ray shares them between the processes of a node without copying. Reports are always pickled, so that a kept report
