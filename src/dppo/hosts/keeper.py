@@ -27,9 +27,8 @@ PIDFD_INFO_EXIT = 8
 PIDFD_INFO = "=QQ11Ii"  # struct pidfd_info
 LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
 LOOKS_FOR_MEMORY = 20  # looks in which a process that the kernel kills for lack of memory ends
-KEPT_LOGS = (
-    20  # logs in the folder for temporary files of a node that does not share the run folder
-)
+# logs in the folder for temporary files of a node that does not share the run folder
+KEPT_LOGS = 20
 END_LINES = 12  # last lines of a log that are reported
 END_CHARACTERS = 200  # length of each of these lines
 END_BYTES = 2**15  # last bytes of a log in which these lines are looked for

@@ -34,9 +34,8 @@ from dppo.transports.ray.session import RayLink, link_of_its_own
 T = TypeVar("T")
 
 NOTIFY_S = 10.0  # duration of a wait after which it is logged
-START_TIMEOUT_S = (
-    120.0  # longest start of a process that imports torch, on a machine that starts many at once
-)
+# longest start of a process that imports torch, on a machine that starts many at once
+START_TIMEOUT_S = 120.0
 LOST_S = 1.0  # longest wait for the end of ranks of a lost Ray
 STATE_S = 5.0  # longest wait for the state of a rank
 MAX_REBUILDS = 3  # consecutive rebuilds without an update in between

@@ -15,9 +15,8 @@ from dppo.envs.spaces import ARRAYS, choices_of, leaf_spaces, short
 from dppo.errors import EnvironmentFault
 from dppo.spaces.spaces import Spaces, leaves
 
-OVERSHOOT = (
-    0.1  # share of the distance between the limits of a number; farther outside, the space is wrong
-)
+# share of the distance between the limits of a number; farther outside, the space is wrong
+OVERSHOOT = 0.1
 UNLIMITED = 1e30  # a limit of this size stands for none
 SPACES = ("observation_space", "action_space")
 Limits = dict[str, tuple[np.ndarray, np.ndarray]]

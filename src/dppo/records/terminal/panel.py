@@ -47,12 +47,10 @@ LOSSES = {  # names and keys; a row has the keys of its algorithm
     "expl_var": "explained_variance",
 }
 GAP = 2  # columns between items
-MIN_STEPS_BAR = (
-    12  # columns of the bar of steps beside its figures; a narrower bar gets a line of its own
-)
-MIN_RETURN_BARS = (
-    16  # columns of the curve of returns beside other items; a narrower curve shows little
-)
+# columns of the bar of steps beside its figures; a narrower bar gets a line of its own
+MIN_STEPS_BAR = 12
+# columns of the curve of returns beside other items; a narrower curve shows little
+MIN_RETURN_BARS = 16
 MAX_RETURN_BARS = 40
 MIN_SILENCE_S = 5.0
 LATE = 5.0  # silence is shown after this many times the usual iteration

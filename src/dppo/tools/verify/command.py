@@ -59,12 +59,7 @@ def main(argv: list[str]) -> int:
         problems = list(changed_files(run, newest))
     except CheckpointError as error:
         problems = [str(error).partition("\n")[0]]
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # the file may come from anyone
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a stranger's file
         problems = [f"the newest checkpoint holds what no run writes ({error!r})"]
     if problems:
         for problem in problems:

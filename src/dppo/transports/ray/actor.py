@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from dppo.transports.ray.nodes import ActorNodes
 
 MEASURE_S = 2.0  # between two measurements of memory
-TERMINATED_S = (
-    3.0  # longest wait for environments that close; Ray kills a process 5 s after SIGTERM
-)
+# longest wait for environments that close; Ray kills a process 5 s after SIGTERM
+TERMINATED_S = 3.0
 
 
 class PPOActor:

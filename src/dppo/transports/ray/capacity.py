@@ -33,9 +33,8 @@ class Demand:
         dict[str, float], ...
     ] = ()  # other resources than those of `actor` that an actor may take
     evaluators: int = 0  # further actors, which take the resources of `actor`
-    samplers_with_cores: int = (
-        0  # samplers of an actor whose CPUs are the cores of its environments' ranks
-    )
+    # samplers of an actor whose CPUs are the cores of its environments' ranks
+    samplers_with_cores: int = 0
     nodes: int = 1  # nodes of an actor, whose environments have as many ranks on each; `actor` is its part on the first
     node_counts: tuple[int, ...] = (1,)  # possible values of `nodes`
 

@@ -91,9 +91,8 @@ class ClusterWatch:
         self._endpoints: list[Endpoint] = []
         self._calls: list[RayCalls] = []
         self._lost: str | None = None
-        self._reported_silence: float | None = (
-            None  # start of a silence about which a line was logged
-        )
+        # start of a silence about which a line was logged
+        self._reported_silence: float | None = None
         self._silent_since: float | None = None  # while Ray's processes do not answer
         self.silences = 0  # number of silences that are over, and were long enough for a line
         self._stop = threading.Event()

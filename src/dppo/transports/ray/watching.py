@@ -24,13 +24,11 @@ from dppo.transports.ray.session import RayLink
 T = TypeVar("T")
 
 LOG_S = 3.0  # longest wait for the last lines of a log on this node
-LOG_ELSEWHERE_S = (
-    5.0  # longest wait for a witness on another node, which may have to start; the run waits
-)
+# longest wait for a witness on another node, which may have to start; the run waits
+LOG_ELSEWHERE_S = 5.0
 STACKS_S = 15.0  # longest wait for stacks from a witness on another node
-BUSY_S = (
-    2.0  # a call into Ray has waited for longer: the network is silent, and no process could answer
-)
+# a call into Ray has waited for longer: the network is silent, and no process could answer
+BUSY_S = 2.0
 
 
 class Witness:
