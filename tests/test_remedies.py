@@ -39,7 +39,7 @@ TESTS = Path(__file__).parent
 def rows() -> list[Row]:
     """Return what is executed: the rows of tables, and what tests are marked with `executes`."""
     settings = [(file_of_check(words), words) for words, _ in CHECKS]
-    starts = [row_of(remedy) for remedy, _, _ in STARTS]
+    starts = [row_of(remedy) for remedy, *_ in STARTS]
     starts += [row_of(remedy) for remedy, _, _, _ in COMMANDS]
     contract = [("ppo/networks/user_module.py", words) for words, _, _ in CONTRACT]
     return [
@@ -137,10 +137,11 @@ def test_what_a_refusal_of_a_value_names_is_valid(
 def starts() -> Iterator[ParameterSet]:
     """Yield the rows; further ways to carry out a remedy are slow tests."""
     known = set[str]()
-    for remedy, settings, change in STARTS:
-        marks = [pytest.mark.slow] if remedy in known else []
-        known.add(remedy)
-        yield pytest.param(remedy, settings, change, id=remedy, marks=marks)
+    for remedy, settings, *changes in STARTS:
+        for change in changes:
+            marks = [pytest.mark.slow] if remedy in known else []
+            known.add(remedy)
+            yield pytest.param(remedy, settings, change, id=remedy, marks=marks)
 
 
 @pytest.mark.parametrize(("remedy", "settings", "change"), list(starts()))

@@ -49,7 +49,6 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
             lambda: anything.train(None, num_envs=3),
             "has no argument num_envs. It is a setting: dppo.Config(num_samplers",
         ),
-        (lambda: anything.train(None, callback=[]), "dppo.train(config, observers=[...])"),
         (lambda: anything.train(None, callbacks=[]), "dppo.train(config, observers=[...])"),
         (lambda: anything.train(None, observer=[]), "Did you mean observers?"),
         (lambda: anything.train(None, nonsense=1), "It has config, resume, branch, observers."),

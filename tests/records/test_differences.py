@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,12 @@ from dppo.records.differences import Difference, paired_difference, t_quantile, 
 
 PRINTED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 19: 2.093, 30: 2.042, 120: 1.980}
 """t(0.975) by degrees of freedom, as tables print it."""
+
+
+def about(mean: float, margin: float, episodes: int, *, paired: bool) -> Difference:
+    low: Any = pytest.approx(mean - margin, abs=1e-6)
+    high: Any = pytest.approx(mean + margin, abs=1e-6)
+    return Difference(mean, low, high, episodes, paired=paired)
 
 
 @pytest.mark.proves("t_quantile")
@@ -34,11 +41,7 @@ def test_a_paired_interval_is_that_of_the_differences() -> None:
     difference = paired_difference(policy, baseline)
     assert difference is not None
     margin = 3.1824463 * math.sqrt(14 / 12)
-    assert difference.mean == 3.0
-    assert difference.low == pytest.approx(3.0 - margin, abs=1e-6)
-    assert difference.high == pytest.approx(3.0 + margin, abs=1e-6)
-    assert difference.episodes == 4
-    assert difference.paired
+    assert difference == about(3.0, margin, 4, paired=True)
     assert not difference.is_improvement
 
 
@@ -67,20 +70,11 @@ def test_an_unpaired_interval_is_that_of_welch() -> None:
     difference = unpaired_difference([2.0, 4.0, 6.0], [1.0, 3.0])
     assert difference is not None
     margin = 4.3026527 * math.sqrt(7 / 3)
-    assert difference.mean == 2.0
-    assert difference.low == pytest.approx(2.0 - margin, abs=1e-5)
-    assert difference.high == pytest.approx(2.0 + margin, abs=1e-5)
-    assert difference.episodes == 2
-    assert not difference.paired
+    assert difference == about(2.0, margin, 2, paired=False)
     assert "Welch" in str(difference)
     assert unpaired_difference([], [1.0]) is None
 
 
 def test_an_unpaired_interval_of_constant_returns_is_a_point() -> None:
     difference = unpaired_difference([3.0, 3.0], [1.0, 1.0])
-    assert difference is not None
-    assert difference.mean == 2.0
-    assert difference.low == 2.0
-    assert difference.high == 2.0
-    assert difference.episodes == 2
-    assert not difference.paired
+    assert difference == Difference(2.0, 2.0, 2.0, 2, paired=False)

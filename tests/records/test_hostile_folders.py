@@ -23,11 +23,10 @@ import dppo
 from dppo.__main__ import main
 from dppo.errors import DppoError
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.metrics.reading import read_metrics
 
 ESCAPE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
-Trick = Callable[[Path], None]
+Trick = Callable[[Path], object]
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -43,10 +42,6 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ------------------------------------------------------------------ tricks
-
-
-def void(_: object) -> None:
-    """Return nothing."""
 
 
 def settings(text: str = "", **changes: Any) -> Trick:
@@ -70,13 +65,7 @@ def forged(change: Callable[[dict[str, Any], dict[str, dict[str, np.ndarray]]], 
         loaded = checkpoints.load(path)
         change(loaded.state, loaded.arrays)
         path.unlink()
-        checkpoints.save(
-            path.parent,
-            1,
-            Checkpoint(loaded.arrays, loaded.state),
-            keep=checkpoints.Keep(1),
-            score=None,
-        )
+        checkpoints.save(path.parent, 1, loaded, keep=checkpoints.Keep(1), score=None)
 
     return trick
 
@@ -136,8 +125,8 @@ def written(name: str, content: str | bytes) -> Trick:
 
 def appended(line: str) -> Trick:
     """Append a line to metrics.jsonl."""
-    return lambda run: void(
-        (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + line + "\n")
+    return lambda run: (run / "metrics.jsonl").write_text(
+        (run / "metrics.jsonl").read_text() + line + "\n"
     )
 
 

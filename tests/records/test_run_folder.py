@@ -120,7 +120,7 @@ def test_a_child_of_a_finished_run_does_not_keep_the_lock(tmp_path: Path) -> Non
         child.join()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "[" * 100_000], ids=len)
 def test_a_lock_file_that_nobody_holds_is_stale(content: str, tmp_path: Path) -> None:
     (tmp_path / "run.lock").write_text(content)
     taken(tmp_path).close()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from builders import tiny_run
+from commandline import Typed
 
 import dppo
-from dppo.__main__ import main
 from dppo.config.trust import code_named_by
 from dppo.envs.wrappers import old_api
 from remedies import executes
@@ -76,8 +76,7 @@ def test_a_space_that_is_wrong_by_factors_is_left_out_by_the_wrapper_that_the_me
 def test_an_overshoot_of_some_percent_is_noted_in_the_first_segment_and_used(
     tmp_path: Path,
 ) -> None:
-    config = dppo.Config(env_id=lambda: Overshoots(0.01), num_samplers=1, total_timesteps=64, progress="off",
-                         num_steps=64, run_dir=tmp_path / "run")  # fmt: skip
+    config = tiny_run(tmp_path / "run", steps=64, iterations=1, env_id=lambda: Overshoots(0.01))
     assert dppo.train(config).incidents == {"outside_space": 1}
 
 
@@ -97,12 +96,8 @@ def test_a_part_that_is_empty_is_left_out_as_the_message_says(name: str, tmp_pat
 
 
 def test_the_usual_argument_for_the_checker_of_gymnasium_is_accepted(tmp_path: Path) -> None:
-    assert (
-        problem(
-            tmp_path, env_id="CartPole-v1", env_kwargs={"disable_env_checker": True}, starts=True
-        )
-        == ""
-    )
+    usual = {"disable_env_checker": True}
+    assert problem(tmp_path, env_id="CartPole-v1", env_kwargs=usual, starts=True) == ""
 
 
 @pytest.mark.proves("leaves an agent out in its last step")
@@ -112,31 +107,28 @@ def test_the_usual_argument_for_the_checker_of_gymnasium_is_accepted(tmp_path: P
 def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
     part: int, name: str, tmp_path: Path
 ) -> None:
-    message = problem(tmp_path, env_id=lambda: Herd((part,)), envs_per_sampler=2)
-    assert f"returned no `{name}` for agent 'a', which was among `agents`" in message
+    message = problem(tmp_path, env_id=lambda: Herd((part,)), envs_per_sampler=3)
+    assert f"returned no `{name}` for agent 'ann', which was among `agents`" in message
     assert "on_env_fault" not in message
 
 
 @executes("envs/rows/agents.py: Return its last observation, reward and flags")
 def test_agents_that_are_there_in_their_last_step_train(tmp_path: Path) -> None:
-    assert problem(tmp_path, env_id=Herd, envs_per_sampler=2) == ""
+    assert problem(tmp_path, env_id=Herd, envs_per_sampler=3) == ""
 
 
 def test_no_command_is_printed_for_rows_that_cannot_be_played_again(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, capsys: Capture, typed: Typed, refused: Typed
 ) -> None:
     run = tmp_path / "run0"
-    assert problem(tmp_path, **in_package("Herd"), envs_per_sampler=2, total_timesteps=32) == ""
-    assert main(["replay", str(run), "--episodes"]) == 0
-    assert "none can be played again" in capsys.readouterr().out
-    assert main(["replay", str(run), "--episode", "1"]) == 2
-    assert "an episode of one depends on the actions of all" in capsys.readouterr().err
-    message = problem(
-        tmp_path, **in_package("Herd", leaves_out=[1]), envs_per_sampler=2, progress="plain"
-    )
-    assert message
-    printed = capsys.readouterr()
-    assert f"see {tmp_path / 'run1' / 'incidents' / '001'}\n" in printed.out + printed.err
+    assert problem(tmp_path, **in_package("Herd"), envs_per_sampler=3) == ""
+    assert "none can be played again" in typed(f"replay {run} --episodes")
+    message = refused(f"replay {run} --episode 1")
+    assert "an episode of one depends on the actions of all" in message
+    herd = in_package("Herd", leaves_out=[1])
+    assert problem(tmp_path, **herd, envs_per_sampler=3, progress="plain")
+    incident = tmp_path / "run1" / "incidents" / "001"
+    assert f"see {incident}\n" in "".join(capsys.readouterr())
 
 
 @executes("envs/repairs.py: . Correct the environment.")
@@ -162,38 +154,33 @@ def test_a_fault_now_and_then_is_survived_with_the_setting_that_the_message_name
 
 @executes("records/files/episodes.py: {}. Train longer: {} --total-timesteps {}.")
 def test_a_run_without_a_finished_episode_says_how_to_go_on(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, typed: Typed, refused: Typed
 ) -> None:
     assert problem(tmp_path, env_id="Acrobot-v1") == ""
-    run = tmp_path / "run0"
-    assert main(["replay", str(run), "--episode", "1"]) == 2
-    command = told(capsys.readouterr().err, r"Train longer: dppo (.*?)\.(?: Faults|\n)")
-    assert main([*shlex.split(command), "--progress", "off"]) == 0
+    message = refused(f"replay {tmp_path / 'run0'} --episode 1")
+    command = told(message, r"Train longer: dppo (.*?)\.(?: Faults|\n)")
+    typed(f"{command} --progress off")
 
 
 @executes("records/files/episodes.py: with record_episodes={}. Train with `record_episodes=all`")
 def test_a_run_that_recorded_nothing_records_what_the_message_says(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, typed: Typed
 ) -> None:
-    settings = {**in_package("Fine"), "record_episodes": "none"}
-    assert problem(tmp_path, **settings) == ""
-    assert main(["replay", str(tmp_path / "run0"), "--episodes"]) == 0
-    printed = capsys.readouterr().out
+    assert problem(tmp_path, **in_package("Fine"), record_episodes="none") == ""
+    printed = typed(f"replay {tmp_path / 'run0'} --episodes")
     recorded = told(printed, r"Train with --record-episodes (\w+)")
-    assert problem(tmp_path, **{**settings, "record_episodes": recorded}) == ""
-    assert main(["replay", str(tmp_path / "run1"), "--episode", "1", "--trust"]) == 0
+    assert problem(tmp_path, **in_package("Fine"), record_episodes=recorded) == ""
+    typed(f"replay {tmp_path / 'run1'} --episode 1 --trust")
 
 
-@pytest.mark.parametrize("command", ["eval", "replay"])
+@pytest.mark.parametrize("words", ["eval {} --episodes 1", "replay {} --episode 1"])
 def test_videos_are_made_whatever_render_mode_the_run_was_given(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, tmp_path: Path, typed: Typed
 ) -> None:
     pytest.importorskip("av")
-    settings = in_package("fixed_mode", render_mode="rgb_array_list")
-    assert problem(tmp_path, **settings) == ""
-    words = ["--episodes", "1"] if command == "eval" else ["--episode", "1"]
+    assert problem(tmp_path, **in_package("fixed_mode", render_mode="rgb_array_list")) == ""
     video = tmp_path / "out.mp4"
-    assert main([command, str(tmp_path / "run0"), *words, "--trust", "--video", str(video)]) == 0
+    typed(f"{words.format(tmp_path / 'run0')} --trust --video {video}")
     assert video.exists()
 
 

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from commandline import Typed
 from worlds.models import Plain
 
 import dppo
-from dppo.__main__ import main
 from dppo.errors import CheckpointError, ConfigError, DppoError
 from dppo.records.files.lock import locked
 from dppo.records.metrics.reading import read_metrics
 from remedies import executes
-from remedies.refused import Shaped
+from remedies.refused import shaped
 from remedies.running import TINY, problem, settings_in, told
 from remedies.worlds import Fine
 
 FINE = "remedies.worlds:Fine"
 Capture = pytest.CaptureFixture[str]
+STATISTICS: dict[str, Any] = {"norm_obs": True, "norm_reward": False}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parent = tmp_path_factory.mktemp("finished")
-    assert problem(parent, env_id=FINE, total_timesteps=32, norm_obs=True, norm_reward=False) == ""
+    assert problem(parent, env_id=FINE, total_timesteps=32, **STATISTICS) == ""
     return parent / "run0"
 
 
@@ -42,19 +43,13 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def settings(**changes: Any) -> dict[str, Any]:
-    return {
-        **TINY,
-        "env_id": FINE,
-        "total_timesteps": 32,
-        "norm_obs": True,
-        "norm_reward": False,
-        **changes,
-    }
-
-
-def resumed(run: Path, **changes: Any) -> int:
-    return dppo.train(dppo.Config(**settings(**changes)), resume=run).iterations
+def train(
+    *, observers: Sequence[Any] = (), resume: Any = None, branch: Any = False, **changes: Any
+) -> None:
+    """Train to the end."""
+    config = dppo.Config(**{**TINY, **STATISTICS, "env_id": FINE, "total_timesteps": 32, **changes})
+    result = dppo.train(config, resume=resume, branch=branch, observers=observers)
+    assert result.iterations == 2
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -66,20 +61,17 @@ def checkpoints(run: Path) -> list[Path]:
     "records/files/run_folder.py: contains a {}, which the run would overwrite. Move it",
 )
 def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Path) -> None:
-    with (
-        locked(run),
-        pytest.raises(
-            ConfigError, match="Stop it or wait until it has ended, or use another folder"
-        ),
-    ):
-        resumed(run)
-    assert resumed(run) == 2
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "config.yaml").write_text("seed: 1")
+    ended = "Stop it or wait until it has ended, or use another folder"
+    with locked(run), pytest.raises(ConfigError, match=ended):
+        train(resume=run)
+    train(resume=run)
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "config.yaml").write_text("seed: 1")
     with pytest.raises(ConfigError, match=r"which the run would overwrite\. Move it"):
-        dppo.train(dppo.Config(**settings(run_dir=tmp_path / "new")))
-    (tmp_path / "new" / "config.yaml").rename(tmp_path / "config.yaml")
-    assert dppo.train(dppo.Config(**settings(run_dir=tmp_path / "new"))).iterations == 2
+        train(run_dir=new)
+    (new / "config.yaml").rename(tmp_path / "config.yaml")
+    train(run_dir=new)
 
 
 @pytest.mark.slow
@@ -89,16 +81,16 @@ def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Pat
     "records/files/run_folder.py: Leave it out, or start a new run there: `branch=True`",
 )
 def test_a_run_is_continued_or_branched_as_the_messages_say(run: Path, tmp_path: Path) -> None:
-    other = dppo.Config(**settings(run_dir=tmp_path / "other"))
+    other = tmp_path / "other"
     with pytest.raises(ConfigError, match="Pass its folder as `resume`"):
-        dppo.train(other, branch=True)
+        train(run_dir=other, branch=True)
     with pytest.raises(ConfigError, match=r"Set `run_dir`"):
-        dppo.train(dppo.Config(**settings()), resume="auto")
+        train(resume="auto")
     with pytest.raises(ConfigError, match="Leave it out, or start a new run there: `branch=True`"):
-        dppo.train(other, resume=run)
-    assert dppo.train(dppo.Config(**settings()), resume=run).iterations == 2
-    assert dppo.train(other, resume=run, branch=True).iterations == 2
-    assert dppo.train(other, resume="auto").iterations == 2
+        train(run_dir=other, resume=run)
+    train(resume=run)
+    train(run_dir=other, resume=run, branch=True)
+    train(run_dir=other, resume="auto")
 
 
 @executes(
@@ -137,10 +129,10 @@ def test_a_link_in_a_folder_is_moved_away(run: Path, tmp_path: Path) -> None:
     (run / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
     (run / "metrics.jsonl").symlink_to(tmp_path / "metrics.jsonl")
     with pytest.raises(CheckpointError, match="Move it away, or put the real one in its place"):
-        resumed(run)
+        train(resume=run)
     (run / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").rename(run / "metrics.jsonl")
-    assert resumed(run) == 2
+    train(resume=run)
 
 
 @executes("records/metrics/reading.py: not a row of metrics. Delete this line")
@@ -172,27 +164,25 @@ def test_a_run_that_is_done_goes_on_with_more_steps(
 
 @executes("records/closing_lines.py: Resume with: {}")
 def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, capsys: Capture, typed: Typed
 ) -> None:
     class Stops(dppo.Observer):
         def on_iteration(self, row: dict[str, float]) -> bool:
             return True
 
-    config = dppo.Config(**settings(run_dir=tmp_path / "run", progress="plain"))
+    sizes = {"run_dir": tmp_path / "run", "total_timesteps": 32, "progress": "plain"}
+    config = dppo.Config(**{**TINY, "env_id": FINE, **sizes})
     assert dppo.train(config, observers=[Stops()]).stopped_by == "Stops"
     command = told(capsys.readouterr().out, "Resume with: dppo (.*)")
-    assert main(shlex.split(command)) == 0
-    assert "Done after 32 steps" in capsys.readouterr().out
+    assert "Done after 32 steps" in typed(command)
 
 
 def test_an_incident_is_played_with_the_command_that_is_printed(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, capsys: Capture, typed: Typed
 ) -> None:
     assert problem(tmp_path, env_id="remedies.worlds:SeveralRewards", progress="plain")
-    printed = capsys.readouterr()
-    command = told(printed.out + printed.err, r"see .*: dppo (replay .*)")
-    assert main(shlex.split(command)) == 0
-    assert "The fault happens again" in capsys.readouterr().out
+    command = told("".join(capsys.readouterr()), r"see .*: dppo (replay .*)")
+    assert "The fault happens again" in typed(command)
 
 
 @pytest.mark.slow
@@ -205,49 +195,28 @@ def test_an_incident_is_played_with_the_command_that_is_printed(
 def test_weights_of_another_run_are_taken_as_the_messages_say(
     finished: Path, tmp_path: Path
 ) -> None:
-    start: dict[str, Any] = {
-        "env_id": FINE,
-        "init_from": finished,
-        "norm_obs": True,
-        "norm_reward": False,
-    }
-    message = problem(tmp_path, starts=True, **{**start, "model": Plain})
+    def start(**changes: Any) -> str:
+        return problem(tmp_path, starts=True, **{"env_id": FINE, **STATISTICS, **changes})
+
+    message = start(init_from=finished, model=Plain)
     assert "Use the network settings of that run, or leave `init_from` out" in message
-    assert problem(tmp_path, starts=True, **start) == ""
-    assert problem(tmp_path, starts=True, **{**start, "model": Plain, "init_from": None}) == ""
-    frozen = {**start, "freeze_norm_after": 0}
-    message = problem(tmp_path, starts=True, **{**frozen, "norm_reward": True})
+    assert start(init_from=finished) == ""
+    assert start(model=Plain) == ""
+    frozen = {"init_from": finished, "freeze_norm_after": 0}
+    message = start(**frozen, norm_reward=True)
     assert "Use a larger number, or `norm_reward=False`" in message
-    assert problem(tmp_path, starts=True, **{**frozen, **settings_in(message)}) == ""
-    assert (
-        problem(tmp_path, starts=True, **{**frozen, "norm_reward": True, "freeze_norm_after": 9})
-        == ""
-    )
-    wider = {**frozen, "env_id": Wider}
-    message = problem(tmp_path, starts=True, **wider)
+    assert start(**{**frozen, **settings_in(message)}) == ""
+    assert start(init_from=finished, norm_reward=True, freeze_norm_after=9) == ""
+    message = start(**frozen, env_id=Wider)
     assert "has no statistics of these observations. Leave it out" in message
-    assert problem(tmp_path, starts=True, **{**wider, "freeze_norm_after": None}) == ""
-    bytes_only: dict[str, Any] = {
-        "env_id": Counted,
-        "norm_obs": True,
-        "norm_reward": False,
-        "freeze_norm_after": 9,
-    }
-    message = problem(tmp_path, starts=True, **bytes_only)
+    assert start(init_from=finished, env_id=Wider) == ""
+    message = start(env_id=Counted, freeze_norm_after=9)
     assert re.search("freeze_norm_after=9 has no effect: .*Leave it out", message)
-    assert problem(tmp_path, starts=True, **{**bytes_only, "freeze_norm_after": None}) == ""
+    assert start(env_id=Counted) == ""
 
 
-def Wider() -> Shaped:  # noqa: N802
-    import gymnasium as gym
-
-    return Shaped(gym.spaces.Box(-1, 1, (3,), np.float32))
-
-
-def Counted() -> Shaped:  # noqa: N802
-    import gymnasium as gym
-
-    return Shaped(gym.spaces.Discrete(3))
+Wider = shaped(gym.spaces.Box(-1, 1, (3,), np.float32))
+Counted = shaped(gym.spaces.Discrete(3))
 
 
 FILES: tuple[tuple[str, str, str], ...] = (
@@ -268,16 +237,14 @@ FILES: tuple[tuple[str, str, str], ...] = (
 )
 @pytest.mark.parametrize(("text", "words", "instead"), FILES)
 def test_a_file_of_settings_is_read_once_it_is_corrected(
-    text: str, words: str, instead: str, tmp_path: Path, capsys: Capture
+    text: str, words: str, instead: str, desk: Path, refused: Typed
 ) -> None:
-    path = tmp_path / "settings.yaml"
-    words_of_command = ["train", "CartPole-v1", "--config", str(path), "--seeds-at-once", "0"]
-    path.write_text(text)
-    assert main(words_of_command) == 2
-    assert words in capsys.readouterr().err
-    path.write_text(instead)
-    assert main(words_of_command) == 2
-    assert "has no effect without --seeds" in capsys.readouterr().err
+    file = Path("settings.yaml")
+    line = "train CartPole-v1 --config settings.yaml --seeds-at-once 0"
+    file.write_text(text)
+    assert words in refused(line)
+    file.write_text(instead)
+    assert "has no effect without --seeds" in refused(line)
 
 
 @executes(
@@ -288,9 +255,8 @@ def test_a_file_of_settings_is_read_once_it_is_corrected(
     "records/observer.py: Use numbers, text, lists, dicts",
 )
 def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="Pass its id, or a function that makes one for each sampler"
-    ):
+    meant = "Pass its id, or a function that makes one for each sampler"
+    with pytest.raises(ConfigError, match=meant):
         dppo.Config(env_id=Fine())  # type: ignore[arg-type]
     assert problem(tmp_path, env_id=Fine, starts=True) == ""
     with pytest.raises(ConfigError, match=r"Pass env_id=\.\.\."):
@@ -304,12 +270,9 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
                 run.set_env(level={1})
             run.set_env(level=[1, "a", {}])
 
-    assert (
-        dppo.train(dppo.Config(**settings(run_dir=tmp_path / "set")), observers=[Sets()]).iterations
-        == 2
-    )
+    train(run_dir=tmp_path / "set", observers=[Sets()])
     with pytest.raises(TypeError, match="Make its class a subclass of it"):
-        dppo.train(dppo.Config(**settings(run_dir=tmp_path / "odd")), observers=[object()])  # type: ignore[list-item]
+        train(run_dir=tmp_path / "odd", observers=[object()])
 
 
 @executes(
@@ -335,9 +298,9 @@ def test_names_of_code_are_corrected_as_the_messages_say(tmp_path: Path) -> None
 def test_a_folder_without_permission_is_used_with_it(run: Path) -> None:
     (run / "metrics.jsonl").chmod(0)
     with pytest.raises(DppoError, match="Give yourself read and write permission"):
-        resumed(run)
+        train(resume=run)
     (run / "metrics.jsonl").chmod(0o600)
-    assert resumed(run) == 2
+    train(resume=run)
 
 
 @pytest.mark.slow
@@ -365,7 +328,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_made_smaller(
     monkeypatch.setattr("dppo.config.memory.memory_of_this_machine", lambda: 10**6)
     monkeypatch.setattr("dppo.config.memory.LARGE_BATCH", 10**5)
     large: dict[str, Any] = {
-        "env_id": Wide,
+        "env_id": shaped(gym.spaces.Box(-1, 1, (100,), np.float32)),
         "num_steps": 512,
         "num_samplers": 8,
         "total_timesteps": 4096,
@@ -393,9 +356,3 @@ def test_env_steps_that_do_not_fit_into_memory_or_on_disk_are_not_kept(
     message = problem(tmp_path, starts=True, **many)
     assert "Use a smaller `replay_rows`" in message
     assert problem(tmp_path, starts=True, **{**many, "replay_rows": 64}) == ""
-
-
-def Wide() -> Shaped:  # noqa: N802
-    import gymnasium as gym
-
-    return Shaped(gym.spaces.Box(-1, 1, (100,), np.float32))

@@ -57,6 +57,11 @@ def loaded(run: Path) -> dppo.Policy:
     return dppo.load_policy(run, trust=True)
 
 
+def played(policy: Any, env: Any = None, **options: Any) -> None:
+    """Play an episode."""
+    assert dppo.evaluate(policy, env, episodes=1, **options).returns
+
+
 @executes("policies/policy.py: obs has shape {}. Pass {}, or (n, {})")
 def test_an_observation_of_another_shape_is_given_that_of_the_message(
     runs: dict[str, Path],
@@ -139,9 +144,9 @@ def test_what_actors_cannot_play_is_played_here(runs: dict[str, Path], tmp_path:
     ]
     for arguments in wrong:
         with pytest.raises(ConfigError, match=r"num_actors|env_kwargs"):
-            dppo.evaluate(runs["plain"], episodes=1, trust=True, **arguments)
+            played(runs["plain"], trust=True, **arguments)
 
-    assert dppo.evaluate(runs["plain"], episodes=1, trust=True, num_actors=0, env_kwargs={}).returns
+    played(runs["plain"], trust=True, num_actors=0, env_kwargs={})
 
 
 @executes(
@@ -158,26 +163,25 @@ def test_an_evaluation_is_given_what_the_messages_ask_for(
     monkeypatch.setenv("DISPLAY", ":0")
     policy = loaded(runs["plain"])
     kept = loaded(runs["object"])
-    once: dict[str, Any] = {"episodes": 1}
     with pytest.raises(ConfigError, match="Leave them out"):
-        dppo.evaluate(policy, Fine(), env_kwargs={"a": 1}, **once)
-    assert dppo.evaluate(policy, Fine(), **once).returns
+        played(policy, Fine(), env_kwargs={"a": 1})
+    played(policy, Fine())
     with pytest.raises(ConfigError, match="Leave it out"):
-        dppo.evaluate(policy, Fine, model=MODEL, **once)
-    assert dppo.evaluate(policy, Fine, **once).returns
+        played(policy, Fine, model=MODEL)
+    played(policy, Fine)
     with pytest.raises(ConfigError, match="Pass env, or the run in place of the policy"):
-        dppo.evaluate(policy, **once)
-    assert dppo.evaluate(runs["plain"], trust=True, **once).returns
+        played(policy)
+    played(runs["plain"], trust=True)
     with pytest.raises(ConfigError, match="Pass an id or a function"):
-        dppo.evaluate(policy, 5, **once)
-    assert dppo.evaluate(policy, "remedies.worlds:Fine", **once).returns
+        played(policy, 5)
+    played(policy, "remedies.worlds:Fine")
     with pytest.raises(ConfigError, match="Make it with render_mode='human'"):
-        dppo.evaluate(policy, Fine(), render=True, **once)
-    assert dppo.evaluate(policy, Fine(render_mode="human"), **once).returns
+        played(policy, Fine(), render=True)
+    played(policy, Fine(render_mode="human"))
     with pytest.raises(ConfigError, match="Pass `env_kwargs`"):
-        dppo.evaluate(kept, ObjectNeeded, **once)
+        played(kept, ObjectNeeded)
 
-    assert dppo.evaluate(kept, ObjectNeeded, env_kwargs={"needed": object}, **once).returns
+    played(kept, ObjectNeeded, env_kwargs={"needed": object})
 
 
 @executes(
@@ -203,9 +207,9 @@ def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: 
     with pytest.raises(
         ConfigError, match=r"Pass the object itself in Python: .*dppo\.evaluate\(run, env=\.\.\.\)"
     ):
-        dppo.evaluate(tmp_path / "run0", episodes=1, trust=True)
+        played(tmp_path / "run0", trust=True)
 
-    assert dppo.evaluate(tmp_path / "run0", env=Fine, episodes=1).returns
+    played(tmp_path / "run0", env=Fine)
     assert main(["eval", str(tmp_path / "run0"), "--episodes", "1", "--trust"]) == 2
 
 
@@ -216,8 +220,8 @@ def test_a_video_is_made_of_images(runs: dict[str, Path], tmp_path: Path) -> Non
     blind = Fine("rgb_array")
     blind.render = lambda: None  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="Return one if its render_mode is rgb_array"):
-        dppo.evaluate(policy, blind, episodes=1, video=tmp_path / "a.mp4")
-    assert dppo.evaluate(policy, Fine("rgb_array"), episodes=1, video=tmp_path / "a.mp4").returns
+        played(policy, blind, video=tmp_path / "a.mp4")
+    played(policy, Fine("rgb_array"), video=tmp_path / "a.mp4")
 
 
 @executes(
@@ -229,12 +233,8 @@ def test_a_factory_that_accepts_render_mode_is_filmed(
     pytest.importorskip("av")
     policy = loaded(runs["plain"])
     with pytest.raises(ConfigError, match="Accept render_mode as an argument and pass it on"):
-        dppo.evaluate(policy, without_arguments(), episodes=1, video=tmp_path / "a.mp4")
-    made = dppo.evaluate(
-        policy, lambda render_mode=None: Fine(render_mode), episodes=1, video=tmp_path / "a.mp4"
-    )
-
-    assert made.returns
+        played(policy, without_arguments(), video=tmp_path / "a.mp4")
+    played(policy, lambda render_mode=None: Fine(render_mode), video=tmp_path / "a.mp4")
 
 
 @executes(
@@ -254,13 +254,13 @@ def test_without_a_window_another_way_is_named(
     with pytest.raises(
         ConfigError, match="leave `render` out, and let `env_kwargs` open the window"
     ):
-        dppo.evaluate(policy, opens_it_itself, render=True, episodes=1)
-    assert dppo.evaluate(policy, opens_it_itself, env_kwargs={"window": True}, episodes=1).returns
+        played(policy, opens_it_itself, render=True)
+    played(policy, opens_it_itself, env_kwargs={"window": True})
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="Or use `video=") as refused:
-        dppo.evaluate(policy, Fine, render=True, episodes=1)
+        played(policy, Fine, render=True)
     name = told(str(refused.value), "Or use `video=(.*?)`")
 
-    assert dppo.evaluate(policy, Fine, episodes=1, video=tmp_path / name).returns
+    played(policy, Fine, video=tmp_path / name)
     assert re.fullmatch(r".*\.mp4", name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from worlds.joint import Agents
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 TWO = gym.spaces.Discrete(2)
@@ -110,42 +111,15 @@ def fixed_mode(render_mode: str = "rgb_array") -> Fine:
     return Fine(render_mode)
 
 
-class Herd:
-    """A parallel environment of two agents; `leaves_out` names the parts that lack an agent in its last step."""
-
-    possible_agents: ClassVar[list[str]] = ["a", "b"]
-    metadata: ClassVar[dict[str, Any]] = {}
+class Herd(Agents):
+    """Agents; those that leave are missing in some parts of what their last step returns."""
 
     def __init__(self, leaves_out: tuple[int, ...] = ()) -> None:
-        self.agents: list[str] = []
-        self._taken = 0
+        super().__init__()
         self._leaves_out = leaves_out
 
-    def observation_space(self, agent: str) -> Any:
-        return BOX
-
-    def action_space(self, agent: str) -> Any:
-        return TWO
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents = [*self.possible_agents]
-        self._taken = 0
-        return dict.fromkeys(self.agents, Fine.obs), {name: {} for name in self.agents}
-
-    def step(self, actions: Any) -> Any:
-        self._taken += 1
-        ends = {"a": self._taken == 3, "b": self._taken == 5}
-        parts: list[dict[str, Any]] = [
-            dict.fromkeys(self.agents, Fine.obs),
-            dict.fromkeys(self.agents, 1.0),
-            {name: ends[name] for name in self.agents},
-            dict.fromkeys(self.agents, False),
-            {name: {} for name in self.agents},
-        ]
+    def step(self, actions: dict[str, Any]) -> Any:
+        parts = list(super().step(actions))
         for part in self._leaves_out:
-            parts[part] = {name: value for name, value in parts[part].items() if not ends[name]}
-        self.agents = [name for name in self.agents if not ends[name]]
+            parts[part] = {agent: parts[part][agent] for agent in self.agents}
         return tuple(parts)
-
-    def close(self) -> None:
-        pass

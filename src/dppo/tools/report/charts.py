@@ -93,7 +93,7 @@ class Figure:
         kind = ""
         height = ""
         if self.lanes:
-            kind = " class=lanes"
+            kind = ' class="lanes"'
             height = f' height="{LANE_HEIGHT * self.lanes}"'
         return (
             f'<figure{kind}><figcaption>{text(self.title)}</figcaption><p class="legend">{self._legend()}</p>'
