@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import make_config
+from matrix import sized
 from recorder import Notes, Recorder
 from remedies import executes
 from rich.console import Console
@@ -38,21 +39,17 @@ def act(obs):
 """
 
 
+COMPARED = {
+    "env_id": "worlds.plants:Plant",
+    "envs_per_sampler": 1,
+    "eval_every": 2 * ROWS,
+    "eval_episodes": EPISODES,
+    "baseline": "worlds.plants:proportional",
+}
+
+
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    base: dict[str, Any] = {
-        "env_id": "worlds.plants:Plant",
-        "num_samplers": 2,
-        "num_steps": 20,
-        "update_epochs": 2,
-        "total_timesteps": ITERATIONS * ROWS,
-        "run_dir": run_dir,
-        "progress": "off",
-        "eval_every": 2 * ROWS,
-        "eval_episodes": EPISODES,
-        "baseline": "worlds.plants:proportional",
-    }
-    merged = base | changes
-    return make_config({name: value for name, value in merged.items() if value is not None})
+    return make_config(sized(COMPARED, ITERATIONS) | {"run_dir": run_dir} | changes)
 
 
 def stopped(run_dir: Path, **changes: Any) -> dppo.Result:
@@ -187,17 +184,16 @@ def test_a_nondeterministic_environment_is_compared_without_pairs(tmp_path: Path
         result = dppo.train(settings(tmp_path / "run", env_id="worlds.plants:nondeterministic"))
     assert any("Welch" in text for text in notes.texts)
     assert all(row["eval/baseline_pairs"] == 0 for row in compared(result))
-    assert result.baseline is not None
-    assert result.baseline.difference is not None
-    assert not result.baseline.difference.paired
+    comparison = result.baseline
+    assert comparison is not None
+    assert comparison.difference is not None
+    assert not comparison.difference.paired
 
 
 def test_few_episodes_are_warned_of(tmp_path: Path) -> None:
     with Notes() as notes:
         dppo.train(settings(tmp_path / "run"))
     assert any(text.startswith("eval_episodes=5: ") for text in notes.texts)
-    with pytest.raises(ConfigError, match="eval_episodes=1 is too few"):
-        settings(tmp_path / "other", eval_episodes=1)
 
 
 @pytest.mark.parametrize(
@@ -255,18 +251,8 @@ def test_displays_show_the_last_evaluation_the_difference_and_its_interval() -> 
     panel = {words[1]: words[2:-1] for words in lines}
     evaluation = "12.5 +- 2.50 after 32 steps length 20.0 4 episodes"
     assert panel["eval"] == evaluation.split()
-    assert panel["baseline"] == [
-        "10.0",
-        "difference",
-        "+2.50",
-        "95",
-        "%",
-        "-0.500",
-        "to",
-        "+5.50",
-        "4",
-        "pairs",
-    ]
+    baseline = "10.0 difference +2.50 95 % -0.500 to +5.50 4 pairs"
+    assert panel["baseline"] == baseline.split()
 
 
 BASELINE_RETURNS = [10.0, 20.0, 30.0, 40.0, 50.0]
@@ -369,9 +355,8 @@ def test_a_difference_from_another_controller_is_not_kept(
     play_as(monkeypatch, {2: BETTER, 4: WORSE})
     stopped(tmp_path / "run", never_worse=True)
     assert dppo.load_policy(tmp_path / "run").state["iteration"] == 2
-    again = resumed(tmp_path / "run", never_worse=True, baseline="worlds.plants:Integrating")
-    assert again.baseline is not None
-    assert again.baseline.deployed == "baseline"
+    resumed(tmp_path / "run", never_worse=True, baseline="worlds.plants:Integrating")
+    assert best_json(tmp_path / "run")["deployed"] == "baseline"
 
 
 # ------------------------------------------------------------------ on Ray

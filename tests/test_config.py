@@ -480,8 +480,8 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
 
 def test_a_setting_of_actors_that_is_given_is_not_dropped_without_actors() -> None:
     """Those of the run are: see tests/commands/test_arguments.py."""
-    given = leave_out_ineffective(BEFORE, {"num_actors": 0, "cpus_per_actor": 2})
-    assert "cpus_per_actor=2.0 has no effect" in refusal(**given)
+    effective = leave_out_ineffective(BEFORE, {"num_actors": 0, "cpus_per_actor": 2})
+    assert "cpus_per_actor=2.0 has no effect" in refusal(**effective)
 
 
 YAML = (

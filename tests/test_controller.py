@@ -187,6 +187,15 @@ def test_an_object_that_is_no_controller_is_refused(controller: Any, words: str)
     assert words in str(refused.value)
 
 
+def returning(space: gym.Space[Any], *actions: Any) -> ControllerInstance:
+    """Return a controller that returns these actions in its next steps, of episode 7."""
+    plant = SimpleNamespace(action_space=space, observation_space=BOX)
+    answers = iter(actions)
+    instance = ControllerInstance(Controller(lambda obs: next(answers)), plant)
+    instance.begin(7, 123)
+    return instance
+
+
 @pytest.mark.parametrize(
     ("space", "action", "expected"),
     [
@@ -201,10 +210,7 @@ def test_an_object_that_is_no_controller_is_refused(controller: Any, words: str)
 def test_actions_are_converted_to_the_form_of_their_space(
     space: gym.Space[Any], action: Any, expected: Any
 ) -> None:
-    plant = SimpleNamespace(action_space=space, observation_space=BOX)
-    instance = ControllerInstance(Controller(lambda obs: action), plant)
-    instance.begin(0, 0)
-    returned = instance.act(None)
+    returned = returning(space, action).act(None)
     assert space.contains(returned)
     np.testing.assert_equal(
         np.array(returned, object).tolist(), np.array(expected, object).tolist()
@@ -238,11 +244,7 @@ def test_actions_are_converted_to_the_form_of_their_space(
 def test_an_invalid_action_is_refused_with_episode_step_and_numbers(
     space: gym.Space[Any], action: Any, words: str
 ) -> None:
-    plant = SimpleNamespace(action_space=space, observation_space=BOX)
-    good = space.sample()
-    answers = iter([good, action])
-    instance = ControllerInstance(Controller(lambda obs: next(answers)), plant)
-    instance.begin(7, 123)
+    instance = returning(space, space.sample(), action)
     instance.act(None)
     with pytest.raises(ControllerFault) as fault:
         instance.act(None)

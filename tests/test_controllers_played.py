@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from builders import tiny_run
 from remedies import executes
 from worlds import joint
 from worlds.controllers import Drift, Integral, Resetting, far, still
@@ -17,12 +17,6 @@ from dppo import streams
 from dppo.errors import ConfigError, ControllerFault, EnvironmentFault
 from dppo.streams import Stream
 
-SIZES: dict[str, Any] = {
-    "num_samplers": 1,
-    "num_steps": 32,
-    "total_timesteps": 32,
-    "progress": "off",
-}
 PLANT = "worlds.controllers:Drift"
 INTEGRAL = "worlds.controllers:Integral"
 
@@ -51,22 +45,6 @@ def test_returns_are_those_of_a_loop_by_hand(controller: Any) -> None:
     assert evaluation.lengths == (5,) * 4
 
 
-def test_a_controller_plays_the_seeds_of_a_policy(tmp_path: Path) -> None:
-    env = gym.make("CartPole-v1")
-    seeds: list[Any] = []
-    reset = env.reset
-
-    def noting(**arguments: Any) -> Any:
-        seeds.append(arguments["seed"])
-        return reset(**arguments)
-
-    env.reset = noting  # type: ignore[method-assign]
-    result = dppo.train(dppo.Config(env_id="CartPole-v1", run_dir=tmp_path / "run", **SIZES))
-    dppo.evaluate(result, env, episodes=3, seed=5)
-    dppo.evaluate(lambda obs: int(obs[2] > 0), env, episodes=3, seed=5)
-    assert seeds[:3] == seeds[3:]
-
-
 def test_numbers_in_the_info_are_summed_up_and_arguments_are_passed() -> None:
     evaluation = dppo.evaluate(
         still, PLANT, 2, env_kwargs={"steps": 9}, info_keys=["violations", "energy"]
@@ -79,25 +57,26 @@ def test_numbers_in_the_info_are_summed_up_and_arguments_are_passed() -> None:
 
 
 def test_any_number_of_actors_gives_the_same_evaluation(ray_session: None) -> None:
-    expected = dppo.evaluate(Integral, Drift, episodes=5, info_keys=["energy"])
-    for controller in (INTEGRAL, Integral(), Resetting):
-        keys = ["energy"]
-        evaluation = dppo.evaluate(controller, PLANT, 5, num_actors=2, info_keys=keys)
-        assert evaluation == expected
+    """tests/test_controller.py shows that every kind of controller survives pickling."""
+    keys = ["energy"]
+    expected = dppo.evaluate(Integral, Drift, episodes=5, info_keys=keys)
+    there = dppo.evaluate(Integral(), PLANT, 5, num_actors=2, info_keys=keys)
+    assert there == expected
+
+
+@pytest.mark.slow
+def test_a_fault_of_a_controller_on_an_actor_is_its_own(ray_session: None) -> None:
     with pytest.raises(ControllerFault, match=r"far: in step 3 of episode \d \(seed \d+\)"):
         dppo.evaluate(far, Drift, num_actors=1)
 
 
 def test_the_environment_of_a_run_is_prepared_as_in_training(tmp_path: Path) -> None:
-    config = dppo.Config(
-        env_id=Drift,
-        env_kwargs={"steps": 12},
-        drop_obs=("note",),
-        action_repeat=3,
-        run_dir=tmp_path / "run",
-        **SIZES,
-    )
-    result = dppo.train(config)
+    prepared: dict[str, Any] = {
+        "env_kwargs": {"steps": 12},
+        "drop_obs": ("note",),
+        "action_repeat": 3,
+    }
+    result = dppo.train(tiny_run(tmp_path / "run", iterations=1, env_id=Drift, **prepared))
     assert dppo.evaluate(still, result, 2).lengths == (4, 4)
     assert dppo.evaluate(still, result.run_dir, 2, trust=True).lengths == (4, 4)
     shorter = dppo.evaluate(still, result, 2, env_kwargs={"steps": 6})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kinds import small
 from recorder import Recorder
+from worlds.graded import RESETS, Graded
 from worlds.models import Plain
 from worlds.observed import World
 
@@ -104,30 +105,14 @@ class Greedy(dppo.Observer):
             episode.options["maps"].clear()
 
 
-class Mapped(World):
-    """Notes the maps of its resets."""
-
-    maps: list[list[int]] = []  # noqa: RUF012  that of the class
-    observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        maps = options["maps"] if options else []
-        self.maps.append(list(maps))
-        return super().reset(seed=seed)
-
-    def observation(self) -> Any:
-        return self.at.astype(np.float32)
-
-
 def test_an_observer_may_change_what_it_is_given(tmp_path: Path) -> None:
-    Mapped.maps.clear()
+    RESETS.clear()
     recorder = Recorder()
-    config = small(tmp_path / "run", env_id=Mapped)
+    config = small(tmp_path / "run", env_id=Graded)
     result = dppo.train(config, observers=[Greedy(), recorder])
-    assert Mapped.maps
-    for maps in Mapped.maps:
-        assert maps == [1, 2]
+    assert len(RESETS) > 4
+    for options in RESETS:
+        assert options == {"maps": [1, 2]}
     iterations = [row["iteration"] for row in recorder.rows]
     assert iterations == [1, 2, 3]
     assert len(result.metrics) == 3

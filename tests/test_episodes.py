@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import make_config
+from matrix import REBUILD
 from recorder import Notes, Recorder
 
 import dppo
@@ -117,8 +118,8 @@ def test_recording_does_not_change_the_weights_and_chooses_episodes(
     assert len(weights) == 1
     returns = [episode.episode_return for episode in read_episodes(run)]
     assert numbers["every=3"] == list(range(3, len(returns) + 1, 3))
-    best = -np.inf
     records = []
+    best = -np.inf
     for number, episode_return in enumerate(returns, 1):
         if episode_return > best:
             records.append(number)
@@ -145,7 +146,8 @@ def test_the_oldest_episodes_go_at_the_limit(
         result = dppo.train(config, observers=[Recorder(interrupt_at=6)])
         result = dppo.train(config, resume=tmp_path / "run")
     numbers = [episode.number for episode in read_episodes(tmp_path / "run")]
-    assert numbers == list(range(result.episodes - len(numbers) + 1, result.episodes + 1))
+    first = result.episodes - len(numbers) + 1
+    assert numbers == list(range(first, result.episodes + 1))
     assert 2_000 < len(lines(tmp_path / "run")) < 8_000
     assert any("its older half is dropped" in text for text in notes.texts)
 
@@ -175,8 +177,9 @@ def test_episodes_are_listed_and_found_by_number_and_by_name(run: Path, capsys: 
     assert columns == ["number", "sampler/env/episode", "return", "length", "env", "step"]
     assert [row.split()[0] for row in rows] == [str(episode.number) for episode in episodes]
     assert last.startswith(f"{len(episodes)} recorded.")
-    assert replayed(run, "--episode", episodes[-1].name) == 0
-    assert f"Episode {episodes[-1].name}: {episodes[-1].length} steps" in capsys.readouterr().out
+    newest = episodes[-1]
+    assert replayed(run, "--episode", newest.name) == 0
+    assert f"Episode {newest.name}: {newest.length} steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -290,15 +293,11 @@ def test_an_episode_that_is_not_the_same_is_refused_with_its_place(
 def test_an_episode_that_failed_is_played_up_to_its_fault(tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "run"
     bad = {"obs": [float("nan")] * 2, "episodes": [0, 2]}
-    faulty = {
-        "env_id": "worlds.faulty:Faulty",
-        "env_kwargs": bad,
-        "on_env_fault": "rebuild",
-        "env_faults": "unlimited",
-    }
-    result = dppo.train(settings(run, **faulty))
+    faulty = {"env_id": "worlds.faulty:Faulty", "env_kwargs": bad}
+    result = dppo.train(settings(run, **faulty, **REBUILD))
     failed = [episode for episode in read_episodes(run) if episode.number is None]
-    assert len(failed) == result.incidents["bad_step"] > 0
+    assert failed
+    assert len(failed) == result.incidents["bad_step"]
     assert main(["replay", str(run), "--episodes"]) == 0
     assert capsys.readouterr().out.count("fault  ") == len(failed)
     assert replayed(run, "--episode", failed[0].name) == 0
@@ -310,21 +309,11 @@ def test_an_episode_that_failed_is_played_up_to_its_fault(tmp_path: Path, capsys
 
 
 def forged(run: Path, **changes: Any) -> None:
-    line = json.loads(lines(run).splitlines()[0])
+    first, *_ = lines(run).splitlines()
+    line = json.loads(first)
     line["packed"] |= changes.pop("packed", {})
-    (run / "episodes.jsonl").write_text(json.dumps(line | changes) + "\n")
-
-
-def refuse(run: Path, fault: str) -> None:
-    path = run / "episodes.jsonl"
-    path.unlink()
-    if fault == "link":
-        path.symlink_to("/etc/passwd")
-    elif fault == "pipe":
-        os.mkfifo(path)
-    else:
-        path.touch()
-        os.truncate(path, 2**40)
+    text = json.dumps(line | changes)
+    (run / "episodes.jsonl").write_text(f"{text}\n")
 
 
 FORGED: dict[str, dict[str, Any]] = {
@@ -340,19 +329,22 @@ FORGED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fault", ["link", "pipe", "large", *FORGED])
+@pytest.mark.parametrize("fault", ["pipe", *FORGED])
 def test_forged_episodes_are_refused_or_skipped(
     fault: str, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    """tests/records/test_folder_files.py has links, and files that are too large."""
+    copy = shutil.copytree(run, tmp_path / "run")
     if fault in FORGED:
         forged(copy, **FORGED[fault])
     else:
-        refuse(copy, fault)
-    codes = [main(["replay", str(copy), "--episodes"]), replayed(copy, "--episode", "1")]
+        (copy / "episodes.jsonl").unlink()
+        os.mkfifo(copy / "episodes.jsonl")
+    listed = main(["replay", str(copy), "--episodes"])
+    assert listed == (0 if fault in FORGED else 2)
+    code = replayed(copy, "--episode", "1")
+    assert code == (1 if fault == "nan" else 2)
     printed = capsys.readouterr()
-    assert codes[1] == (1 if fault == "nan" else 2)
-    assert codes[0] == (0 if fault in FORGED else 2)
     assert "\x1b" not in printed.out + printed.err
     assert len(printed.err.splitlines()) <= 2
 
@@ -362,6 +354,7 @@ def test_forged_episodes_are_refused_or_skipped(
 )
 def test_actions_are_packed_without_a_loss(actions: np.ndarray) -> None:
     packed = json.loads(json.dumps(recorded.packed(actions)))
-    again = RecordedEpisode(0, 0, 0, 0, len(actions), packed).actions()
+    episode = RecordedEpisode(0, 0, 0, 0, len(actions), packed)
+    again = episode.actions()
     np.testing.assert_array_equal(again, actions)
     assert again.dtype == actions.dtype

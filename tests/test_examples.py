@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from builders import tiny_run
 from commandline import output_of
 from gymnasium.utils.env_checker import check_env
 from processes import descendants
@@ -176,13 +177,13 @@ def test_actors_repeat_the_episodes_of_a_socket_simulator(
 ) -> None:
     example("socket_simulator")
     settings: dict[str, Any] = {
+        "samplers": 2,
+        "steps": 64,
         "env_id": "socket_simulator:SocketSimulator",
-        "num_samplers": 2,
-        "num_steps": 64,
     }
-    settings |= {"total_timesteps": 256, "progress": "off"}
     alone, on_actors = (
-        dppo.train(dppo.Config(**settings, num_actors=n, run_dir=tmp_path / str(n))) for n in (0, 2)
+        dppo.train(tiny_run(tmp_path / str(number), **settings, num_actors=number))
+        for number in (0, 2)
     )
     assert alone.weights_sha256 == on_actors.weights_sha256
 
@@ -210,22 +211,14 @@ def test_a_remote_simulator_goes_on_when_its_server_is_killed_and_starts_again(
                     stack.enter_context(serving(port))
 
         script = example("remote_server").__file__
-        settings: dict[str, Any] = {
+        settings = {
             "env_id": "remote_simulator:RemoteSimulator",
-            "num_samplers": 2,
-            "num_steps": 64,
-        }
-        settings |= {
             "env_kwargs": {"addresses": [f"127.0.0.1:{port}" for port in ports]},
             "on_env_fault": "rebuild",
-        }
-        settings |= {
-            "total_timesteps": 128 * 6,
-            "progress": "off",
             "num_actors": num_actors,
-            "run_dir": tmp_path,
         }
-        result = dppo.train(dppo.Config(**settings), observers=[Killer()])
+        config = tiny_run(tmp_path, samplers=2, steps=64, iterations=6, **settings)
+        result = dppo.train(config, observers=[Killer()])
     assert result.iterations == 6
     assert result.incidents == {"env_raised": 1}
     [fault] = (name for name in result.env_faults if name != "steps lost")

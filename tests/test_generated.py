@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from proofs import proofs
 
 import dppo
@@ -68,20 +68,12 @@ def test_each_fault_of_a_simulator_has_a_proof(generate: ModuleType) -> None:
 
 def test_registered_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     """Of a run with an evaluation, and without options that add further keys."""
-    sizes = {
-        "num_samplers": 1,
-        "num_steps": 60,
-        "total_timesteps": 120,
+    evaluated: dict[str, Any] = {
+        "env_id": "worlds.simple:point_mass",
         "eval_every": 60,
         "eval_episodes": 1,
     }
-    settings = {
-        "env_id": "worlds.simple:point_mass",
-        **sizes,
-        "progress": "off",
-        "run_dir": tmp_path / "run",
-    }
-    result = dppo.train(make_config(settings))
+    result = dppo.train(tiny_run(tmp_path / "run", steps=60, iterations=2, **evaluated))
     usual = {
         metric.key
         for group in METRICS.values()

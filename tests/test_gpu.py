@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import make_config, plan_of
+from builders import plan_of, tiny_run
 from remedies import executes
 from torch import Tensor, nn
 
@@ -46,14 +47,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def learning_of(**changes: Any) -> tuple[LocalTrainer, Any]:
     """Return a trainer in this process, and a segment."""
-    settings = {
-        "env_id": "CartPole-v1",
-        "num_samplers": 1,
-        "num_steps": 16,
-        "minibatch_size": 16,
-        "update_epochs": 1,
-    }
-    config = make_config(settings | {"norm_reward": False} | changes)
+    config = tiny_run(None, minibatch_size=16, norm_reward=False, **changes)
     built = build_sampler(sampler_plan(config), 0)
     local = LocalTrainer(plan_of(config, built.spaces.actions), built.spaces)
     snapshot = PolicySnapshot(0, local.weights())
@@ -121,27 +115,16 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
         return forward(model, obs, actions, *arguments)
 
     monkeypatch.setattr(PPOModel, "forward", cramped)
-    settings: dict[str, Any] = {
-        "env_id": "CartPole-v1",
-        "num_samplers": 2,
-        "num_steps": 32,
-        "update_epochs": 1,
-    }
-    settings |= {
-        "minibatch_size": 64,
-        "total_timesteps": 128,
-        "progress": "off",
-        "run_dir": tmp_path / "run",
-    }
+    config = tiny_run(tmp_path / "run", samplers=2, steps=32, iterations=2, minibatch_size=64)
     with pytest.raises(
         OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not"
     ) as raised:
-        dppo.train(make_config(settings))
+        dppo.train(config)
     saved = checkpoints.load(tmp_path / "run" / "checkpoints" / "iter_000000.safetensors")
     assert saved.state["iteration"] == 0
     remedy = re.search(r"`micro_batch_size=(\d+)`", str(raised.value))
     assert remedy is not None
-    smaller = make_config(settings | {"micro_batch_size": int(remedy[1])})
+    smaller = dataclasses.replace(config, micro_batch_size=int(remedy[1]))
     assert dppo.train(smaller, resume=tmp_path / "run").iterations == 2
 
 
@@ -164,8 +147,9 @@ class FakeGPU:
     """Answers as torch.cuda does on a card of 80 GB; SGD runs on the CPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, peak: float, free: float) -> None:
-        answers: dict[str, Any] = {"max_memory_allocated": int(peak), "memory_reserved": int(1e9)}
-        answers |= {
+        answers = {
+            "max_memory_allocated": int(peak),
+            "memory_reserved": int(1e9),
             "reset_peak_memory_stats": None,
             "get_device_name": "H200",
             "mem_get_info": (int(free), int(80e9)),
@@ -266,14 +250,10 @@ def test_no_network_leaves_a_tensor_on_the_cpu(parts: Any) -> None:
     names = [name for name in parts.KINDS if "MLP 2x64" in name or "module" in name]
     tried = set()
     for name in names:
-        changes = {
-            key: value
-            for key, value in parts.KINDS[name].items()
-            if key not in ("precision", "reuse")
-        }
-        config = parts.config_of(
-            "cpu", **changes, **({} if "micro_batch_size" in changes else {"seed": 2})
-        )
+        changes = {"seed": 2} | parts.KINDS[name]
+        for key in ("precision", "reuse"):
+            changes.pop(key, None)
+        config = parts.config_of("cpu", **changes)
         spaces = build_sampler(sampler_plan(config), 0).spaces
         spec = build_trainer(plan_of(config, spaces.actions), spaces).spec
         if str(spec) in tried:

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from builders import make_config
+from matrix import REBUILD
 from recorder import Notes
 
 import dppo
@@ -55,15 +56,18 @@ def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     assert incident.items() >= place.items()
     assert len(incident["actions"]) == 3
     assert len(incident["last_obs"].split()) >= 4
-    assert "RuntimeError: the simulator failed in its step" in (folder / "report.txt").read_text()
+    report = (folder / "report.txt").read_text()
+    assert "RuntimeError: the simulator failed in its step" in report
     assert incident["versions"]["dppo"] == dppo.__version__
 
 
 def test_a_constructor_that_fails_before_training_leaves_an_incident(tmp_path: Path) -> None:
     brittle = {"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": "constructor"}}
     folder = incident_of(tmp_path / "run", **brittle)
-    assert json.loads((folder / "incident.json").read_text())["phase"] == "constructor"
-    assert "LicenceError: licence server said 503" in (folder / "report.txt").read_text()
+    incident = json.loads((folder / "incident.json").read_text())
+    assert incident["phase"] == "constructor"
+    report = (folder / "report.txt").read_text()
+    assert "LicenceError: licence server said 503" in report
 
 
 @pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -75,7 +79,8 @@ def test_actions_of_earlier_segments_are_among_them(
     endless = {"world": "worlds.slow:Endless", "world_kwargs": {"slow": "no"}}
     kwargs = endless | {"at_episode": None, "at_step": 40}
     folder = incident_of(tmp_path / "run", env_kwargs=kwargs, num_actors=num_actors)
-    assert len(json.loads((folder / "incident.json").read_text())["actions"]) == 40
+    incident = json.loads((folder / "incident.json").read_text())
+    assert len(incident["actions"]) == 40
     assert main(["replay", str(folder), "--trust"]) == 0
     assert "the simulator failed in its step (episode 0, step 40)" in capsys.readouterr().out
 
@@ -116,10 +121,10 @@ def test_replay_makes_the_environment_with_its_number_and_wrappers(
 def test_a_fault_that_does_not_follow_from_seed_and_actions_is_said_to(
     failed: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(failed, run)
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("at_step: 3", "at_step: 99"))
+    run = shutil.copytree(failed, tmp_path / "run")
+    config = run / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("at_step: 3", "at_step: 99"))
     assert main(["replay", str(run / "incidents" / "001"), "--trust"]) == 1
     assert capsys.readouterr().out.startswith("No fault in 3 steps")
 
@@ -129,8 +134,7 @@ def test_incidents_of_a_run_that_goes_on_are_bounded_and_can_be_replayed(
 ) -> None:
     monkeypatch.setattr(incidents, "MAX_INCIDENTS", 2)
     bad = {"obs": [float("nan")] * 2, "episodes": list(range(9))}
-    survive = {"on_env_fault": "rebuild", "env_faults": "unlimited"}
-    config = settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **survive)
+    config = settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **REBUILD)
     with Notes() as notes:
         result = dppo.train(config)
     folders = sorted((tmp_path / "run" / "incidents").iterdir())
@@ -158,24 +162,19 @@ class Odd(gym.Wrapper[Any, Any, Any, Any]):
 def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_quoted(
     tmp_path: Path,
 ) -> None:
-    config = settings(
-        tmp_path / "my run",
-        env_id=Odd,
-        env_kwargs={},
-        on_env_fault="rebuild",
-        env_faults="unlimited",
-    )
+    config = settings(tmp_path / "my run", env_id=Odd, env_kwargs={}, **REBUILD)
     with Notes() as notes:
         result = dppo.train(config)
     assert result.stopped_by is None
     folder = tmp_path / "my run" / "incidents" / "001"
-    assert r"ValueError: cannot read frame\udcff.bin" in (folder / "report.txt").read_text()
+    report = (folder / "report.txt").read_text()
+    assert r"ValueError: cannot read frame\udcff.bin" in report
     assert all(text.isprintable() for text in "".join(notes.texts).splitlines())
     [text, *_] = [text for text in notes.texts if text.startswith(f"see {folder}")]
     assert shlex.split(text.partition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
 
 
-CONTENTS = {
+FORGED = {
     "deep": "[" * 10**5,
     "none": '{"actions": null, "message": "\\u001b[2J"}',
     "ragged": '{"actions": [1, [2]], "dtype": "int64", "seed": 1, "episode": 1}',
@@ -184,26 +183,20 @@ CONTENTS = {
 }
 
 
-def forge(path: Path, kind: str) -> None:
-    path.unlink()
-    if kind == "link":
-        path.symlink_to("/etc/passwd")
-    elif kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.write_text(CONTENTS.get(kind, ""))
-    if kind == "large":
-        os.truncate(path, 2**40)
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe", "large", *CONTENTS])
+@pytest.mark.parametrize("content", ["a pipe", *FORGED])
 def test_a_forged_incident_is_refused(
-    kind: str, failed: Path, tmp_path: Path, capsys: Capture
+    content: str, failed: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(failed, run)
-    forge(run / "incidents" / "001" / "incident.json", kind)
-    assert main(["replay", str(run / "incidents" / "001"), "--trust"]) == 2
+    """tests/records/test_folder_files.py has links, and files that are too large."""
+    run = shutil.copytree(failed, tmp_path / "run")
+    folder = run / "incidents" / "001"
+    path = folder / "incident.json"
+    path.unlink()
+    if content in FORGED:
+        path.write_text(FORGED[content])
+    else:
+        os.mkfifo(path)
+    assert main(["replay", str(folder), "--trust"]) == 2
     text = capsys.readouterr().err
     assert "incident.json: " in text
     assert "\x1b" not in text
@@ -213,9 +206,9 @@ def test_a_forged_incident_is_refused(
 def test_a_folder_that_leads_elsewhere_is_refused(
     failed: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(failed, run)
-    (run / "incidents" / "001").rename(tmp_path / "elsewhere")
-    (run / "incidents" / "001").symlink_to(tmp_path / "elsewhere")
-    assert main(["replay", str(run / "incidents" / "001"), "--trust"]) == 2
+    run = shutil.copytree(failed, tmp_path / "run")
+    folder = run / "incidents" / "001"
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert main(["replay", str(folder), "--trust"]) == 2
     assert "is a symbolic link" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+from builders import tiny_run
 from commandline import Command, run
 
 import dppo
@@ -67,13 +68,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that says in which step of the environment which signal is sent."""
 
     def set_up(at: int, number: signal.Signals | None, *, swallows: bool = False) -> None:
-        for name, value in {
-            "steps": 0,
-            "at": at,
-            "number": number,
-            "swallows": swallows,
-            "closed": 0,
-        }.items():
+        state = {"steps": 0, "at": at, "number": number, "swallows": swallows, "closed": 0}
+        for name, value in state.items():
             monkeypatch.setattr(Interrupting, name, value)
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -84,16 +80,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     run_dir = tmp_path_factory.mktemp("interrupted") / "run"
-    sizes: dict[str, Any] = {
-        "num_samplers": 1,
-        "num_steps": 32,
-        "total_timesteps": 64,
-        "record_episodes": "all",
-    }
-    dppo.train(
-        dppo.Config(env_id=f"{__name__}:Interrupting", run_dir=run_dir, progress="off", **sizes)
-    )
-    return str(run_dir)
+    env_id = f"{__name__}:Interrupting"
+    config = tiny_run(run_dir, steps=32, iterations=2, env_id=env_id, record_episodes="all")
+    return str(dppo.train(config).run_dir)
 
 
 @pytest.mark.parametrize(

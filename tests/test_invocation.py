@@ -118,34 +118,21 @@ def test_help_usage_and_errors_say_how_it_was_called(
     shown = capsys.readouterr().out
     assert "usage: ./dppo train ENV_ID" in shown
     assert "`./dppo presets`" in shown
-    assert (
-        as_called("is not a dppo checkpoint: see dppo/errors.py")
-        == "is not a dppo checkpoint: see dppo/errors.py"
-    )
+    without_command = "is not a dppo checkpoint: see dppo/errors.py"
+    assert as_called(without_command) == without_command
 
 
 def test_a_run_says_how_to_go_on_with_the_words_of_the_launcher(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "../dppo")
-    sizes = [
-        "--num-samplers",
-        "1",
-        "--num-steps",
-        "8",
-        "--total-timesteps",
-        "8",
-        "--num-actors",
-        "0",
-    ]
-    words = ["train", "CartPole-v1", *sizes, "--progress", "plain"]
-    assert main([*words, "--run-dir", str(tmp_path / "run")]) == 0
+    sizes = "--num-samplers 1 --num-steps 8 --total-timesteps 8 --num-actors 0 --progress plain"
+    words = f"train CartPole-v1 {sizes} --run-dir {tmp_path / 'run'}"
+    assert main(words.split()) == 0
     out = capsys.readouterr().out
     assert "../dppo eval " in out
-    assert (
-        re.search(r"(?<![/.\w-])dppo (?!:)(eval|train|report)", out.replace("../dppo", "LAUNCHER"))
-        is None
-    )
+    rest_of_output = out.replace("../dppo", "LAUNCHER")
+    assert not re.search(r"(?<![/.\w-])dppo (?!:)(eval|train|report)", rest_of_output)
 
 
 def test_the_variable_does_not_reach_processes_that_a_command_starts(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from commandline import Command
 from mpi import FAMILIES, compiled_fortran_heat, compiled_heat, ranks_of, use_mpi
 from processes import wait_until
 from test_remote import settings
@@ -168,22 +168,9 @@ def test_ranks_of_mpi_lead_to_the_same_weights_when_one_is_killed_or_hangs(
 def test_no_rank_is_left_after_the_driver_is_killed(
     tmp_path: Path, heat: str, num_actors: int
 ) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "dppo",
-        "train",
-        "dppo.remote:make",
-        f"--env-kwargs={json.dumps({'command': [heat]})}",
-        "--num-samplers=2",
-        "--ranks-per-env=2",
-        "--cores-per-rank=0",
-        f"--num-actors={num_actors}",
-        f"--run-dir={tmp_path / 'run'}",
-    ]
-    with open(tmp_path / "log", "wb") as log:
-        driver = subprocess.Popen(words, stdout=log, stderr=log)
-    wait_until(lambda: len(ranks_of(heat)) == 4, 300)
-    driver.kill()
-    driver.wait()
-    wait_until(lambda: not ranks_of(heat), 10)
+    program = ["train", "dppo.remote:make", f"--env-kwargs={json.dumps({'command': [heat]})}"]
+    sizes = f"--num-samplers 2 --ranks-per-env 2 --cores-per-rank 0 --num-actors {num_actors}"
+    with Command([*program, *sizes.split()], tmp_path) as driver:
+        driver.wait_until(lambda: len(ranks_of(heat)) == 4, 300)
+        driver.send(signal.SIGKILL)
+        wait_until(lambda: not ranks_of(heat), 10)
