@@ -120,7 +120,7 @@ class EnvironmentFault(DppoError):
         return self.place is not None and self.place.phase == "constructor"
 
     def beside(self, others: int, samplers: int = 0) -> "EnvironmentFault":
-        """Return this fault with so many more instances, and samplers, in the process whose constructor raised."""
+        """Return this fault after adding instances and samplers to those of the process whose constructor raised."""
         if self.place is None or not self.in_constructor:
             return self
         place = replace(

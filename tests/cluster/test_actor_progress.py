@@ -216,7 +216,7 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
     events: list[Progressed] = []
-    wait_until(lambda: events.extend(watching.seen()) or not watching._looks)  # type: ignore[func-returns-value]
+    wait_until(lambda: events.extend(watching.take_events()) or not watching._looks)  # type: ignore[func-returns-value]
     assert [(event.process, event.progress.replayed) for event in events] == [(Process(0, 5), 1)]
     assert events[0].progress.steps == 1
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
@@ -224,10 +224,10 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     here = Watching(link, node_id)
     here.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
     here.look(Process(0, 5))
-    assert [event.progress.to_replay for event in here.seen()] == [7]
+    assert [event.progress.to_replay for event in here.take_events()] == [7]
     record.stepped()
     here.look(Process(0, 5))
-    assert [slot.progress.steps for slot in here.seen()] == [2]
+    assert [slot.progress.steps for slot in here.take_events()] == [2]
     here.ended(Process(0, 5))
     assert not Path(path).exists()
 

@@ -291,7 +291,7 @@ class Balancing:
         for sampler, position in self._hosting.positions.items():
             host = position.host
             if len(host.samplers) > 1 and host.state is State.RUNNING:
-                # A sampler that has been asked for moves when its segments have arrived, with so much more to replay.
+                # A sampler that has been asked for moves when its segments have arrived, and has to replay these, too.
                 asked_for = position.asked - position.arrived
                 cost_s = self.replay_s(sampler, actor) + segment_s * asked_for
                 costs.append((cost_s, -len(host.samplers), sampler))

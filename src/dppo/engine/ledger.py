@@ -195,7 +195,7 @@ def _are_options(options: np.ndarray | None, envs: int) -> bool:
 
 
 def _are_proofs(proofs: np.ndarray | None, envs: int, action: np.dtype[Any]) -> bool:
-    """Return whether these are proofs of the states of so many environments, as `OwnStates.take` packs them."""
+    """Return whether these are proofs of the states of `envs` environments, as `OwnStates.take` packs them."""
     if proofs is None:
         return True
     values = unpacked(proofs.tobytes())

@@ -43,7 +43,7 @@ class Requests:
         return self._missing > 0
 
     def add(self, policy: PolicySnapshot, index: int, now: float) -> bool:
-        """Add segments `index`; return whether they are the only ones."""
+        """Add the segments with this index; return whether no others are pending."""
         is_only = not self.pending
         if is_only:
             self.index = index

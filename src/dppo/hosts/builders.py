@@ -176,7 +176,7 @@ def _wide_exploration(plan: SamplerPlan, sampler_id: int) -> WideExploration | N
 
 
 def _make_in_turn(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
-    """Make an environment, in a thread of its own if it takes turns, not too soon after the one before."""
+    """Make an environment, in a thread of its own if it has standbys; wait `start_interval_s` after the last start."""
     enter = partial(progress.enter, place_of(Phase.MAKE, sampler_id, env))
     _wait_for_start(plan.sampling.start_interval_s, enter)
     name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
@@ -194,7 +194,7 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
             now = time.monotonic()
             left_s = _last_start[0] + interval_s - now
             if left_s <= 0:
-                # when it begins, not when it was due: after a late start, the next one still waits
+                # the time of the start itself, so that after a late start the next one still waits
                 _last_start[0] = now
                 return
         time.sleep(min(left_s, POLL_S))
@@ -351,7 +351,7 @@ TRAINERS: dict[str, Callable[[str, TrainerPlan, NetworkSpec, Parallel], Trainer]
 
 
 def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[Stage]:
-    """Make what a run adds to its updates, by default nothing: see `Stage`."""
+    """Make the stages that a run adds to its updates; by default none."""
     from dppo.ppo.exchange.phase import ControllerPhase
     from dppo.ppo.learning.prior import Prior
     from dppo.ppo.learning.reuse import OlderPolicies

@@ -18,8 +18,8 @@ from contextlib import suppress
 MARKER = "DPPO_ACTOR"
 MAX_LOG_BYTES = 2 * 2**20  # older parts of a larger log are moved to LOG.1
 POLL_S = 0.5  # between two looks at the size of the log
-BEGINNING_S = 1.0  # longest wait for processes that begin
-LOOK_AT_BEGINNING_S = 0.01
+BEGINNING_S = 1.0  # longest wait for processes whose environment cannot be read yet
+LOOK_AT_BEGINNING_S = 0.01  # between two looks at such processes
 GRACE_S = 2.0  # from SIGTERM to SIGKILL, for a simulator to give back its licence
 PARENT_S = 0.05  # until the parent of the actor has reaped it
 PIDFD_GET_INFO = 0xC040FF0B  # since Linux 6.15
@@ -35,15 +35,16 @@ END_BYTES = 2**15  # last bytes of a log in which these lines are looked for
 LAST_LINE_S = 1.0  # longest wait for the keeper's own line at the very end
 HEAD_PERIOD_S = 10.0  # between two connections to Ray's head
 HEAD_LOST_S = 60.0  # without a connection to the head: a cluster gives up a node, and a run Ray, in about this time
-CONNECT_S = 2.0  # longest wait for a connection with it
+CONNECT_S = 2.0  # longest wait for a connection to the head
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 def begin_log(path: str, marker: str, driver: int = 0, head: str = "") -> str:
-    """Start a keeper; let this process print to `path`, or without one to a file beside `marker`; "" if that fails.
+    """Start a keeper, and redirect the output of this process to a log; return the path of the log, "" if that fails.
 
-    This process is ended if the process `driver` ends, or if the network to `head`, the host:port of Ray's GCS, is cut
-    for a minute. Without Linux's /proc, there is nothing of that.
+    The log is `path`, or without one a file beside `marker`. The keeper ends this process if the process `driver` ends,
+    or if the network to `head`, the host:port of Ray's GCS, is cut for a minute. Without Linux's /proc, no keeper is
+    started.
     """
     import subprocess  # not in the program
 
@@ -113,9 +114,9 @@ def _last_line(pid: int, status: str = "") -> str:
 
 
 class _Head:
-    """Ray's head, from which an actor gets its work: if it cannot be reached for long, the actor has been replaced.
+    """The connection to Ray's head: an actor without it for long has been replaced.
 
-    Ray itself leaves the processes of a host that is cut off as they are, for many minutes.
+    Ray itself ends the processes of a host that is cut off only after many minutes.
     """
 
     def __init__(self, address: str) -> None:
@@ -148,7 +149,7 @@ def _is_reachable(address: str) -> bool:
 
 
 def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> None:
-    """Wait for the end of the process `pid`; write to its log how it ended; end what it has left."""
+    """Wait for the end of the process `pid`, append its exit code to its log, and end processes that it has left."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -173,14 +174,14 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
     status = _status(pidfds, for_memory=_kills_for_memory() > kills[0])
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
         file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, status)}\n")
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        _end_marked(marker.encode(), number)
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        _end_marked(marker.encode(), signal_number)
     time.sleep(GRACE_S)  # a driver on this node reads where the process was
     _tidy(marker, log)
 
 
 def _limit(log: str) -> None:
-    """Move the newest part of a log that has become too large to LOG.1; all who write to it append."""
+    """Move the newest part of a log that has become too large to LOG.1; all writers of the log append."""
     with open(log, "r+b") as file:
         if os.fstat(file.fileno()).st_size <= MAX_LOG_BYTES:
             return
@@ -192,8 +193,8 @@ def _limit(log: str) -> None:
         file.truncate(0)
 
 
-def _end_marked(marker: bytes, number: int) -> None:
-    """Send a signal to all processes of the actor until they have ended, or have had their time."""
+def _end_marked(marker: bytes, signal_number: int) -> None:
+    """Send a signal to all processes of the actor until they have ended, for GRACE_S at most."""
     began = time.monotonic()
     while time.monotonic() < began + GRACE_S:
         left, some_begin = look_for(marker)
@@ -201,7 +202,7 @@ def _end_marked(marker: bytes, number: int) -> None:
             return
         for pid in left:
             with suppress(OSError):
-                os.kill(pid, number)
+                os.kill(pid, signal_number)
         time.sleep(POLL_S if left else LOOK_AT_BEGINNING_S)
 
 
@@ -256,8 +257,8 @@ def _exit_code(pidfds: list[int]) -> int | None:
 def look_for(marker: bytes) -> tuple[set[int], bool]:
     """Return the processes that have the marker in their environment, or map the file of that name.
 
-    Return also whether the environment of another one cannot be read yet: while a process begins a program, it is empty
-    for some milliseconds, on a busy machine for more.
+    Return also whether some process has no readable environment yet: while a process begins a program, its environment
+    is empty for some milliseconds, on a busy machine for more.
     """
     marked = set[int]()
     some_begin = False

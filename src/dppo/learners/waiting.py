@@ -85,7 +85,7 @@ def wait_while_alive(
 
 
 def pause(seconds: float, check: Callable[[], None]) -> None:
-    """Wait for so long, unless `check` raises."""
+    """Wait for this number of seconds, unless `check` raises."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         check()

@@ -147,7 +147,7 @@ class Connection:
 
 
 def _receive(connected: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes; raise EOFError, which is no OSError, or TimeoutError."""
+    """Return exactly `size` bytes; raise EOFError, which is no OSError, or TimeoutError."""
     pieces = b""
     while len(pieces) < size:
         piece = connected.recv(size - len(pieces))

@@ -68,7 +68,7 @@ def _warn_of_other_numerics(state: dict[str, Any], numerics: Expected) -> None:
     now = numerics.own
     probe = Probe(**stored["probe"] | {"widths": tuple(stored["probe"]["widths"])})
     difference = before.differences(now)
-    if difference and probe == numerics.probe:  # other sizes: of a branch
+    if difference and probe == numerics.probe:  # a branch may have other sizes
         facts = f"was written on {before.cpu}, and this machine, {now.cpu}, computes {difference}"
         logger.warning(
             "the checkpoint %s: from here on, results differ by rounding", printable(facts)

@@ -25,7 +25,7 @@ class Lease:
     """
 
     def __init__(self, number: int, wait_s: float = WAIT_S) -> None:
-        """Lease so many cores; wait until enough are free. Raise NoCores after `wait_s`."""
+        """Lease `number` cores; wait until enough are free. Raise NoCores after `wait_s`."""
         self._locks: dict[int, socket.socket] = {}
         until = time.monotonic() + wait_s
         while not self._take(number):

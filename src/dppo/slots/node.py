@@ -40,7 +40,7 @@ class NodeLease:
     """Cores of another node, and a folder there, until it is closed, this process ends, or the node is lost."""
 
     def __init__(self, node: Node, number: int, mark: str, folder: str = "") -> None:
-        """Lease so many cores; make the folder if it is missing. Raise SolverError if that fails."""
+        """Lease `number` cores; make the folder if it is missing. Raise SolverError if that fails."""
         request = {"secret": node.secret, "cores": number, "mark": mark, "folder": folder}
         with ExitStack() as stack:
             try:
@@ -93,7 +93,7 @@ def serve(address: str, secret: str, owner_pid: int) -> None:
 
 
 def _attend(connection: socket.socket, secret: str, owner: int) -> None:
-    """Do as the first line of a connection asks, until its end."""
+    """Serve a connection until its end: lease the cores that its first line asks for, or run the command."""
     watched(connection).settimeout(HELLO_S)
     request = json.loads(connection.makefile().readline())
     if not hmac.compare_digest(request["secret"], secret):
@@ -122,7 +122,7 @@ def _attend(connection: socket.socket, secret: str, owner: int) -> None:
 
 
 def _run(request: dict[str, Any], connection: socket.socket, owner: int) -> None:
-    """Run a command until its end, or that of the connection; send what it prints and, after a zero, its exit code."""
+    """Run a command until it or the connection ends; send its output and, after a zero byte, its exit code."""
     command = subprocess.Popen(
         ["sh", "-c", request["command"]],
         cwd=request["folder"],
@@ -152,5 +152,5 @@ def _wait(connection: socket.socket, owner: int, mark: str) -> None:
 
 
 if __name__ == "__main__":
-    first = json.loads(sys.stdin.readline())
-    serve(first["address"], first["secret"], first["owner"])
+    arguments = json.loads(sys.stdin.readline())
+    serve(arguments["address"], arguments["secret"], arguments["owner"])

@@ -1,4 +1,4 @@
-"""The program of an environment: its start, how its ranks ended, its last lines, its end."""
+"""The program of an environment: its start, the exit codes of its ranks, its last lines, its end."""
 
 import json
 import os
@@ -25,7 +25,7 @@ LOG = "solver.log"  # output of the program, in its folder
 END_BYTES = 4096
 END_LINES = 12  # lines of output in an error; srun adds up to five after the last of the solver
 START_S = 30.0  # longest start of the keeper, on a busy machine
-BY_SIGNAL = 128  # beyond which an exit status of a launcher stands for a signal
+BY_SIGNAL = 128  # exit statuses of launchers beyond this stand for signals
 EXIT_S = 2.0  # longest wait for the exit of a program after its connection has closed
 END_S = 12.0  # longest wait for the keeper, which ends all ranks
 
@@ -71,7 +71,7 @@ class Program:
     ) -> None:
         """Start the program. `variables` are its environment; the keeper holds `locks` until all ranks have ended.
 
-        `address`: that of this machine, at which guards of ranks find the keeper.
+        `address`: address of this machine, at which guards of ranks find the keeper.
 
         Raise SolverError if it cannot be started.
         """
@@ -115,7 +115,7 @@ class Program:
         self._keeper_pid: int = reports[0]["keeper"]
         self.pid: int = reports[0]["started"]
         """Process id of the launcher, or of the program itself."""
-        self._take_note(reports[1:])
+        self._record(reports[1:])
         _PROGRAMS.add(self)
 
     @property
@@ -128,14 +128,14 @@ class Program:
 
         None while the program runs.
         """
-        self._take_note(self._reports(0.0))
+        self._record(self._reports(0.0))
         failed = self._failed()
         return self._code if failed is None else failed.code
 
     @property
     def exit_codes(self) -> dict[int, int | None]:
-        """The exit code of each rank that has started, negative for a signal; None for one that runs."""
-        self._take_note(self._reports(0.0))
+        """The exit code of each rank that has started, negative for a signal; None for a rank that runs."""
+        self._record(self._reports(0.0))
         return {number: rank.code for number, rank in sorted(self.ranks.items())}
 
     def check(self) -> None:
@@ -183,7 +183,7 @@ class Program:
         return content.decode("utf-8", "replace").splitlines()[-END_LINES:]
 
     def terminate(self, wait_s: float = 0.0) -> None:
-        """Wait so long for the program to end; then end all of its processes, and return when they are gone."""
+        """Wait `wait_s` for the end of the program; then end all of its processes, and return when they are gone."""
         if self._wait(wait_s):
             return
         with suppress(OSError):
@@ -192,11 +192,11 @@ class Program:
         self._wait(END_S)
 
     def _wait(self, wait_s: float) -> bool:
-        """Return whether the keeper has ended all processes; wait so long for it."""
+        """Return whether the keeper has ended all processes; wait `wait_s` at most for that."""
         until = time.monotonic() + wait_s
         while self._code is None:
             left_s = until - time.monotonic()
-            self._take_note(self._reports(max(0.0, left_s)))
+            self._record(self._reports(max(0.0, left_s)))
             if left_s <= 0:
                 return self._code is not None
         return True
@@ -218,7 +218,7 @@ class Program:
         *lines, self._unread = (self._unread + received).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def _take_note(self, reports: Sequence[dict[str, Any]]) -> None:
+    def _record(self, reports: Sequence[dict[str, Any]]) -> None:
         for report in reports:
             if "ended" in report:
                 self._code = report["ended"]

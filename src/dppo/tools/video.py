@@ -44,7 +44,7 @@ class Video:
         require_package(f"video={path}", "av")
 
     def __init__(self, path: Path, env: Any, episodes: int = 1, repeat: int = 1) -> None:
-        """Prepare a video of so many episodes of `env`, of which an image is shown for `repeat` of its frames."""
+        """Prepare a video of `episodes` episodes of `env`, in which an image stands for `repeat` frames of `env`."""
         metadata = getattr(env, "metadata", None) or {}
         fps: Any = metadata.get("render_fps")
         is_number = isinstance(fps, int | float | np.integer | np.floating)

@@ -110,9 +110,9 @@ class Actors:
         return (self.nodes_per_env,)
 
     def placed(self, sampling: Sampling) -> "Actors":
-        """Return actors that reserve the cores of their environments' ranks, and host so many samplers at most.
+        """Return actors that reserve the cores of their environments' ranks, and host a limited number of samplers.
 
-        Without such cores, or in process, these actors.
+        Return these actors if ranks have no cores of their own, or without actors.
         """
         if not self.layout.cores or self.num_actors == 0:
             return self
@@ -138,7 +138,7 @@ class Actors:
         return float(gigabytes or math.inf) * 1e9, float(segments or math.inf)
 
     def fewest_for(self, num_samplers: int) -> int:
-        """Return the fewest actors that can host so many samplers; 1 without a limit."""
+        """Return the fewest actors that can host `num_samplers` samplers; 1 without a limit."""
         if self.samplers_per_actor is None:
             return 1
         return math.ceil(num_samplers / self.samplers_per_actor)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 CORRELATIONS = (0.0, 0.7, 0.9, 0.97, 0.99)
 BLOCK_STEPS = 1024
-"""Segments of so many steps, or a few more, are one stretch of noise."""
+"""Fewest steps of a stretch of noise, which consists of whole segments."""
 
 
 def pink(white: Float[np.ndarray, "K steps ..."]) -> Float[np.ndarray, "steps ..."]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
 
 STRETCH_STEPS = 1024
-"""Segments of so many steps, or a few more, are one stretch."""
-EVERY = 4  # one of so many stretches is wide
+"""Fewest steps of a stretch, which consists of whole segments."""
+EVERY = 4  # one of EVERY stretches of a sampler is wide
 LONGEST_WITHOUT = (EVERY - 1) * STRETCH_STEPS
 """Env steps of the longest episodes that may come between two wide stretches."""
 LEAST_LOG_STD = 0.0  # log std before the tanh: nearly as wide as the bounds

@@ -157,11 +157,11 @@ class NumpyCells:
             transposed = [np.atleast_2d(array.T) for array in arrays]
             return np.stack(transposed)
 
-        self._by_x = stacked("weight_ih")  # [K, inputs, gates]
-        self._by_h = stacked("weight_hh")
+        self._input_weight = stacked("weight_ih")  # [K, inputs, gates]
+        self._h_weight = stacked("weight_hh")
         self._bias = stacked("bias_ih")  # [K, 1, gates]
         self._h_bias = stacked("bias_hh")
-        self._size = self._by_h.shape[1]
+        self._size = self._h_weight.shape[1]
         if kind == "lstm":
             self._bias += self._h_bias
         self.step = self._lstm if kind == "lstm" else self._gru
@@ -170,8 +170,8 @@ class NumpyCells:
     def _lstm(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Step as `torch.nn.LSTMCell`; the state is h and c side by side."""
         size = self._size
-        gates = inputs @ self._by_x
-        gates += state[..., :size] @ self._by_h
+        gates = inputs @ self._input_weight
+        gates += state[..., :size] @ self._h_weight
         gates += self._bias
         np.tanh(gates, out=gates)
         sigmoids = gates[..., : 3 * size]
@@ -192,9 +192,9 @@ class NumpyCells:
     def _gru(self, inputs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Step as `torch.nn.GRUCell`; the state is h."""
         size = self._size
-        gates = inputs @ self._by_x
+        gates = inputs @ self._input_weight
         gates += self._bias
-        hidden = state @ self._by_h
+        hidden = state @ self._h_weight
         hidden += self._h_bias
         sigmoids = gates[..., : 2 * size]
         sigmoids += hidden[..., : 2 * size]

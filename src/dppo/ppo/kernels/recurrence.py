@@ -144,13 +144,13 @@ class _LSTM(Function):
         factors = torch.cat(
             [g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], dim=2
         )
-        c_by_h = o * (1 - tanh_c * tanh_c)
+        dh_dc = o * (1 - tanh_c * tanh_c)
         length, rows, size = h_before.shape
         grad_gates = torch.empty_like(gates)
         grad_h = torch.zeros_like(grad_c)
         for t in reversed(range(length)):
             grad_h = grad_h + grad_outputs[t]
-            grad_c = torch.addcmul(grad_c, grad_h, c_by_h[t])
+            grad_c = torch.addcmul(grad_c, grad_h, dh_dc[t])
             grad_step_gates = grad_gates[t].view(rows, 4, size)
             step_factors = factors[t].view(rows, 4, size)
             torch.mul(grad_c.unsqueeze(1), step_factors[:, :3], out=grad_step_gates[:, :3])
@@ -207,9 +207,10 @@ class _GRU(Function):
         (grad_outputs,) = gradients
         gates, h_before, hidden_n, weight, reset_factors = ctx.saved_tensors
         r, z, n = gates.chunk(3, dim=2)
-        n_by_h = (1 - z) * (1 - n * n)
+        dh_dn_gate = (1 - z) * (1 - n * n)
         factors = torch.cat(
-            [n_by_h * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), n_by_h * r], dim=2
+            [dh_dn_gate * hidden_n * r * (1 - r), (h_before - n) * z * (1 - z), dh_dn_gate * r],
+            dim=2,
         )
         length, rows, size = h_before.shape
         grad_hidden = torch.empty_like(gates)
@@ -228,7 +229,7 @@ class _GRU(Function):
                 grad_h = grad_h * reset_factors[t]
         grad_hidden_rows = grad_hidden.flatten(0, 1)
         grad_rz = grad_hidden[..., : 2 * size]
-        grad_gates = torch.cat([grad_rz, grad_each_h * n_by_h], dim=2)
+        grad_gates = torch.cat([grad_rz, grad_each_h * dh_dn_gate], dim=2)
         h_rows = h_before.flatten(0, 1)
         grad_weight = multiply(grad_hidden_rows.t(), h_rows, torch.empty_like(weight))
         return grad_gates, grad_weight, grad_hidden_rows.sum(dim=0), grad_h, None

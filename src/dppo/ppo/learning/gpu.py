@@ -169,7 +169,7 @@ def gpu_memory_line(needed: int, rows: Rows, device: torch.device) -> str:
 
 
 def gpu_bytes_of(step: Callable[[int], None], rows: int, device: torch.device) -> int:
-    """Return the most bytes of a GPU that tensors of this process hold during `step` of so many rows."""
+    """Return the most bytes of a GPU that tensors of this process hold during `step(rows)`."""
     torch.cuda.reset_peak_memory_stats(device)
     with repeatable_on(device):  # it decides how much memory convolutions take
         step(rows)

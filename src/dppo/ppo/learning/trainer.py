@@ -375,7 +375,7 @@ class PPOTrainer:
 def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
     """Return new minus old log-probabilities [rows]: at most 20, and zero for rows that are not transitions."""
     log_ratio = logprobs - batch.logprobs
-    # an infinite one becomes nan, which is reported
+    # an infinite log ratio becomes nan, which is reported
     log_ratio -= (log_ratio - MAX_LOG_RATIO).clamp_(min=0)
     if batch.weights is not None:
         log_ratio = torch.where(batch.weights > 0, log_ratio, 0.0)

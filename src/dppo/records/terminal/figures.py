@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇█"
-# a bar is the mean of at most about so many values: the panel is drawn four times a second
+# values of which a bar is the mean, at most: the panel is drawn four times a second
 MAX_VALUES_A_BAR = 50
 
 

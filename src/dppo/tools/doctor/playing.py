@@ -154,7 +154,7 @@ def fingerprint_of(trace: Sequence[Any]) -> str:
 def agreement(
     facts: dict[str, Any], place: str, trace: Iterable[Any], again: Iterable[Any]
 ) -> dict[str, Any]:
-    """Return the facts, and how steps differ at a `place` where they were made again, up to a fault in one of the two.
+    """Return the facts, and the first difference of steps that were repeated in `place`, up to a fault in either.
 
     Args:
         trace, again: steps, as `Step` or as a list of its fields.

@@ -20,8 +20,10 @@ Facts = dict[str, Any]
 
 # share of the time of acting that does not depend on the number of samplers in a process
 SHARED_ACTING = 0.3
-COLD_ACTING = 2.0  # acting takes so many times as long after steps of more than a millisecond: the caches are cold
-COLD_UPDATE = 1.1  # an update in a run takes so many times as long as updates one after the other
+# factor of the time of acting after steps of more than a millisecond: the caches are cold
+COLD_ACTING = 2.0
+# factor of the time of an update in a run, compared with updates one after the other
+COLD_UPDATE = 1.1
 SLOW_STEP_S = 1e-3
 TURN_S = 8e-3  # time of an iteration with actors that does not depend on their number
 TALK_S = 1.5e-3  # time of an iteration for each actor

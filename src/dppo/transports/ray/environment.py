@@ -22,7 +22,7 @@ PREFIX = "dppo-token-"
 PROGRESS = "dppo-progress-"  # begins the names of the files of `make_progress_file`
 MODE = "RAY_AUTH_MODE"
 PATH = "RAY_AUTH_TOKEN_PATH"
-# Ray ends this process so long after the GCS is gone; it must suffice for the current update and a checkpoint.
+# Time after the loss of the GCS at which Ray ends this process; enough for the current update and a checkpoint.
 RECONNECT_S = 3600
 OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RAYS_HANDLER = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"

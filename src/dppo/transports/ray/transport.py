@@ -249,7 +249,7 @@ class RayTransport:
     def events(self, stop: StopSignals) -> list[Event]:
         """Return an event for each call that has ended; wait up to `TICK_S` for the first."""
         stop.check()
-        events: list[Event] = [*self._watching.seen(), *_drained(self._failed)]
+        events: list[Event] = [*self._watching.take_events(), *_drained(self._failed)]
         if self._pool is not None:
             joined, left = self._pool.changes(self._watching.homes)
             events += [*map(messages.Joined, joined), *map(messages.Left, left)]

@@ -61,7 +61,7 @@ class Watching:
         # by the id of the node; belongs to the thread of the calls
         self._witnesses: dict[str, Any] = {}
         self._looks = set[Process]()  # processes whose looks are pending
-        self._looked = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
+        self._results = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
         """Looks that have ended: the process, the id of its node, and a function that returns or raises the result."""
         self._events: list[Progressed] = []
 
@@ -133,10 +133,10 @@ class Watching:
         try:
             asked = self._witness(file).read.remote(file)
         except RayError as error:
-            self._looked.put((process, file.node_id, partial(_raise, error)))
+            self._results.put((process, file.node_id, partial(_raise, error)))
             return
         asked.future().add_done_callback(
-            lambda done: self._looked.put((process, file.node_id, done.result))
+            lambda done: self._results.put((process, file.node_id, done.result))
         )
 
     def stacks(self, process: Process) -> str:
@@ -178,11 +178,11 @@ class Watching:
             ).remote()
         return self._witnesses[file.node_id]
 
-    def seen(self) -> list[Progressed]:
-        """Take the results of looks since the last call, without waiting for pending looks."""
+    def take_events(self) -> list[Progressed]:
+        """Return the progress that looks since the last call have shown, without waiting for pending looks."""
         with suppress(Empty):
             while True:
-                process, node_id, result = self._looked.get_nowait()
+                process, node_id, result = self._results.get_nowait()
                 self._looks.discard(process)
                 try:
                     self._take(process, result())
