@@ -105,9 +105,9 @@ def suits_sac(actions: Actions) -> bool:
 
 
 def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
-    """Yield what to try in a new run if one with `config` does not learn, in the order of what helped most.
+    """Yield advice for a new run if a run with `config` does not learn; the advice that helped most comes first.
 
-    Without `actions`, which are not known then, yield only what fits any task.
+    Without `actions`, which are not known then, yield only advice that fits any task.
     """
     ways = [REUSE] if config.reuse == 1 else []
     if config.algo == "ppo" and actions is not None and suits_sac(actions) and SAC in WAYS:

@@ -178,7 +178,7 @@ class PlayEngine:
         self._asked += 1
         actor.ask_id = self._asked
         limits = self._limits
-        # until looks show progress, which may be impossible
+        # deadline until looks show progress; the progress of some processes cannot be read
         due = now + limits.timeout_s + limits.hung_s
         actor.deadline.begin(now, due, ("eval_timeout_s", limits.timeout_s), now + self._look_s)
         self._commands.append(

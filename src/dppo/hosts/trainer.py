@@ -1,4 +1,4 @@
-"""The seam of algorithms: a trainer learns from the segments of each iteration, and its host knows nothing of how."""
+"""The seam of algorithms: a trainer learns from the segments of each iteration by methods of its own."""
 
 from __future__ import annotations
 

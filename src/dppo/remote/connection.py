@@ -29,7 +29,7 @@ class Listener:
     """An address at which one solver is awaited."""
 
     def __init__(self, address: str, secret: str) -> None:
-        """Listen at `unix:PATH` or `tcp:HOST:PORT`; port 0 is any free one. Raise SolverError if that fails."""
+        """Listen at `unix:PATH` or `tcp:HOST:PORT`; port 0 is any free port. Raise SolverError if that fails."""
         kind, _, place = address.partition(":")
         host, _, port = place.rpartition(":")
         if kind not in ("unix", "tcp") or (kind == "tcp" and not port.isdecimal()):
@@ -81,7 +81,7 @@ class Listener:
             )
 
     def _opening(self, accepted: socket.socket) -> Opening | None:
-        """Return the opening, None if the program does not know the secret; raise SolverError if it is refused."""
+        """Return the opening, None if it has not the secret or does not arrive; raise SolverError if it is invalid."""
         accepted.settimeout(OPENING_S)
         order = "<"
         try:
@@ -130,10 +130,8 @@ class Connection:
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill the buffer; raise EOFError if the solver has closed its side."""
-        received = self._socket.recv_into(buffer)
+        received = 0
         while received < len(buffer):
-            if not received:
-                raise EOFError
             count = self._socket.recv_into(buffer[received:])
             if not count:
                 raise EOFError
@@ -147,7 +145,7 @@ class Connection:
 
 
 def _receive(connected: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes; raise EOFError, which is no OSError, or TimeoutError."""
+    """Return exactly `size` bytes; raise ConnectionResetError if the other side has closed, or TimeoutError."""
     pieces = b""
     while len(pieces) < size:
         piece = connected.recv(size - len(pieces))

@@ -87,7 +87,7 @@ class JointVector(JointEnv):
             self._reset(seeds)
 
     def begin(self, row: Row, seed: int) -> None:
-        """Reset this row; if that is impossible, or none has been reset, all rows."""
+        """Reset this row; reset all rows if a single one cannot be reset, or none has been reset yet."""
         if not self._seeded:
             self._reset_all(seed)
         elif self.last is None:

@@ -1,4 +1,4 @@
-"""Segments that the samplers of the doctor play, what two of them must have in common, and facts about them."""
+"""Segments that the samplers of the doctor play, comparisons of repeated segments, and facts about them."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from dppo.process_state.borders import guarded_steps
 
 WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
-# the most telling one first
+# the most informative place first
 PLACES = ("in a new instance", "after other episodes", "beside another instance")
 FIRST_SIZES = (2, 16)
 """Steps of the first two segments, of which a fingerprint of the simulator is taken."""
@@ -49,7 +49,7 @@ def plan_of(
     config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1
 ) -> SamplerPlan:
     """Return the plan of a run in these sizes, and with the environments that `make` makes."""
-    # The name of an environment that can be called: code that makes one calls it, and messages show the name.
+    # a text for messages that is also a factory of environments
     stand_in = type("StandIn", (str,), {"__call__": lambda _, **env_kwargs: make(**env_kwargs)})(
         config.env_name
     )
@@ -73,7 +73,7 @@ def segments(
     for number, size in enumerate(sizes):
         for sampler in samplers:
             sampler.num_steps = size
-        # the second one is checked as the first of a run is
+        # the second segment has the index 0, so that it is checked as the first segment of a run
         index = {0: 1, 1: 0}.get(number, number)
         requests = [SegmentRequest(sampler.sampler_id, index, None) for sampler in samplers]
         yield collect_together(samplers, requests, policy)[0]
@@ -85,7 +85,7 @@ def _empty_policy(sampler: PPOSampler) -> PolicySnapshot:
 
 
 def guarded(made: Iterator[Any]) -> Iterator[Any]:
-    """Yield what the iterator of a function that plays yields; process-wide state is taken back after each."""
+    """Yield the items of an iterator that plays; restore the state of the process after each of them."""
     while True:
         with guarded_steps("a step or reset"):
             item = next(made, None)
@@ -113,7 +113,7 @@ def restored(source: PPOSampler, target: PPOSampler) -> str | None:
 
 
 def steps_of(report: SegmentReport, segment: Segment) -> list[Step]:
-    """Return what each step of a segment must have in common with its repetition."""
+    """Return the facts of each step of a segment that its repetition must have, too."""
     length = len(segment.rewards)
     phases = [incident.fault.phase for incident in report.incidents if incident.fault]
     valid_steps = segment.valid.all(1)

@@ -35,7 +35,7 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
     config = Config(**settings_to_resume(run, read_only=True))
     if rows is None:
         rows = read_metrics(run)
-    # until the actions are known
+    # a guess, until the actions are known
     epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
     actions = None
     with suppress(CheckpointError, KeyError, TypeError, ValueError):

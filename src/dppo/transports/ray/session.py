@@ -124,7 +124,7 @@ class RaySession:
             raise
 
     def _connect(self, source: str, cluster: str | None, dashboard: bool) -> None:
-        """Connect to a cluster; if this process is connected already, check that it is this one."""
+        """Connect to a cluster; if this process is connected already, check that it is the same cluster."""
         if not self._ours:
             check_connected(self._ray, cluster, dashboard)
             return
