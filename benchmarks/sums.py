@@ -45,13 +45,13 @@ def learner(rank: int, size: int, port: int) -> None:
     from torch import distributed
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from dppo.learners.sums import Group
+    from dppo.learners.sums import RankGroup
 
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     for parameters in PARAMETERS:
-        group = Group()
+        group = RankGroup()
         shared, own = group.zeros_like(torch.empty(parameters)), torch.zeros(parameters)
         ours, by_gloo = (
             seconds(partial(group.sum_, shared)),

@@ -15,7 +15,7 @@ from processes import Disturbance, send
 import dppo
 from dppo.engine.actors import Actor
 from dppo.engine.messages import Limits
-from dppo.engine.slots import ENDING_S, Slots
+from dppo.engine.slots import ENDING_S, InstanceSlots
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts import builders
 from dppo.ppo.exchange.questions import Question
@@ -42,7 +42,7 @@ def actors(*hosted: tuple[int, ...]) -> list[Actor]:
 
 
 def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_them() -> None:
-    slots = Slots(replace(Limits(), most_hosted=3))
+    slots = InstanceSlots(replace(Limits(), most_hosted=3))
     samplers = (0, 1)
     other_samplers = (2, 3)
     first, other = actors(samplers, other_samplers)
@@ -61,7 +61,7 @@ def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_the
 
 
 def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if_need_be() -> None:
-    slots = Slots(replace(Limits(), most_hosted=2))
+    slots = InstanceSlots(replace(Limits(), most_hosted=2))
     samplers = (0, 1)
     giver, taker = actors(samplers, ())
     slots.grant(giver, samplers, 0.0)
@@ -78,7 +78,7 @@ def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if
 
 
 def test_environments_start_no_faster_than_allowed_over_all_actors() -> None:
-    slots = Slots(replace(Limits(), start_s=2.0))
+    slots = InstanceSlots(replace(Limits(), start_s=2.0))
     samplers = (0, 1)
     first, other = actors(samplers, (2,))
     assert slots.grant(first, samplers, 10.0) == samplers

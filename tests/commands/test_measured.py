@@ -7,7 +7,13 @@ from builders import finished
 
 from dppo.config import Config
 from dppo.tools.compare import make_table
-from dppo.tools.compare.measured import Run, differing_seeds, group_of, groups_of, measure_cycle
+from dppo.tools.compare.measured import (
+    MeasuredRun,
+    differing_seeds,
+    group_of,
+    groups_of,
+    measure_cycle,
+)
 
 
 def row(number: int, /, **figures: Any) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def run(
     samplers: int = 8,
     threads: bool = False,
     **figures: Any,
-) -> Run:
+) -> MeasuredRun:
     config = Config(
         env_id="E-v0", seed=seed, num_actors=actors, num_samplers=samplers, env_threads=threads
     )
@@ -47,7 +53,7 @@ def run(
     result = finished(
         wall_s=training_s + 9, training_s=training_s, global_step=1536, weights_sha256=sha
     )
-    return Run(config, result, rows)
+    return MeasuredRun(config, result, rows)
 
 
 def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:

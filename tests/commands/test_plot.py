@@ -13,7 +13,7 @@ import pytest
 from builders import written_run
 from commandline import Typed
 
-from dppo.tools.curves import Curve, Group, curve_of, grouped_by_settings, interval, over_seeds
+from dppo.tools.curves import Curve, CurveGroup, curve_of, grouped_by_settings, interval, over_seeds
 from dppo.tools.pictures import comparison as plots
 from dppo.tools.pictures.comparison import draw_together
 
@@ -114,7 +114,7 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
         "env_kwargs={'terrain': '$\\\\frac{x}'}, hidden_sizes=[256, 256, 256], learning_rate=0.0003, gamma=0.99"
         * 2
     )
-    groups = [Group(f"{number} {long}", [one(1, [0, number], [0, 9])]) for number in range(14)]
+    groups = [CurveGroup(f"{number} {long}", [one(1, [0, number], [0, 9])]) for number in range(14)]
     draw_together(
         groups, tmp_path / "a.png", "$title", "metric", over_time=True, baselines={"pi:PI": 0.5}
     )

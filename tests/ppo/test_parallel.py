@@ -18,7 +18,7 @@ from updates import COLUMNS, make_trainer, train
 
 from dppo.errors import TrainingDiverged
 from dppo.learners import sums
-from dppo.learners.sums import FEW, Group
+from dppo.learners.sums import FEW, RankGroup
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.parallel import Parallel, merged_moments, moments_of_all, row_moments
 from dppo.ppo.learning.trainer import PPOTrainer
@@ -263,7 +263,7 @@ def test_processes_get_the_same_bits_each_time_in_float32(processes: Processes) 
 def train_shares_over_gloo(cases: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
     """Runs in each of the processes."""
     torch.set_num_threads(1)
-    return [train_a_share(case, Group(), dtype) for case in cases]
+    return [train_a_share(case, RankGroup(), dtype) for case in cases]
 
 
 @pytest.mark.parametrize("numbers", [1, 3, 1000, FEW + 7])
@@ -293,7 +293,7 @@ def addends(rank: int, numbers: int) -> np.ndarray:
 
 def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
     """Runs in each of the processes."""
-    group = Group()
+    group = RankGroup()
     with pytest.MonkeyPatch.context() as patch:
         # one rank that cannot see the others' memory is enough
         if machines == "several" and group.rank == 0:

@@ -17,7 +17,7 @@ from dppo.tools.curves import (
     MAX_POINTS,
     Band,
     Curve,
-    Group,
+    CurveGroup,
     over_seeds,
     resumed,
     thinned,
@@ -44,9 +44,10 @@ def curve(seed: int, speed: float) -> Curve:
     return Curve(step / speed * (1 + 0.01 * seed), step, value)
 
 
-def groups(*speeds: float) -> list[Group]:
+def groups(*speeds: float) -> list[CurveGroup]:
     return [
-        Group(f"{n} actors", tuple(curve(s, v) for s in range(3))) for n, v in enumerate(speeds, 1)
+        CurveGroup(f"{n} actors", tuple(curve(s, v) for s in range(3)))
+        for n, v in enumerate(speeds, 1)
     ]
 
 
@@ -108,7 +109,7 @@ def test_the_picture_without_a_finished_episode_has_a_sentence(
 
 def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_path: Path) -> None:
     # without an episode
-    nothing = Group("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))
+    nothing = CurveGroup("0 actors", (Curve(np.zeros(0), np.zeros(0), np.zeros(0)),))
     compare_figure([*groups(100, 200, 400), nothing], tmp_path / "a.png", "Equal batch.", 90.0)
     picture = pixels(tmp_path / "a.png")
     left = picture[180:620, :900]
@@ -176,7 +177,7 @@ def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> 
         )
     assert times[1] is not None
     assert times[0] == pytest.approx(2 * times[1])
-    one_fails = Group("", (*slow.runs, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
+    one_fails = CurveGroup("", (*slow.runs, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
     assert comparison.mean_time_to(one_fails, over_seeds(one_fails.runs), 90.0) is None
 
 

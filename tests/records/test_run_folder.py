@@ -29,7 +29,7 @@ from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, Training
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import Disk
 from dppo.records.files.lock import locked
-from dppo.records.files.run_files import CONFIG, FILE, PARTS, Part
+from dppo.records.files.run_files import CONFIG, FILE, PARTS, PartRule
 from dppo.records.files.run_folder import open_run, settings_to_resume
 
 ITERATIONS = 3
@@ -318,7 +318,7 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
 ) -> None:
     """Text of digits is no number that takes long to read; what makes config.yaml too large is in checkpoints."""
     monkeypatch.setattr(reading, "MAX_SETTINGS_BYTES", 20_000)
-    monkeypatch.setitem(PARTS, CONFIG, Part(FILE, 20_000))
+    monkeypatch.setitem(PARTS, CONFIG, PartRule(FILE, 20_000))
     interrupted(Path("run"), env_id=Tasked, env_kwargs={"task": task})
 
     assert settings_to_resume(Path("run"))["env_kwargs"] == {"task": task}

@@ -18,7 +18,7 @@ Run the tests of a source checkout.
 Other arguments are passed on to pytest, and paths are relative to the root of the checkout. For example, in one
 process, where a debugger works:
 dppo test -n 0 tests/test_launcher.py -k symlink -x"""
-# by file, because tests of a file share what they set up
+# tests are distributed by file, because tests of a file share fixtures
 TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]
 # runs of every kind in process, resumed, and with actors
 QUICK = ["-n", "0", "tests/test_promise.py"]

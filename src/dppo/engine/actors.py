@@ -11,7 +11,7 @@ from dppo.envs.activity import Phase
 from dppo.ppo.exchange.questions import Question
 
 
-class State(Enum):
+class ActorState(Enum):
     """States of an actor."""
 
     ABSENT = "no process; one will be started at `start_at`"
@@ -30,7 +30,7 @@ class Actor:
     """The samplers that it hosts, running or not, in order. Every sampler has one host."""
     process: Process = field(init=False)
     """The actor's process, or the next one; events from any other process are ignored."""
-    state: State = State.ABSENT
+    state: ActorState = ActorState.ABSENT
     node: str = ""
     """Name of the node of its process."""
     pace: Pace = field(default_factory=Pace)
@@ -67,7 +67,7 @@ class Actor:
     @property
     def has_process(self) -> bool:
         """True if its process has been requested."""
-        return self.state in (State.STARTING, State.RUNNING, State.LEAVING)
+        return self.state in (ActorState.STARTING, ActorState.RUNNING, ActorState.LEAVING)
 
     @property
     def current_question(self) -> Question:
@@ -75,16 +75,16 @@ class Actor:
         return next(iter(self.queue.values()))
 
     def move_at(self, limits: Limits) -> float:
-        if self.state is State.RUNNING or not self.samplers or self.stranded:
+        if self.state is ActorState.RUNNING or not self.samplers or self.stranded:
             return math.inf
-        if self.state in (State.LEAVING, State.LEFT):
+        if self.state in (ActorState.LEAVING, ActorState.LEFT):
             return -math.inf
         patience_s = limits.move_after_s if self.ever_started else limits.start_timeout_s
         return self.missing_since + patience_s
 
     def wanted(self, now: float) -> None:
         """Let a process be started now."""
-        self.state = State.ABSENT
+        self.state = ActorState.ABSENT
         self.start_at = now
         self.missing_since = now
         self.unwanted = False
@@ -92,7 +92,7 @@ class Actor:
 
     def started(self, node: str) -> None:
         """Record that its process accepts questions."""
-        self.state = State.RUNNING
+        self.state = ActorState.RUNNING
         self.node = node
         self.ever_started = True
         self.samplers_moved = False
@@ -103,7 +103,7 @@ class Actor:
         unwanted = self.unwanted
         self.wanted(now)
         if unwanted:
-            self.state = State.LEFT
+            self.state = ActorState.LEFT
         self.process = Process(self.actor_id, self.process.number + 1)
         self.queue = {}
         self.early_answers = {}

@@ -3,7 +3,7 @@
 import math
 from heapq import heappop, heappush
 
-from dppo.engine.actors import Actor, State
+from dppo.engine.actors import Actor, ActorState
 from dppo.engine.messages import Limits
 
 
@@ -19,9 +19,9 @@ class Alarms:
         """Set the alarm of an actor whose times have changed; an earlier alarm stays."""
         deadline = actor.deadline
         alarm_at = min(deadline.due, deadline.look_at)
-        if actor.state is not State.RUNNING:
+        if actor.state is not ActorState.RUNNING:
             alarm_at = min(alarm_at, actor.move_at(self._limits))
-            if actor.state is State.ABSENT:
+            if actor.state is ActorState.ABSENT:
                 alarm_at = min(alarm_at, actor.start_at)
         if alarm_at < actor.alarm_at:
             actor.alarm_at = alarm_at

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
-from dppo.engine.actors import Actor, State
+from dppo.engine.actors import Actor, ActorState
 from dppo.engine.hosting import Hosting
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Log
@@ -210,7 +210,7 @@ class Balancing:
         actors.sort(
             key=lambda actor: (
                 -finish_s[actor.actor_id],
-                actor.state is State.RUNNING,
+                actor.state is ActorState.RUNNING,
                 actor.actor_id,
             )
         )
@@ -278,7 +278,7 @@ class Balancing:
             heapreplace(self._takers, (next_ready_at, taker_id, taker))
 
     def _can_take(self, actor: Actor) -> bool:
-        return actor.state is State.RUNNING and self._hosting.has_room(actor)
+        return actor.state is ActorState.RUNNING and self._hosting.has_room(actor)
 
     def _retry_slow_actor(self, actor: Actor) -> None:
         """Move a sampler to an actor that was slow, or in threads new; the longer it rests, the more it may replay."""
@@ -290,7 +290,7 @@ class Balancing:
         costs = []
         for sampler, position in self._hosting.positions.items():
             host = position.host
-            if len(host.samplers) > 1 and host.state is State.RUNNING:
+            if len(host.samplers) > 1 and host.state is ActorState.RUNNING:
                 # A sampler that has been asked for moves when its segments have arrived, and has to replay these, too.
                 asked_for = position.asked - position.arrived
                 cost_s = self.replay_s(sampler, actor) + segment_s * asked_for

@@ -7,7 +7,7 @@ transport execute the commands that come back.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dppo.engine.actors import Actor, State
+from dppo.engine.actors import Actor, ActorState
 from dppo.engine.advice import advice_after_losses
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
@@ -155,15 +155,15 @@ class CollectionEngine:
             self._lose(actor, event.reason, now)
 
     def _join(self, actor_id: int, now: float) -> None:
-        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=State.LEFT))
+        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=ActorState.LEFT))
         actor.unwanted = False
-        if actor.state is State.LEFT:
+        if actor.state is ActorState.LEFT:
             actor.losses = 0  # it was lost on nodes that have left since
             actor.wanted(now)
         self._alarms.set(actor)
 
     def _leave(self, actor_id: int, now: float) -> None:
-        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=State.LEFT))
+        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=ActorState.LEFT))
         if self.hosting.leave(actor) and actor.has_process and not actor.queue:
             self._replace(actor, now)
         self._alarms.set(actor)
@@ -197,7 +197,7 @@ class CollectionEngine:
             assert not isinstance(answer, Episode), "it was not asked to play"
             self.spaces = answer
         actor.answered(ask_id, now, self.limits)
-        if actor.state is State.LEAVING and not actor.queue:
+        if actor.state is ActorState.LEAVING and not actor.queue:
             self._replace(actor, now)
         elif actor.waits:
             self.hosting.ready(actor)
@@ -313,8 +313,8 @@ class CollectionEngine:
             if now >= deadline.look_at:
                 deadline.look_at = now + self.limits.look_s
                 self._commands.append(Look(actor.process))
-            if actor.state is State.ABSENT and now >= actor.start_at:
-                actor.state = State.STARTING
+            if actor.state is ActorState.ABSENT and now >= actor.start_at:
+                actor.state = ActorState.STARTING
                 self._commands.append(Start(actor.process))
         missing = [actor for actor in alarmed if now > actor.move_at(self.limits)]
         self._commands += self.hosting.vacate(missing, now)
@@ -349,7 +349,7 @@ class CollectionEngine:
         position = self.hosting.positions[0]
         actor = position.host
         is_asked = position.maker is not None and bool(position.maker.queue)
-        if is_asked or actor.state is not State.RUNNING:
+        if is_asked or actor.state is not ActorState.RUNNING:
             return
         if self.hosting.slots.grant(actor, (0,), now):
             self.hosting.asked((0,), NO_SEGMENT, actor)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-from dppo.engine.actors import Actor, State
+from dppo.engine.actors import Actor, ActorState
 from dppo.engine.messages import Command, Limits, Log
-from dppo.engine.slots import Slots
+from dppo.engine.slots import InstanceSlots
 from dppo.errors import ClusterError, counted
 from dppo.ppo.exchange.questions import Question
 from dppo.ppo.exchange.records import Incident, IncidentKind
@@ -52,7 +52,7 @@ class Hosting:
         """The actors that accept questions, by id."""
         self.logged_wait = False
         """True while the log says that the run waits for actors."""
-        self.slots = Slots(limits)
+        self.slots = InstanceSlots(limits)
         self.limit = sys.maxsize
         """Maximum number of samplers of a process."""
         self.most_instantiated = 0
@@ -104,10 +104,12 @@ class Hosting:
     def leave(self, actor: Actor) -> bool:
         """Let an actor accept no more questions; return False if it is leaving already, or is the only one running."""
         actor.unwanted = True
-        if actor.state in (State.LEAVING, State.LEFT) or self.running.keys() == {actor.actor_id}:
+        if actor.state in (ActorState.LEAVING, ActorState.LEFT) or self.running.keys() == {
+            actor.actor_id
+        }:
             return False
         self.running.pop(actor.actor_id, None)
-        actor.state = State.LEAVING if actor.has_process else State.LEFT
+        actor.state = ActorState.LEAVING if actor.has_process else ActorState.LEFT
         return True
 
     @property
@@ -191,7 +193,7 @@ class Hosting:
             instantiated = actor.instantiated.intersection(actor.samplers)
             new = set(actor.samplers) - instantiated
             surplus += [*sorted(instantiated), *sorted(new)][limit:]
-            if actor.state not in (State.LEAVING, State.LEFT):
+            if actor.state not in (ActorState.LEAVING, ActorState.LEFT):
                 staying.append(actor)
         moved = self._move_to(staying, surplus)
         self._above_limit = len(moved) < len(surplus)
@@ -318,7 +320,7 @@ class Hosting:
         """
         limit_s = self._start_limit_s()
         for actor in self._stranded.values():
-            starting = actor.state in (State.ABSENT, State.STARTING)
+            starting = actor.state in (ActorState.ABSENT, ActorState.STARTING)
             if starting and now - actor.missing_since > limit_s:
                 raise ClusterError(
                     f"actor {actor.actor_id} was not started by Ray within {limit_s:g} s, and no other actor has room "
@@ -329,9 +331,9 @@ class Hosting:
 
 def _describe_absence(actor: Actor, now: float) -> str:
     reason = f"has not started for {now - actor.missing_since:.0f} s"
-    if actor.state is State.LEFT:
+    if actor.state is ActorState.LEFT:
         reason = "has left"
-    elif actor.state is State.LEAVING:
+    elif actor.state is ActorState.LEAVING:
         reason = "is leaving"
     return f"actor {actor.actor_id} {reason}"
 

@@ -42,7 +42,7 @@ class Limits:
     elastic: bool = False
     """True if actors join and leave: then enough of them are waited for without a deadline."""
     most_hosted: int = sys.maxsize
-    """Maximum number of samplers whose environments exist at once: see `Slots`."""
+    """Maximum number of samplers whose environments exist at once: see `InstanceSlots`."""
     start_s: float = 0.0
     """Seconds that the start of the environments of a sampler takes, at the rate that is allowed."""
     look_s: float = field(init=False)

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from dppo.engine.actors import State
+from dppo.engine.actors import ActorState
 from dppo.engine.deadline import Deadline
 from dppo.engine.messages import (
     LONGEST_QUIET_S,
@@ -69,7 +69,7 @@ class _PlayingActor:
     """One actor of evaluations. Its process may be replaced; its id stays."""
 
     process: Process
-    state: State = State.ABSENT
+    state: ActorState = ActorState.ABSENT
     start_at: float = 0.0
     task: _Task | None = None
     ask_id: int = 0
@@ -130,7 +130,7 @@ class PlayEngine:
         if event.process != actor.process:  # it has been replaced
             return []
         if isinstance(event, Started):
-            actor.state = State.RUNNING
+            actor.state = ActorState.RUNNING
             actor.deadline.end()
         elif isinstance(event, Died):
             self._lose(actor, event.reason, now, IncidentKind.ACTOR_LOST)
@@ -151,16 +151,16 @@ class PlayEngine:
                 deadline.look_at = now + self._look_s
                 self._commands.append(Look(actor.process))
         running_first = sorted(
-            self._actors.values(), key=lambda actor: actor.state is not State.RUNNING
+            self._actors.values(), key=lambda actor: actor.state is not ActorState.RUNNING
         )
         for actor in running_first:
             if actor.task is None and self._tasks:
                 actor.task = self._tasks.popleft()
             if actor.task is None:
                 continue
-            if actor.state is State.ABSENT and now >= actor.start_at:
+            if actor.state is ActorState.ABSENT and now >= actor.start_at:
                 self._start(actor, now)
-            elif actor.state is State.RUNNING and not actor.ask_id:
+            elif actor.state is ActorState.RUNNING and not actor.ask_id:
                 self._ask(actor, actor.task, now)
         return self._take_commands()
 
@@ -170,7 +170,7 @@ class PlayEngine:
         return commands
 
     def _start(self, actor: _PlayingActor, now: float) -> None:
-        actor.state = State.STARTING
+        actor.state = ActorState.STARTING
         actor.deadline.begin(now, now + START_S, ("", START_S), look_at=float("inf"))
         self._commands.append(Start(actor.process))
 
@@ -218,7 +218,7 @@ class PlayEngine:
         """Replace the process of an actor: for its episode, or later for the next one."""
         self._commands.append(Kill(actor.process))
         actor.process = Process(actor.process.actor_id, actor.process.number + 1)
-        actor.state = State.ABSENT
+        actor.state = ActorState.ABSENT
         actor.ask_id = 0
         actor.deadline.end()
         actor.start_at = now + self._limits.licence_s

@@ -10,7 +10,7 @@ from dppo.engine.messages import Limits, Process
 ENDING_S = 6.0  # time for which the environments of a lost process count: its keeper ends its children within 5 s
 
 
-class Slots:
+class InstanceSlots:
     """Knows of which samplers each process has the environments, and grants new ones while there is room."""
 
     def __init__(self, limits: Limits) -> None:

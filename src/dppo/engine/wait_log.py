@@ -1,6 +1,6 @@
 """WaitLog: logs what a run waits for, once nothing has happened for a while."""
 
-from dppo.engine.actors import Actor, State
+from dppo.engine.actors import Actor, ActorState
 from dppo.engine.hosting import Hosting, samplers_named
 from dppo.engine.messages import LONGEST_QUIET_S, Limits, Log
 from dppo.engine.patience import Patience
@@ -90,7 +90,7 @@ class WaitLog:
 
 
 def _is_missing(actor: Actor) -> bool:
-    return actor.state in (State.ABSENT, State.STARTING) and bool(actor.samplers)
+    return actor.state in (ActorState.ABSENT, ActorState.STARTING) and bool(actor.samplers)
 
 
 def _describe_start(actor: Actor) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dppo.files import read_file
 
-# of a folder; of a larger one, size and time of change of each file are compared
+# largest folder that is compared by its content; for larger ones, sizes and times of change of the files count
 HASHED_BYTES = 1 << 26
 MAX_FILES = 50_000
 PIECE_BYTES = 1 << 20

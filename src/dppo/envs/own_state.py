@@ -108,7 +108,7 @@ class EpisodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SegmentStart:
     """An environment at the start of a segment, from which the actions of the segment lead to its end."""
 
     env: Any
@@ -140,7 +140,7 @@ class OwnStates:
     place: StatePlace | None = None
     """Place of the files of states; None: paths are refused."""
     sampler_id: int = 0
-    _starts: list[Start] = field(default_factory=list)
+    _starts: list[SegmentStart] = field(default_factory=list)
     _unusable: bool = False
     _reported: bool = False
     _copies_reported: bool = False
@@ -362,8 +362,8 @@ def _blank(paths: list[Path], path: Path) -> str:
     return ""
 
 
-def _start(checked: CheckedEnv, state: bytes) -> Start:
-    return Start(
+def _start(checked: CheckedEnv, state: bytes) -> SegmentStart:
+    return SegmentStart(
         checked.env, EpisodeState(state, checked.episode, checked.episode_return, checked.length)
     )
 

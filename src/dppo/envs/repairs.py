@@ -17,11 +17,11 @@ from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
 
-# in messages about results of a wrong form
+# texts in messages about results of a wrong form
 WRONG_FORM = (" instead of ", "is not a boolean", "was among `agents`")
 UNKNOWN_OPTIONS = "unexpected keyword argument 'options'"  # of a reset
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
-# between attempts to make an environment again: a licence may not be free at once
+# waits between attempts to make an environment again: a licence may not be free at once
 WAITS_S = (1, 2, 4, 8, 16, 30)
 POLL_S = 0.25  # between signs of life while waiting
 MAX_BYTES = 1 << 24  # of the actions that a fault carries

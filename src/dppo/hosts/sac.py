@@ -14,7 +14,7 @@ from dppo.config.settings import Settings
 from dppo.envs.spaces import actions_of
 from dppo.errors import ConfigError
 from dppo.hosts.plans import TrainerPlan
-from dppo.ppo.networks.choice import Choice, choose_network
+from dppo.ppo.networks.choice import NetworkChoice, choose_network
 from dppo.ppo.networks.layers import is_one_hot
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, is_image
@@ -60,7 +60,7 @@ def networks_in_words(config: Settings, spaces: Spaces) -> str:
     return _policy_and_critics(network, config.sac) if config.algo == "sac" else str(network)
 
 
-def _policy_and_critics(network: Choice, sac: SAC) -> str:
+def _policy_and_critics(network: NetworkChoice, sac: SAC) -> str:
     """Describe policy and critics; a critic reads the action, and the observation with categories as one-hot codes."""
     from dppo.sac.settings import SACSettings
 

@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dppo.errors import DppoError, GPUFailed, OutOfMemory
 from dppo.hosts.plans import TrainerPlan
-from dppo.learners.sums import Group
+from dppo.learners.sums import RankGroup
 from dppo.learners.trainers import LocalTrainer
 from dppo.numerics.fingerprint import Expected
 from dppo.numerics.portable import limit_blas
@@ -106,7 +106,7 @@ class TrainerRank:
             world_size=learners.num_learners,
             timeout=COLLECTIVE_TIMEOUT,
         )
-        self._group = Group()
+        self._group = RankGroup()
 
     def load(
         self, weights: np.ndarray, state: dict[str, np.ndarray], rows: dict[str, np.ndarray]

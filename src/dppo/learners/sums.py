@@ -16,7 +16,7 @@ TOKEN_BYTES = 8
 CACHED = 1 << 16  # elements that stay in the cache of a core between adding and copying
 
 
-class Group(Parallel):
+class RankGroup(Parallel):
     """Ranks that communicate through the default group of torch.distributed, which must have been joined.
 
     On CPUs numbers are added in the order of ranks on any machine, with the same bits. On GPUs nccl decides the order.

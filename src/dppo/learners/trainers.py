@@ -17,7 +17,13 @@ from dppo.numerics.arithmetic import as_usual, torch_as_usual
 from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import Experience, TrainerState, Update
 from dppo.ppo.learning.batch import row_bytes
-from dppo.ppo.learning.gpu import Rows, explained, gpu_bytes_of, gpu_memory_line, repeatable_on
+from dppo.ppo.learning.gpu import (
+    UpdateRows,
+    explained,
+    gpu_bytes_of,
+    gpu_memory_line,
+    repeatable_on,
+)
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.torch_settings import exact_on
@@ -160,12 +166,12 @@ class LocalTrainer:
         """Continue with these weights and this optimizer state."""
         self.trainer.load(weights, state)
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> UpdateRows:
         sizes = self._plan.sizes
         limit = self._plan.learners.micro_batch_size
         share = sizes.minibatch_rows // self._parallel.size
         at_once = share if limit is None else min(share, limit)
-        return Rows(at_once, limit, sizes.sequence_length)
+        return UpdateRows(at_once, limit, sizes.sequence_length)
 
     def check_gpu(self, batch_rows: int) -> None:
         """Log the memory that an update on `batch_rows` rows takes on a GPU; do nothing on a CPU.

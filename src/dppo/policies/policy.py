@@ -18,7 +18,7 @@ from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.network import ModelClass, Outputs
+from dppo.ppo.networks.network import ModelClass, NetworkOutputs
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import LoadedCheckpoint, find
 from dppo.records.observer import Result
@@ -109,7 +109,7 @@ class Policy:
         rows: np.ndarray,
         before: np.ndarray | None,
         generator: np.random.Generator | None = None,
-    ) -> tuple[np.ndarray, Outputs]:
+    ) -> tuple[np.ndarray, NetworkOutputs]:
         """Return actions, not brought into bounds, and the outputs, for observations as stored [n]; see `act`."""
         if generator is None:
             return self._agent.decide(rows, before)

@@ -15,7 +15,7 @@ from typing import Any
 from dppo.numerics import arithmetic
 from dppo.numerics.arithmetic import Arithmetic
 from dppo.process_state.forks import FORKS, leave
-from dppo.process_state.states import STATES, State, is_closed
+from dppo.process_state.states import STATES, ProcessState, is_closed
 
 
 class _Users:
@@ -135,7 +135,7 @@ def _take_back_values(states_after: list[Any]) -> list[str]:
     return [state.name for state, before, after in states if _take_back_one(state, before, after)]
 
 
-def _take_back_one(state: State, before: Any, after: Any) -> bool:
+def _take_back_one(state: ProcessState, before: Any, after: Any) -> bool:
     """Restore dppo's value from `before` code of users ran; return whether that has left another one."""
     is_gone = is_closed(after)
     if after == before and not is_gone:

@@ -21,7 +21,7 @@ PRIVATE = 0o077  # umask for the instant in which it is read: files that another
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ProcessState:
     """Something of the whole process that code of users may change."""
 
     name: str
@@ -106,33 +106,39 @@ _NAMES = [name.encode() for name in (*VARIABLES, *CONVOLUTIONS)]
 _SIGNALS = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
 _USUAL_RECURSION = 1000
 STATES = (
-    State("sys.stdout", lambda: sys.stdout, lambda stream: setattr(sys, "stdout", usable(stream))),
-    State("sys.stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", usable(stream))),
-    State("the umask", _umask, os.umask),
-    State("which warnings are errors", _errors_of_warnings, _set_errors_of_warnings),
-    State("the default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
-    State("the recursion limit", _recursion_limit, _raise_recursion_limit, given_back=False),
-    State("environment variables of numerics", _variables, _set_variables, given_back=False),
-    State("the handler of SIGINT or SIGTERM", _handlers, _set_handlers, given_back=False),
-    State("the current folder", _current_folder, _enter_folder),
-    State("whether anything is logged", _logging),
+    ProcessState(
+        "sys.stdout", lambda: sys.stdout, lambda stream: setattr(sys, "stdout", usable(stream))
+    ),
+    ProcessState(
+        "sys.stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", usable(stream))
+    ),
+    ProcessState("the umask", _umask, os.umask),
+    ProcessState("which warnings are errors", _errors_of_warnings, _set_errors_of_warnings),
+    ProcessState(
+        "the default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout
+    ),
+    ProcessState("the recursion limit", _recursion_limit, _raise_recursion_limit, given_back=False),
+    ProcessState("environment variables of numerics", _variables, _set_variables, given_back=False),
+    ProcessState("the handler of SIGINT or SIGTERM", _handlers, _set_handlers, given_back=False),
+    ProcessState("the current folder", _current_folder, _enter_folder),
+    ProcessState("whether anything is logged", _logging),
     # Computations of torch are shielded at their place: `torch_as_usual`, and `default_dtype` of `ppo.networks`.
-    State(
+    ProcessState(
         "torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)
     ),
-    State(
+    ProcessState(
         "torch's inference mode",
         partial(_of_torch, lambda torch: torch.is_inference_mode_enabled(), usual=False),
     ),
-    State(
+    ProcessState(
         "torch's dtype",
         partial(_of_torch, lambda torch: str(torch.get_default_dtype()), usual="torch.float32"),
     ),
-    State(
+    ProcessState(
         "torch's use of oneDNN",
         partial(_of_torch, lambda torch: torch._C._get_mkldnn_enabled(), usual=True),
     ),
-    State(
+    ProcessState(
         "torch's deterministic algorithms",
         partial(_of_torch, lambda torch: torch.are_deterministic_algorithms_enabled(), usual=False),
     ),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dppo.transports.ray.core_use import CoreUse
     from dppo.transports.ray.session import RaySession
 
-# enough for an encoder of images, if not for any network of a user
+# parameters of an unknown network: enough for an encoder of images, if not for any network of a user
 PARAMETERS_OF_A_MODEL = 4_000_000
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.learners.trainers import Trainers
 
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
-# several actors report the same incident
+# kinds of which several actors report the same incident
 SHARED_KINDS = {IncidentKind.OTHER_CPU, IncidentKind.GLOBAL_STATE}
 
 

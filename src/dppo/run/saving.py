@@ -28,7 +28,7 @@ from dppo.run.outputs import call_disk
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 
-# for a score: a score of fewer may be luck, and the best checkpoint is kept for ever
+# fewest episodes of a score: a score of fewer may be luck, and the best checkpoint is kept for ever
 MIN_EPISODES = 20
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
     from dppo.learners.trainers import Trainers
 
 Weights = dict[str, np.ndarray]
-# of soft actor-critic, in the state of its trainer
+# arrays of soft actor-critic's critics in the state of its trainer
 CRITICS = ("critics.weights", "critics.targets")
 
 

@@ -13,13 +13,13 @@ from dppo.slots.layout import Layout
 from dppo.slots.program import GUARD, SolverError
 
 VERSION_S = 10.0
-# arguments of Python with which it stands in for ssh
+# arguments with which Python runs the agent that stands in for ssh
 AGENT = ["-I", "-S", GUARD, "agent"]
-# launchers divide the words of an agent at these, and know no quotes
+# characters at which launchers divide the words of an agent; quotes do not help
 DIVIDERS = re.compile(r"[\s:]")
-# variables of a launcher that has started this process, from which a new one would take itself for a part of it
+# variables of a launcher that has started this process; with them, a new launcher believes to be a part of it
 OF_LAUNCHERS = ("OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_APP", "PMIX_", "PMI_", "PRTE_", "HYDI_")
-# variables of Slurm, from which srun would take the shape of the job for that of its step
+# variables of Slurm, from which srun would take the shape of the whole job for its step
 OF_SLURM = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")
 KEPT_OF_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MPI_TYPE")
 # the interface by which ranks under srun find each other, for each family

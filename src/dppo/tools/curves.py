@@ -45,7 +45,7 @@ class Curve(NamedTuple):
         return float(reached[0]) if len(reached) else None
 
 
-class Group(NamedTuple):
+class CurveGroup(NamedTuple):
     """Runs that differ in their seeds only, as a rule."""
 
     label: str
@@ -167,7 +167,7 @@ def thinned(count: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, MAX_POINTS)).round().astype(np.int64)
 
 
-def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
+def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     """Group runs whose settings are equal except for NOT_COMPARED; label each group with the settings that differ.
 
     Labels leave out settings that change no result, such as `track`, if the groups can be told apart without them.
@@ -192,7 +192,7 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[Group]:
         label = short_label if are_unique else full_label
         if not label:  # no setting differs
             label = str(members[0].settings.get("env_id"))
-        named.append(Group(printable(label), members))
+        named.append(CurveGroup(printable(label), members))
     return named
 
 
@@ -210,7 +210,7 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     return ", ".join(texts)
 
 
-def baselines_of(groups: Sequence[Group]) -> dict[str, float]:
+def baselines_of(groups: Sequence[CurveGroup]) -> dict[str, float]:
     """Return the mean return of each controller that the runs were compared with, by its name."""
     returns: dict[str, list[float]] = {}
     for group in groups:

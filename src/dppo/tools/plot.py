@@ -11,7 +11,7 @@ from dppo.invocation import as_called
 from dppo.records.files.disk import writing
 from dppo.tools.curves import (
     RETURN,
-    Group,
+    CurveGroup,
     baselines_of,
     grouped_by_settings,
     interval,
@@ -89,7 +89,7 @@ def plot(
     yield f"Picture: {out}"
 
 
-def _named(groups: Sequence[Group], labels: Sequence[str]) -> list[Group]:
+def _named(groups: Sequence[CurveGroup], labels: Sequence[str]) -> list[CurveGroup]:
     """Return the groups with these labels; raise ConfigError unless there is one for each."""
     if len(labels) != len(groups):
         lines = "; ".join(map(str, groups))

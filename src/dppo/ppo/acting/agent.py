@@ -8,7 +8,7 @@ from dppo.ppo.exchange.inputs import reader_of
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.networks.choice import acting_network
-from dppo.ppo.networks.network import NetworkSpec, Outputs
+from dppo.ppo.networks.network import NetworkOutputs, NetworkSpec
 from dppo.spaces.spaces import MaskSource, masks_of
 
 
@@ -53,7 +53,7 @@ class PPOAgent:
 
     def act(
         self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Outputs]:
+    ) -> tuple[np.ndarray, NetworkOutputs]:
         """Sample an action for each row of `obs` [..., E, *O], with `noise` [..., E, n] from `distribution.noise`.
 
         Args:
@@ -67,7 +67,7 @@ class PPOAgent:
 
     def decide(
         self, obs: np.ndarray, state: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Outputs]:
+    ) -> tuple[np.ndarray, NetworkOutputs]:
         """Return the most likely action for each row of `obs` [..., E, *O]; `state` and the result are as in `act`."""
         outputs = self._outputs(obs, state)
         return self.distribution.mode(outputs.head), outputs
@@ -82,7 +82,7 @@ class PPOAgent:
             return stored, None
         return stored[self._obs_fields], masks_of(stored)
 
-    def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> Outputs:
+    def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> NetworkOutputs:
         obs, masks = self.split(stored)
         outputs = self._network.step(self._reader.read(obs), state)
         if masks is not None:

@@ -10,7 +10,7 @@ from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.network import Outputs
+from dppo.ppo.networks.network import NetworkOutputs
 
 
 def guided_agent(
@@ -40,7 +40,7 @@ class GuidedAgent:
 
     def act(
         self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Outputs]:
+    ) -> tuple[np.ndarray, NetworkOutputs]:
         """Sample an action for each row of `obs`, as `PPOAgent.act`; the head belongs to the controller."""
         _, outputs = self._agent.act(obs, noise, state)
         intended = np.stack([group.intended() for group in self._envs]).astype(self._dtype)

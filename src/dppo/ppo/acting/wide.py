@@ -11,7 +11,7 @@ import numpy as np
 
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.records import Episode
-from dppo.ppo.networks.network import Outputs
+from dppo.ppo.networks.network import NetworkOutputs
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float
@@ -94,7 +94,7 @@ class WideAgent:
 
     def act(
         self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Outputs]:
+    ) -> tuple[np.ndarray, NetworkOutputs]:
         """Sample an action for each row of `obs`, as `PPOAgent.act`."""
         _, outputs = self._agent.act(obs, noise, state)
         mean, log_std = np.split(outputs.head, 2, axis=-1)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import CELL_PARAMETERS
-from dppo.ppo.networks.network import ActingNetwork, Outputs
+from dppo.ppo.networks.network import ActingNetwork, NetworkOutputs
 
 
 class NumpyMLP(ActingNetwork):
@@ -59,13 +59,13 @@ class NumpyMLP(ActingNetwork):
             self._log_std = weights[self._log_std_places]
 
     @override
-    def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> Outputs:
+    def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> NetworkOutputs:
         """Return head and values of `obs` [..., E, *O].
 
         Each group of E rows has a matrix product of its own: larger ones would change the last bits.
         """
         head, values = self.outputs(self.hidden(obs))
-        return Outputs(head, values)
+        return NetworkOutputs(head, values)
 
     def hidden(self, obs: np.ndarray) -> np.ndarray:
         """Return the outputs [..., K, E, units] of the hidden layers of each trunk."""
@@ -127,7 +127,7 @@ class NumpyMemory(ActingNetwork):
         self._cells = NumpyCells(self._spec.layers.memory, cells)
 
     @override
-    def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> Outputs:
+    def step(self, obs: np.ndarray, state: np.ndarray | None = None) -> NetworkOutputs:
         """Compute head, values and state [..., E, S] of `obs` [..., E, *O]."""
         assert state is not None, "a network with memory needs its state"
         by_trunk = state.reshape(*state.shape[:-1], self._num_trunks, -1)
@@ -135,7 +135,7 @@ class NumpyMemory(ActingNetwork):
         h, new_by_trunk = self._cells.step(inputs, by_trunk.swapaxes(-2, -3))
         head, values = self._mlp.outputs(h)
         new_state = new_by_trunk.swapaxes(-2, -3).reshape(state.shape)
-        return Outputs(head, values, new_state)
+        return NetworkOutputs(head, values, new_state)
 
 
 class NumpyCells:

@@ -15,7 +15,7 @@ from dppo.user_code import in_a_line
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class UpdateRows:
     """The rows of an update that pass through the network together."""
 
     at_once: int
@@ -24,11 +24,11 @@ class Rows:
     sequence_length: int
 
 
-# also of a CPU
+# texts in errors for lack of memory, also on a CPU
 NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-# begin what torch reports of one
+# beginnings of errors of torch about a GPU
 NO_GPU = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
-FEWER = 4  # the part of the rows at once that is suggested where all of them do not fit
+FEWER = 4  # divisor of the rows at once that is suggested where they do not fit
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
-def explained(error: BaseException, device: torch.device, rows: Rows) -> DppoError | None:
+def explained(error: BaseException, device: torch.device, rows: UpdateRows) -> DppoError | None:
     """Return what `error` of an update means, and what to do; None if it is of neither memory nor a GPU."""
     if is_out_of_memory(error):
         return _out_of_memory(device, rows)
@@ -90,7 +90,7 @@ def explained(error: BaseException, device: torch.device, rows: Rows) -> DppoErr
     )
 
 
-def _out_of_memory(device: torch.device, rows: Rows) -> OutOfMemory:
+def _out_of_memory(device: torch.device, rows: UpdateRows) -> OutOfMemory:
     where = _describe_memory(device)
     if rows.at_once <= rows.sequence_length:
         return OutOfMemory(
@@ -154,7 +154,7 @@ def _describe_memory(device: torch.device) -> str:
     )
 
 
-def gpu_memory_line(needed: int, rows: Rows, device: torch.device) -> str:
+def gpu_memory_line(needed: int, rows: UpdateRows, device: torch.device) -> str:
     """Return what an update needs of the memory of a GPU, and what to do if there is less."""
     free, _ = torch.cuda.mem_get_info(device)
     available = free + torch.cuda.memory_reserved(device)

@@ -26,7 +26,7 @@ from dppo.ppo.learning.popart import PopArt, value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
 from dppo.streams import Stream
 
-# of the entropy bonus that is added where advantages are nothing but noise
+# weight of the entropy bonus that is added where advantages are nothing but noise
 NOISE_ENTROPY_WEIGHT = 0.01
 FIGURES_OF_RATIOS = ("approx_kl", "old_approx_kl", "clipfrac")
 NO_FIGURES = dict.fromkeys(

@@ -31,7 +31,7 @@ ENCODERS = {
 }
 
 
-class Choice(NamedTuple):
+class NetworkChoice(NamedTuple):
     """A network, and why it was chosen."""
 
     spec: NetworkSpec
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
         )
 
 
-def choose_network(network: Network, spaces: Spaces) -> Choice:
+def choose_network(network: Network, spaces: Spaces) -> NetworkChoice:
     """Return the network for these spaces.
 
     Raise ConfigError if a setting has no effect on the network for these spaces, or the user's own breaks its contract.
@@ -80,7 +80,7 @@ def choose_network(network: Network, spaces: Spaces) -> Choice:
         state_dependent_std=network.state_dependent_std,
     )
     spec = BuiltInSpec(spaces, layers, network.dtype)
-    return Choice(
+    return NetworkChoice(
         spec,
         _describe_layers(spec),
         _describe_policy_layers(spec),
@@ -94,7 +94,7 @@ def _is_shared(network: Network, spaces: Spaces, encoder: str | None) -> bool:
     return network.trunk == "shared"
 
 
-def _user_network(network: Network, model: ModelClass, spaces: Spaces) -> Choice:
+def _user_network(network: Network, model: ModelClass, spaces: Spaces) -> NetworkChoice:
     """Return the user's network; refuse memory without a length of sequences, and a length without memory."""
     from dppo.ppo.networks.user_module import ModuleSpec
 
@@ -111,7 +111,7 @@ def _user_network(network: Network, model: ModelClass, spaces: Spaces) -> Choice
             f"because it has no attribute state_size. Leave it out."
         )
     description = f"{name} (set by `model`)"
-    return Choice(spec, description, description, because="")
+    return NetworkChoice(spec, description, description, because="")
 
 
 def _image_encoder(network: Network, spaces: Spaces) -> str | None:

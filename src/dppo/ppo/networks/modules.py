@@ -14,7 +14,12 @@ from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.kernels.calls import without_call_overhead
 from dppo.ppo.kernels.linear_layers import use_in
-from dppo.ppo.networks.network import ActingNetwork, LearningNetwork, Outputs, RecurrentInputs
+from dppo.ppo.networks.network import (
+    ActingNetwork,
+    LearningNetwork,
+    NetworkOutputs,
+    RecurrentInputs,
+)
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
 from dppo.ppo.networks.torch_settings import default_dtype, exact_on
 from dppo.spaces.spaces import Spaces
@@ -52,7 +57,7 @@ class TorchActing(ActingNetwork):
     @override
     def step(
         self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None = None
-    ) -> Outputs:
+    ) -> NetworkOutputs:
         """Return head and values of `obs` [..., E, *O]: E rows at a time: larger batches would change the last bits."""
         name, leaf = next(iter(obs.items())) if isinstance(obs, dict) else ("", obs)
         if leaf.ndim > self._num_axes[name] + 1:
@@ -62,17 +67,17 @@ class TorchActing(ActingNetwork):
             if state is None:
                 # which may have a graph, if the module takes a gradient itself
                 head, values = self._module(inputs)
-                return Outputs(head.numpy(force=True), values.numpy(force=True))
+                return NetworkOutputs(head.numpy(force=True), values.numpy(force=True))
             starts = torch.zeros((1, len(state)), dtype=torch.bool)
             one_step = each_leaf(inputs, itemgetter(None))
             head, values, new_state = self._module(one_step, self._tensor(state), starts)
-            return Outputs(
+            return NetworkOutputs(
                 head[0].numpy(force=True), values[0].numpy(force=True), new_state.numpy(force=True)
             )
 
     def _step_each(
         self, obs: np.ndarray | dict[str, np.ndarray], state: np.ndarray | None, length: int
-    ) -> Outputs:
+    ) -> NetworkOutputs:
         """Step each element of the first axis on its own."""
         steps = [
             self.step(each_leaf(obs, itemgetter(s)), None if state is None else state[s])
@@ -81,8 +86,8 @@ class TorchActing(ActingNetwork):
         head = np.stack([outputs.head for outputs in steps])
         values = np.stack([outputs.values for outputs in steps])
         if state is None:
-            return Outputs(head, values)
-        return Outputs(
+            return NetworkOutputs(head, values)
+        return NetworkOutputs(
             head,
             values,
             np.stack([outputs.state for outputs in steps if outputs.state is not None]),

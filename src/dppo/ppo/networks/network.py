@@ -30,7 +30,7 @@ ModelClass = str | Callable[..., Any]
 """The class of a user's network: its import path, or itself."""
 
 
-class Outputs(NamedTuple):
+class NetworkOutputs(NamedTuple):
     """Outputs of an acting network."""
 
     head: Float[np.ndarray, "*rows H"]
@@ -46,7 +46,7 @@ class ActingNetwork(Protocol):
     def load(self, weights: Float[np.ndarray, " P"]) -> None:
         """Copy `weights` and use them from now on."""
 
-    def step(self, obs: Any, state: Any = None) -> Outputs:
+    def step(self, obs: Any, state: Any = None) -> NetworkOutputs:
         """Return head and values of observations [E, *O], in the network's dtype.
 
         Images stay bytes. Of a Dict or Tuple space, `obs` is a dict of arrays by the leaf's name. With leading axes

@@ -24,7 +24,7 @@ FILE = stat.S_IFREG
 FOLDER = stat.S_IFDIR
 
 
-class Part(NamedTuple):
+class PartRule(NamedTuple):
     """Kind and largest size of a part of a run folder."""
 
     kind: int
@@ -33,26 +33,26 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    LOCK: Part(FILE, 2**12),
-    CONFIG: Part(FILE, MAX_SETTINGS_BYTES),
-    METRICS: Part(FILE, 2**31),
-    TRACE: Part(FILE, 2**30),
-    EPISODES: Part(FILE, 2**28),
-    BASELINE: Part(FILE, 2**24),
-    CERTIFICATE: Part(FILE, 2**20),
-    "trackers.json": Part(FILE, 2**16),
-    "learning_curve.png": Part(FILE),
-    "events.out.tfevents.*": Part(FILE),
-    CHECKPOINTS: Part(FOLDER),
-    f"{CHECKPOINTS}/best.json": Part(FILE, 2**16),
-    "logs": Part(FOLDER),
-    "logs/*": Part(FILE, 2**22),
-    "incidents": Part(FOLDER),
-    "states": Part(FOLDER),
-    "states/*": Part(FOLDER),
+    LOCK: PartRule(FILE, 2**12),
+    CONFIG: PartRule(FILE, MAX_SETTINGS_BYTES),
+    METRICS: PartRule(FILE, 2**31),
+    TRACE: PartRule(FILE, 2**30),
+    EPISODES: PartRule(FILE, 2**28),
+    BASELINE: PartRule(FILE, 2**24),
+    CERTIFICATE: PartRule(FILE, 2**20),
+    "trackers.json": PartRule(FILE, 2**16),
+    "learning_curve.png": PartRule(FILE),
+    "events.out.tfevents.*": PartRule(FILE),
+    CHECKPOINTS: PartRule(FOLDER),
+    f"{CHECKPOINTS}/best.json": PartRule(FILE, 2**16),
+    "logs": PartRule(FOLDER),
+    "logs/*": PartRule(FILE, 2**22),
+    "incidents": PartRule(FOLDER),
+    "states": PartRule(FOLDER),
+    "states/*": PartRule(FOLDER),
 }
 """Files by path, which may be a pattern. All are checked before a run folder is used."""
-INCIDENT_PART = Part(FILE, 2**24)
+INCIDENT_PART = PartRule(FILE, 2**24)
 """`incident.json` in a folder of `incidents`, which is checked when it is read."""
 
 

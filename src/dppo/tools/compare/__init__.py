@@ -27,8 +27,8 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import as_file_name, versions
 from dppo.records.terminal.figures import duration
-from dppo.tools.compare.measured import Run, by_actors, differing_seeds, group_of, groups_of
-from dppo.tools.curves import Group
+from dppo.tools.compare.measured import MeasuredRun, by_actors, differing_seeds, group_of, groups_of
+from dppo.tools.curves import CurveGroup
 from dppo.tools.pictures.comparison import compare_figure
 
 EXPLAIN_NOISE = (
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         return 128 + signal.Signals[stopped_by]
     groups = groups_of(runs, options.target)
     curves = [
-        Group(group["label"], [run.curve() for run in same], noise=group["speed_up_is_noise"])
+        CurveGroup(group["label"], [run.curve() for run in same], noise=group["speed_up_is_noise"])
         for group, same in zip(groups, by_actors(runs), strict=True)
     ]
     with writing(folder / "compare.png"):
@@ -117,16 +117,16 @@ def _must_have_equal_weights(options: Options) -> bool:
 
 def _train_all(
     options: Options, plan: Sequence[Config], folder: Path, console: Console
-) -> tuple[list[Run], str | None]:
+) -> tuple[list[MeasuredRun], str | None]:
     """Return the finished runs, and the name of the signal that stopped the next one; None if all finished."""
     from dppo.run.runner import train  # imports torch, so only after the options have been checked
 
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
     for config in plan:
         result = train(config)
         if result.stopped_by is not None:
             return runs, result.stopped_by
-        run = Run(config, result, result.metrics)
+        run = MeasuredRun(config, result, result.metrics)
         runs.append(run)
         _write_json(options, plan, runs, folder / "compare.json")
         console.print(
@@ -137,7 +137,7 @@ def _train_all(
     return runs, None
 
 
-def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
+def _time_left(plan: Sequence[Config], runs: Sequence[MeasuredRun]) -> str:
     left = plan[len(runs) :]
     if not left:
         return ""
@@ -148,7 +148,9 @@ def _time_left(plan: Sequence[Config], runs: Sequence[Run]) -> str:
     return f"; {len(left)} to go, about {duration(left_s)}"
 
 
-def _write_json(options: Options, plan: Sequence[Config], runs: Sequence[Run], path: Path) -> None:
+def _write_json(
+    options: Options, plan: Sequence[Config], runs: Sequence[MeasuredRun], path: Path
+) -> None:
     """Write all measurements so far; done after each run, so that an interrupted comparison is not lost."""
     differs_between_runs = ("num_actors", "num_samplers", "seed")
     same_weights = None
@@ -353,7 +355,7 @@ def explain_bound(group: dict[str, Any]) -> str:
     )
 
 
-def _report_equality(runs: Sequence[Run], console: Console) -> int:
+def _report_equality(runs: Sequence[MeasuredRun], console: Console) -> int:
     """Report whether runs with the same seed have the same weights; return the exit code."""
     differing = differing_seeds(runs)
     if not differing:

@@ -15,7 +15,7 @@ OF_CURVE = ("wall_s", "global_step", "episodic_return")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One finished training."""
 
     config: Config
@@ -92,7 +92,7 @@ def _exchange_s(row: dict[str, Any]) -> float:
 
 
 def group_of(
-    runs: Sequence[Run], first: dict[str, Any] | None = None, target: float | None = None
+    runs: Sequence[MeasuredRun], first: dict[str, Any] | None = None, target: float | None = None
 ) -> dict[str, Any]:
     """Return the means over runs that differ in their seeds; speed-ups refer to the group `first`, or to itself.
 
@@ -136,13 +136,13 @@ def group_of(
     }
 
 
-def by_actors(runs: Sequence[Run]) -> list[list[Run]]:
+def by_actors(runs: Sequence[MeasuredRun]) -> list[list[MeasuredRun]]:
     """Return runs by their number of actors, in the order in which the numbers first appear."""
     numbers = dict.fromkeys(run.config.most_actors for run in runs)
     return [[run for run in runs if run.config.most_actors == number] for number in numbers]
 
 
-def groups_of(runs: Sequence[Run], target: float | None = None) -> list[dict[str, Any]]:
+def groups_of(runs: Sequence[MeasuredRun], target: float | None = None) -> list[dict[str, Any]]:
     """The group of each number of actors, as compare.json holds it."""
     groups: list[dict[str, Any]] = []
     for same in by_actors(runs):
@@ -150,7 +150,7 @@ def groups_of(runs: Sequence[Run], target: float | None = None) -> list[dict[str
     return groups
 
 
-def differing_seeds(runs: Sequence[Run]) -> dict[int, dict[int, str]]:
+def differing_seeds(runs: Sequence[MeasuredRun]) -> dict[int, dict[int, str]]:
     """Return the seeds whose weights differ between numbers of actors, with the hashes by number of actors."""
     hashes: dict[int, dict[int, str]] = {}
     for run in runs:

@@ -41,7 +41,7 @@ from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
     FIRST_SIZES,
     WITH_SECOND,
-    Step,
+    StepFacts,
     agreement,
     guarded,
     in_order,
@@ -79,7 +79,7 @@ MEMORY_EVERY = 8
 class Played:
     """The steps and events of an environment while an untrained policy played."""
 
-    trace: list[Step] = field(default_factory=list)
+    trace: list[StepFacts] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     """Steps of each segment."""
     episodes: list[Episode] = field(default_factory=list)

@@ -17,9 +17,9 @@ from dppo.hosts.builders import BuiltSampler, build_sampler
 from dppo.tools.doctor.playing import plan_of
 from dppo.tools.doctor.process import ProcessWatch
 
-# a first segment, and the steps that were checked as the first ones of a run are
+# stored answers: a first segment, and the steps that are checked as the first steps of a run
 MAX_STORED_ANSWERS = 18
-# samplers of the run: no step counts as one of the first, where a fault ends a run
+# number of samplers with which no step counts as a first step, in which a fault ends a run
 NO_FIRST_STEPS: Any = math.inf
 
 

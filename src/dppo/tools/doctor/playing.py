@@ -33,7 +33,7 @@ QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
 HISTOGRAM_BINS = 16
 
 
-class Step(NamedTuple):
+class StepFacts(NamedTuple):
     """Facts of a step that its repetition must have, too."""
 
     obs_checksum: int
@@ -112,7 +112,7 @@ def restored(source: PPOSampler, target: PPOSampler) -> str | None:
     return ""
 
 
-def steps_of(report: SegmentReport, segment: Segment) -> list[Step]:
+def steps_of(report: SegmentReport, segment: Segment) -> list[StepFacts]:
     """Return the facts of each step of a segment that its repetition must have, too."""
     length = len(segment.rewards)
     phases = [incident.fault.phase for incident in report.incidents if incident.fault]
@@ -129,7 +129,7 @@ def steps_of(report: SegmentReport, segment: Segment) -> list[Step]:
         if number == length - 1:
             checksum = zlib.crc32(report.carry.checksums.tobytes())
         steps.append(
-            Step(
+            StepFacts(
                 obs_checksum=zlib.crc32(obs.tobytes()),
                 rewards=segment.rewards[number].tolist(),
                 episodes_checksum=checksum,
@@ -143,7 +143,7 @@ def fingerprint_of(trace: Sequence[Any]) -> str:
     """Return a hash of the first steps of a simulator, under actions that follow from the seed; "" if they are fewer.
 
     Args:
-        trace: steps, as `Step` or as a list of its fields, in segments of FIRST_SIZES.
+        trace: steps, as `StepFacts` or as a list of its fields, in segments of FIRST_SIZES.
     """
     first_steps = [list(step) for step in trace[: sum(FIRST_SIZES)]]
     if len(first_steps) < sum(FIRST_SIZES):
@@ -157,7 +157,7 @@ def agreement(
     """Return the facts, and the first difference of steps that were repeated in `place`, up to a fault in either.
 
     Args:
-        trace, again: steps, as `Step` or as a list of its fields.
+        trace, again: steps, as `StepFacts` or as a list of its fields.
     """
     compared = facts["compared"]
     difference = ""

@@ -43,7 +43,7 @@ CHECK_ROWS = 1000  # made-up observations of the check
 CHUNK_ROWS = 100  # rows that are compared at a time
 MAX_OTHER_CHOICES = CHECK_ROWS // 10  # so few are ties but for rounding
 TOLERANCE = 1e-3  # largest difference of logits, means and states, per unit of the largest; float32 leaves about 1e-6
-# settings of what makes observations
+# settings of the preparation of observations
 PREPARED = ("grayscale", "resize", "frame_stack", "action_repeat", "atari")
 
 CURVE = "learning_curve.png"

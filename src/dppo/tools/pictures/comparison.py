@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dppo.tools.curves import Band, Group, over_seeds
+from dppo.tools.curves import Band, CurveGroup, over_seeds
 from dppo.tools.pictures.style import (
     COLOURS,
     DPI,
@@ -29,7 +29,9 @@ CAPTION_WIDTH = 125  # characters in a line
 LABEL_WIDTH = 96
 
 
-def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: float | None) -> None:
+def compare_figure(
+    groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None
+) -> None:
     """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
 
     Over wall time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended. The
@@ -69,7 +71,7 @@ def compare_figure(groups: Sequence[Group], path: Path, caption: str, target: fl
 
 
 def draw_together(
-    groups: Sequence[Group],
+    groups: Sequence[CurveGroup],
     path: Path,
     title: str,
     label: str,
@@ -112,7 +114,7 @@ def draw_together(
         save(figure, path)
 
 
-def mean_time_to(group: Group, band: Band, target: float | None) -> float | None:
+def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float | None:
     """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
     if target is None:
         return float(band.seconds[-1]) if len(band.seconds) else None

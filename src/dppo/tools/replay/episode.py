@@ -48,7 +48,7 @@ from dppo.streams import Stream
 from dppo.tools.video import Video
 
 
-class Step(NamedTuple):
+class ReplayStep(NamedTuple):
     """A step of a replay; the first one is the reset."""
 
     obs_checksum: int
@@ -101,7 +101,7 @@ def replay(
     if render:
         check_display()
         render_mode = "human"
-    steps = list[Step]()
+    steps = list[ReplayStep]()
     activity = ActivityRecord()
 
     def progress() -> str:
@@ -175,22 +175,22 @@ class _Replay:
             raise
         self._activity.enter(place_of(Phase.IDLE))
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[ReplayStep]:
         """Play, and yield the reset and each step."""
         episode = self._episode
         self._activity.enter(place_of(Phase.RESET), self._recorded.episode)
         episode.reset(self._recorded.episode, self._recorded.options)
-        yield Step(zlib.crc32(episode.last_obs.tobytes()), 0.0, is_last=False)
+        yield ReplayStep(zlib.crc32(episode.last_obs.tobytes()), 0.0, is_last=False)
         for action in self._actions:
             self._activity.enter(place_of(Phase.STEP), self._recorded.episode, episode.length)
             _, reward, terminated, truncated, _ = episode.step(action)
             self._check_signals()
             is_last = terminated or truncated
-            yield Step(zlib.crc32(episode.last_obs.tobytes()), reward, is_last)
+            yield ReplayStep(zlib.crc32(episode.last_obs.tobytes()), reward, is_last)
             if is_last:
                 return
 
-    def play(self, film: Video | None, steps: list[Step]) -> None:
+    def play(self, film: Video | None, steps: list[ReplayStep]) -> None:
         """Play, adding each step to `steps`; write the film if the episode is the same.
 
         Raises EnvironmentFault or ReplayMismatch.
@@ -222,7 +222,7 @@ class _Replay:
         if film is not None:
             film.write()
 
-    def _difference(self, last: Step) -> str:
+    def _difference(self, last: ReplayStep) -> str:
         """Return how the episode that was played differs from the recorded one; "" if it is the same."""
         recorded = self._recorded
         episode = self._episode
@@ -239,7 +239,7 @@ class _Replay:
             difference += ", and another last observation"
         return difference
 
-    def _cause(self, steps: list[Step]) -> str:
+    def _cause(self, steps: list[ReplayStep]) -> str:
         """Play once more, and describe where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
         again = _Replay(self._config, self._recorded, self._check_signals, self._activity)
@@ -255,7 +255,7 @@ class _Replay:
         close_in_time([self.env])
 
 
-def _first_difference(number: int, step: Step | None, repeated: Step | None) -> str:
+def _first_difference(number: int, step: ReplayStep | None, repeated: ReplayStep | None) -> str:
     place = f"step {number:,}" if number else "the reset"
     if step is None or repeated is None:
         quantity = "that one is over"

@@ -36,7 +36,7 @@ LEFT_OUT = frozenset(
     ]
 )
 """Names of folders that are never sent."""
-# the date of all files in the archive, so that equal files make an equal archive
+# date of all files in the archive, so that equal files make an equal archive
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 
 

@@ -27,11 +27,11 @@ LOG_S = 3.0  # longest wait for the last lines of a log on this node
 # longest wait for a witness on another node, which may have to start; the run waits
 LOG_ELSEWHERE_S = 5.0
 STACKS_S = 15.0  # longest wait for stacks from a witness on another node
-# a call into Ray has waited for longer: the network is silent, and no process could answer
+# a call into Ray that waits for longer shows a silent network, in which no process can answer
 BUSY_S = 2.0
 
 
-class Witness:
+class NodeWitness:
     """Reads the progress files of its node, in a process of its own."""
 
     def read(self, file: ProgressFile) -> Activity | None:
@@ -172,7 +172,7 @@ class Watching:
     def _witness(self, file: ProgressFile) -> Any:
         if file.node_id not in self._witnesses:
             strategy = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
-            witness: Any = ray.remote(Witness)
+            witness: Any = ray.remote(NodeWitness)
             self._witnesses[file.node_id] = witness.options(
                 num_cpus=0, scheduling_strategy=strategy
             ).remote()
