@@ -69,7 +69,10 @@ class Scripted(gym.Env[Any, Any]):
     def _answer(self) -> Any:
         if self._obs is not None and self.steps == self._at_step:
             return self._obs
-        return np.full(self.observation_space.shape or (), self.steps, self.observation_space.dtype)
+        space = self.observation_space
+        if space.shape is None:
+            return space.sample()
+        return np.full(space.shape, self.steps, space.dtype)
 
 
 class Stepper:

@@ -1,4 +1,4 @@
-"""EnvGroup: same-step resets, seeds of episodes, actions for environments, and replays."""
+"""EnvGroup: its log, arrays that environments use again, replays, and the end."""
 
 from __future__ import annotations
 
@@ -10,53 +10,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import group_of
+from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.wrappers import TimeLimit
-from scripted import Scripted, Stepper, started
-from worlds.simple import Counting
+from scripted import ROBOT, Scripted, Stepper, started
 
-from dppo import streams
+from dppo.envs.checks.returned import packer
 from dppo.envs.group import EnvGroup
+from dppo.envs.spaces import dtype_of
 from dppo.ppo.exchange.records import EnvLog, SamplerCarry
-from dppo.streams import Stream
-
-
-def test_a_done_environment_is_reset_in_the_same_step() -> None:
-    stepper = started(Counting(truncate_after=2), Counting(terminate_after=3), Counting())
-    assert stepper.obs[:, 0].tolist() == [0, 0, 0]
-    assert stepper.step([1, 2, 3]) == {}
-    assert stepper.obs[:, 0].tolist() == [1, 1, 1]
-    assert stepper.rewards.tolist() == [1, 2, 3]
-    assert not stepper.terminated.any()
-    assert not stepper.truncated.any()
-    final = stepper.step([0, 0, 0])
-    assert {env: obs.tolist() for env, obs in final.items()} == {0: [2]}  # of the old episode
-    assert stepper.obs[:, 0].tolist() == [0, 2, 2]  # the first is of the new one
-    assert stepper.truncated.tolist() == [True, False, False]
-    assert stepper.step([0, 0, 0]) == {}  # a terminal state needs no final observation
-    assert stepper.terminated.tolist() == [False, True, False]
-    assert stepper.obs[:, 0].tolist() == [1, 0, 3]
-
-
-def test_a_terminal_state_at_the_time_limit_has_no_final_observation() -> None:
-    stepper = started(Counting(terminate_after=1, truncate_after=1))
-    assert stepper.step([0]) == {}
-    assert stepper.terminated.tolist() == stepper.truncated.tolist() == [True]
-
-
-def test_every_episode_starts_with_its_own_seed() -> None:
-    envs = [Scripted(length=2), Scripted(length=3)]
-    stepper = started(*envs)
-    for _ in range(6):
-        stepper.step([0, 0])
-    for index, env in enumerate(envs):
-        expected = [
-            streams.integer(1, Stream.EPISODES, 0, index, episode)
-            for episode in range(len(env.seeds))
-        ]
-        assert env.seeds == expected
-    assert [len(env.seeds) for env in envs] == [4, 3]
-    assert len({seed for env in envs for seed in env.seeds}) == 7
 
 
 def test_episodes_are_logged_in_the_order_of_their_ends_and_once() -> None:
@@ -111,27 +72,6 @@ def test_an_environment_may_reuse_its_array() -> None:
     assert stepper.obs.tolist() == [[0, 0]]
 
 
-def test_discrete_actions_are_numbered_from_the_start_of_the_space() -> None:
-    env = Scripted(actions=gym.spaces.Discrete(3, start=-1))
-    stepper = started(env)
-    for action in range(3):
-        stepper.step([action])
-    assert env.actions == [-1, 0, 1]
-    assert all(env.action_space.contains(action) for action in env.actions)
-
-
-def test_box_actions_are_clipped_shaped_and_cast() -> None:
-    low = np.array([[-1.0], [0.0]], np.float32)
-    env = Scripted(actions=gym.spaces.Box(low, low + 2, dtype=np.float32))
-    stepper = started(env)
-    drawn = np.array([[-5.0, 5.0]])
-    stepper.step(drawn)
-    stepper.step(np.array([[0.25, 0.5]]))
-    assert [action.tolist() for action in env.actions] == [[[-1.0], [2.0]], [[0.25], [0.5]]]
-    assert all(env.action_space.contains(action) for action in env.actions)
-    assert drawn.tolist() == [[-5.0, 5.0]]  # the ratio needs the unclipped action
-
-
 def carried(group: EnvGroup) -> SamplerCarry:
     return SamplerCarry(
         discounted_returns=np.zeros(group.num_envs), **group.open_episodes(EnvLog())
@@ -152,20 +92,6 @@ def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list
                 else [*actions[env], chosen[env]]
             )
     return stepper, actions
-
-
-def test_replayed_episodes_are_the_same_to_the_last_bit() -> None:
-    before, actions = played(CartPoleEnv(), TimeLimit(CartPoleEnv(), 4), steps=9)
-    after = Stepper(group_of([CartPoleEnv(), TimeLimit(CartPoleEnv(), 4)]))
-    arrays = tuple(np.array(element, np.int64) for element in actions)
-    assert after.restore(carried(before.group), arrays) == []
-    assert after.obs.tobytes() == before.obs.tobytes()
-    assert after.log.episodes == []
-    for name, array in before.group.open_episodes(EnvLog()).items():
-        np.testing.assert_array_equal(after.group.open_episodes(EnvLog())[name], array)
-    for stepper in (before, after):
-        stepper.step([1, 1])
-    assert after.obs.tobytes() == before.obs.tobytes()
 
 
 def test_an_episode_whose_replay_has_other_rewards_or_ends_early_is_abandoned() -> None:
@@ -202,18 +128,16 @@ def test_environments_that_share_a_buffer_are_replayed() -> None:
     assert after.obs.tobytes() == before.obs.tobytes() == unshared.obs.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_checksum_is_of_the_bytes_that_the_environment_returned(dtype: Any) -> None:
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-9, 9, (2,), np.float32), spaces.Box(-9, 9, (2,), np.float64), ROBOT]
+)
+def test_the_checksum_is_of_the_bytes_that_the_environment_returned(space: Any) -> None:
     """Checkpoints contain it, so it must not change."""
-    stepper = started(
-        Scripted(
-            space=gym.spaces.Box(-9, 9, (2,), dtype), obs=np.array([0.1, 0.2], dtype), at_step=1
-        )
-    )
+    obs = space.sample()
+    stepper = started(Scripted(space=space, obs=obs, at_step=1))
     stepper.step([0])
-    expected = zlib.crc32(
-        np.float64(1.0).tobytes(), zlib.crc32(np.array([0.1, 0.2], dtype).tobytes())
-    )
+    returned = packer(dtype_of(space))(obs).tobytes()
+    expected = zlib.crc32(np.float64(1.0).tobytes(), zlib.crc32(returned))
     assert stepper.group.open_episodes(EnvLog())["checksums"].tolist() == [expected]
 
 

@@ -116,7 +116,7 @@ def test_a_wrong_branch_is_refused_by_name(tool: Any, words: str) -> None:
 def test_a_fault_names_place_and_leaf() -> None:
     class Blind(Scripted):
         def _answer(self) -> Any:
-            obs = ROBOT.sample()
+            obs = super()._answer()
             if self.steps == 1:
                 del obs["camera"]
             return obs

@@ -12,7 +12,6 @@ from meetings import Meeting
 
 from dppo.config import PPO
 from dppo.ppo.exchange.records import Segment
-from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.minibatches import aligned_with_ranks
 from dppo.ppo.learning.parallel import Parallel
@@ -42,58 +41,53 @@ def batch_of(segments: list[Segment], **arguments: Any) -> Batch:
     return make_batch(segments, None, None, PPO(gamma=0.9, gae_lambda=0.8), **arguments)
 
 
+NO_SIGNAL: dict[str, Any] = {
+    "rewards": np.full((STEPS, ENVS), 2.0),
+    "terminated": np.zeros((STEPS, ENVS), bool),
+    "valid": np.ones((STEPS, ENVS), bool),
+}
+
+
 @pytest.mark.parametrize(
-    ("changes", "informed"),
+    ("changes", "options", "signal", "rewards"),
     [
-        ({}, False),
-        ({"rewards": 1}, True),
-        ({"terminated": True}, True),
-        ({"rewards": 1, "valid": False}, False),
+        ({}, {}, False, (2, 2)),
+        ({"rewards": 1}, {}, True, (1, 2)),
+        ({"rewards": 1}, {"sign_reward": True}, False, (1, 1)),
+        ({"rewards": 1, "valid": False}, {}, False, (2, 2)),
+        ({"terminated": True}, {}, True, (2, 2)),
     ],
 )
-@pytest.mark.parametrize("reward", [0, 2])
-def test_a_batch_is_informed_if_rewards_differ_or_an_episode_terminates(
-    changes: dict[str, Any], informed: bool, reward: float
+def test_a_batch_has_signal_if_learned_rewards_differ_or_an_episode_terminates(
+    changes: dict[str, Any], options: dict[str, Any], signal: bool, rewards: tuple[float, float]
 ) -> None:
-    columns: dict[str, Any] = {
-        "rewards": np.full((STEPS, ENVS), reward, float),
-        "terminated": np.zeros((STEPS, ENVS), bool),
-    }
-    columns["valid"] = np.ones((STEPS, ENVS), bool)
+    columns: dict[str, Any] = {name: column.copy() for name, column in NO_SIGNAL.items()}
     for name, value in changes.items():
         columns[name][1, 1] = value
-    batch = batch_of([numbered(0, **columns), numbered(1, **columns)])
-    assert batch.has_learning_signal == informed
-    counted = columns["rewards"][columns["valid"]]
-    assert batch.rewards == (counted.min(), counted.max())
+    segments = [numbered(0, **columns), numbered(1, **columns)]
+    batch = make_batch(segments, None, None, PPO(**options))
+    assert batch.has_learning_signal == signal
+    assert batch.rewards == rewards
 
 
-def test_ranks_are_informed_by_the_rewards_of_all() -> None:
-    """Those of each rank may be equal: zero in one, one in the other."""
+@pytest.mark.parametrize(
+    ("change", "rewards"),
+    [({}, (2, 2)), ({"rewards": 3.0}, (2, 3)), ({"terminated": True}, (2, 2))],
+)
+def test_a_batch_has_signal_by_the_rows_of_all_ranks(
+    change: dict[str, Any], rewards: tuple[float, float]
+) -> None:
+    """Rewards of each rank are equal."""
 
-    def of_rank(parallel: Parallel) -> tuple[bool, tuple[float, float]]:
-        never = np.zeros((STEPS, ENVS), bool)
-        reward = float(parallel.rank)
-        segment = dataclasses.replace(
-            numbered(0), rewards=np.full((STEPS, ENVS), reward), terminated=never
-        )
-        share = make_batch([segment], None, None, PPO())
-        assert (share.has_learning_signal, share.rewards) == (False, (reward, reward))
-        whole = aligned_with_ranks(share, parallel)
-        return whole.has_learning_signal, whole.rewards
+    def of_rank(parallel: Parallel) -> Batch:
+        columns = dict(NO_SIGNAL)
+        if parallel.rank == 1:
+            columns |= {name: np.full((STEPS, ENVS), value) for name, value in change.items()}
+        return aligned_with_ranks(batch_of([numbered(0, **columns)]), parallel)
 
-    assert Meeting(2).all_do(of_rank) == [(True, (0.0, 1.0))] * 2
-
-
-def test_a_batch_is_informed_by_the_rewards_that_are_learned_from() -> None:
-    rewards = 0.5 + np.arange(STEPS * ENVS).reshape(STEPS, ENVS)
-    nothing = np.zeros((STEPS, ENVS), bool)
-    segments = [numbered(0, rewards=rewards, terminated=nothing)]
-    informed = [
-        make_batch(segments, None, None, PPO(sign_reward=sign)).has_learning_signal
-        for sign in (False, True)
-    ]
-    assert informed == [True, False]
+    for batch in Meeting(2).all_do(of_rank):
+        assert (batch.has_learning_signal, batch.rewards) == (bool(change), rewards)
+        assert batch.weights is None
 
 
 def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
@@ -116,15 +110,9 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     np.testing.assert_array_equal(batch.obs, plain.obs)
     for name in ("actions", "logprobs", "values", "advantages", "returns"):
         assert not getattr(batch, name)[~kept].any(), name
-    first_row = generalized_advantages(
-        Transitions(segment.rewards[:1], segment.terminated[:1], segment.truncated[:1]),
-        segment.values[:1],
-        segment.next_values[:1],
-        gamma=0.9,
-        gae_lambda=0.8,
-    )
     # the recursion ends here, because the successor is not a transition
-    assert batch.advantages[0] == first_row[0, 0]
+    delta = segment.rewards[0, 0] + 0.9 * segment.next_values[0, 0] - segment.values[0, 0]
+    assert batch.advantages[0] == delta
     np.testing.assert_array_equal(batch.returns, batch.advantages + batch.values)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import collect, parts_of, plan_of
-from encoder_kinds import KINDS, config_of
+from builders import collect, parts_of
+from encoder_kinds import config_of
 from gymnasium import spaces as gym_spaces
 from torch import nn
 from worlds import observed
@@ -16,43 +16,15 @@ from worlds import observed
 from dppo.config import PPO, Network
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.hosts.builders import build_sampler
-from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.inputs import no_statistics, normalized_part, reader_of
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.scales import Moments, Statistics
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.networks.built_in import BuiltInSpec
-from dppo.ppo.networks.choice import acting_network, choose_network, learning_network
+from dppo.ppo.networks.choice import choose_network, learning_network
 from dppo.ppo.networks.encoders import Embedding, Flatten, OneHot
 from dppo.ppo.networks.images import Image, grid_cnn, impala_cnn, nature_cnn
-from dppo.ppo.networks.network import NetworkSpec
 from dppo.spaces.spaces import Categories, Spaces, is_image
-
-ENCODED = [kind for kind in KINDS if kind != "own module"]
-kinds = pytest.mark.parametrize("kind", ENCODED)
-
-
-@kinds
-def test_weights_follow_from_their_seed_and_have_the_gains_of_the_method(kind: str) -> None:
-    spaces = build_sampler(sampler_plan(config_of(kind)), 0).spaces
-
-    def make(dtype: str) -> NetworkSpec:
-        network = plan_of(config_of(kind, dtype=dtype), spaces.actions).network
-        return choose_network(network, spaces).spec
-
-    spec = make("float32")
-    named = spec.unflatten(learning_network(spec, 3).parameters.weights.detach().numpy())
-    policy = named["policy.weight"]
-    value = named["value.weight"]
-    np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
-    for name, array in named.items():
-        if name.endswith("hidden.0.weight") or name.endswith("last.0.weight"):
-            gram = array @ array.T if len(array) <= array.shape[1] else array.T @ array
-            np.testing.assert_allclose(gram, 2 * np.eye(len(gram)), atol=1e-4)
-        if name in ("policy.bias", "value.bias", "log_std"):
-            assert not array.any()
 
 
 def test_one_hot_codes_have_a_column_for_each_category() -> None:
@@ -227,26 +199,6 @@ def test_an_image_that_is_the_only_leaf_of_a_dict_has_no_hidden_layers_either() 
         match=r"^hidden_sizes=\(7, 9\) has no effect: a single image goes from its encoder",
     ):
         choose_network(Network(hidden_sizes=(7, 9)), spaces)
-
-
-@pytest.mark.parametrize(
-    "leaf",
-    [
-        gym_spaces.MultiBinary((2, 3, 4)),
-        gym_spaces.Box(-5, 5, (2, 3, 4), np.int8),
-        gym_spaces.Box(0, 255, (1, 2, 2, 3, 4), np.uint8),
-    ],
-)
-def test_bytes_that_are_no_image_are_learned_from_as_numbers(leaf: Any) -> None:
-    spec = choose_network(Network(), described(gym_spaces.Dict(leaf=leaf))).spec
-    learning = learning_network(spec, 1)
-    rows = np.stack([leaf.sample() for _ in range(3)])
-    head, values, _ = learning.forward({"leaf": torch.from_numpy(rows)})
-    acting = acting_network(spec)
-    acting.load(learning.parameters.weights.numpy(force=True))
-    outputs = acting.step({"leaf": rows.astype(spec.dtype)})
-    np.testing.assert_allclose(outputs.head, head, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(outputs.values, values, rtol=1e-5, atol=1e-6)
 
 
 def test_every_choice_can_be_overridden() -> None:

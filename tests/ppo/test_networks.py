@@ -45,6 +45,7 @@ VECTOR = np.dtype((np.float32, (2, 2)))
 LONG = np.dtype((np.float32, (111,)))
 IMAGE = np.dtype((np.uint8, (8, 8, 3)))
 NEST = np.dtype([("camera", IMAGE), ("speed", "<f4", (2,))])
+NO_IMAGES = np.dtype([("bits", np.int8, (2, 3, 4)), ("bytes", np.uint8, (1, 2, 2, 3, 4))])
 ACTIONS: dict[str, Actions] = {
     "discrete": DISCRETE,
     "box": BOX,
@@ -80,6 +81,7 @@ NETWORKS: dict[str, Make] = {
     "wide mlp": chosen(LONG, hidden_sizes=(512, 7)),
     "module": chosen(VECTOR, model=Plain, model_kwargs={"units": 24}),
     "residual module": chosen(VECTOR, model=Residual, model_kwargs={"blocks": 2}),
+    "bytes that are no image": chosen(NO_IMAGES),
     "gru": chosen(VECTOR, memory="gru", hidden_sizes=(7, 5), memory_size=6),
     "lstm": chosen(VECTOR, memory="lstm", hidden_sizes=(16,), activation="relu", memory_size=8),
     "wide lstm": chosen(LONG, memory="lstm"),
@@ -277,6 +279,21 @@ def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -
     same = spec_of(network, "joint", dtype)
     assert (same, same.as_json()) == (spec, spec.as_json())
     assert spec_of(network, "joint", "float32" if dtype == "float64" else "float64") != spec
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+def test_encoders_and_heads_begin_with_the_gains_of_the_method(kind: str) -> None:
+    spec = spec_of(kind, "box", "float32")
+    named = spec.unflatten(learning_network(spec, 3).parameters.weights.numpy(force=True))
+    policy = named["policy.weight"]
+    np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(named["value.weight"]), 1, rtol=1e-4)
+    for name, array in named.items():
+        if name.endswith("hidden.0.weight") or name.endswith("last.0.weight"):
+            gram = array @ array.T if len(array) <= array.shape[1] else array.T @ array
+            np.testing.assert_allclose(gram, 2 * np.eye(len(gram)), atol=1e-4)
+        if name in ("policy.bias", "value.bias"):
+            assert not array.any()
 
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:

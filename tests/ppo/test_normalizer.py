@@ -93,35 +93,6 @@ def test_a_normalizer_that_is_off_stays_off() -> None:
     assert merged.reward_scale() is None
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_returns() -> None:
-    returns = np.array([1.0, 5.0, 9.0])
-    statistics = Statistics(returns=Moments.empty(())).merged(
-        [Statistics(returns=Moments.of(returns))]
-    )
-    assert statistics.reward_scale() == pytest.approx(np.sqrt(returns.var() + 1e-8), rel=1e-12)
-    assert Statistics(returns=Moments.empty(())).reward_scale() == 1
-
-
-@pytest.mark.parametrize("num_samples", [0, 9])
-def test_statistics_are_restored_from_their_arrays(num_samples: int) -> None:
-    start = Statistics(Moments.empty((3,)), Moments.empty(()))
-    parts = []
-    if num_samples:
-        (samples,) = chunks(6, [num_samples])
-        parts = [Statistics(Moments.of(samples), Moments.of(samples[:, 0]))]
-    statistics = start.merged(parts)
-    arrays = statistics.arrays()
-    assert sorted(arrays) == sorted(
-        f"{a}.{b}" for a in ("obs", "returns") for b in ("count", "mean", "m2")
-    )
-    back = start.loaded(arrays)
-    for name in arrays:
-        np.testing.assert_array_equal(arrays[name], back.arrays()[name])
-    assert back.reward_scale() == statistics.reward_scale()
-    assert Statistics().arrays() == {}
-    assert Statistics().loaded({}) == Statistics()
-
-
 @pytest.mark.parametrize("power", [-30, -100, 30, 100])
 def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(power: int) -> None:
     samples = chunks(3, [200])[0]

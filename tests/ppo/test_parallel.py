@@ -14,7 +14,7 @@ from builders import BOX, DISCRETE, at_rate, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
-from updates import COLUMNS, make_trainer, train
+from updates import make_trainer, random_batch, train, weighted
 
 from dppo.errors import TrainingDiverged
 from dppo.learners import sums
@@ -22,9 +22,11 @@ from dppo.learners.sums import FEW, RankGroup
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.parallel import Parallel, merged_moments, moments_of_all, row_moments
 from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.networks.built_in import BuiltInSpec
 
 ROWS = 48  # of all ranks: 4 ranks with 12 minibatches have one row in each
 LEARNING_RATE = 1e-2
+LAYERS = ("activation", "hidden_sizes")
 
 
 def scattered(rows: int) -> np.ndarray:
@@ -65,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rows that weigh nothing, as they are": {"weighed": scattered, "norm_adv": False},
     "a rank without a row that counts": {"weighed": last_quarter, "box": True, "ent_coef": 0.1},
-    "stops in the middle, weighed": {"weighed": scattered, **STOPS},
+    "stops in the middle, weighed": {"weighed": scattered, **STOPS, "target_kl": 0.2},
     "hardly a row": {"weighed": only_two, "minibatches": 12},
     "all at once": {
         "box": True,
@@ -87,48 +89,27 @@ OVER_GLOO = (
 )
 
 
+def spec_for(case: dict[str, Any], dtype: str) -> BuiltInSpec:
+    layers = {name: case[name] for name in LAYERS if name in case}
+    return spec_of(BOX if case.get("box") else DISCRETE, dtype=dtype, **layers)
+
+
 def trainer_of(
     case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64"
 ) -> PPOTrainer:
-    layers = {name: case[name] for name in ("activation", "hidden_sizes") if name in case}
-    spec = spec_of(BOX if case.get("box") else DISCRETE, dtype=dtype, **layers)
     options = {
-        name: value for name, value in case.items() if name not in (*layers, "box", "weighed")
+        name: value for name, value in case.items() if name not in (*LAYERS, "box", "weighed")
     }
-    return make_trainer(spec, parallel, **options)
+    return make_trainer(spec_for(case, dtype), parallel, **options)
 
 
-def batch_for(case: dict[str, Any], dtype: str = "float64", rows: int = ROWS) -> Batch:
-    """Return rows with ratios on both sides of the clip, which differ more and more from the first ones."""
-    model = trainer_of(case, dtype=dtype).model
-    rng = np.random.default_rng(0)
-    obs = torch.from_numpy(rng.normal(size=(rows, *model.spec.spaces.obs.shape)).astype(dtype))
-    numbers = (
-        rng.normal(size=(rows, 2)).astype(dtype) if case.get("box") else rng.integers(0, 3, rows)
-    )
-    actions = torch.from_numpy(numbers)
-    slope = np.linspace(0.5, 1.5, rows)
-    drift, noise, advantages, errors = torch.from_numpy(
-        (rng.normal(size=(4, rows)) * slope).astype(dtype)
-    )
-    scored = model.forward(obs, actions)
-    values = scored.values
-    batch = Batch(
-        obs=obs,
-        actions=actions,
-        logprobs=scored.policy.logprobs + 0.3 * drift,
-        values=values + 0.3 * noise,
-        advantages=advantages + 3 * torch.from_numpy(slope.astype(dtype)),
-        returns=values + 2 * errors,
-    )
+def batch_for(case: dict[str, Any], dtype: str = "float64") -> Batch:
+    """Return rows that differ more and more from the first ones."""
+    batch = random_batch(spec_for(case, dtype), ROWS)
+    slope = torch.linspace(0.5, 1.5, ROWS, dtype=batch.advantages.dtype)
+    batch = replace(batch, advantages=slope * (batch.advantages + 3))
     counted = case.get("weighed")
-    if counted is None:
-        return batch
-    weights = torch.from_numpy(counted(rows).astype(dtype))
-    zeroed = {name: getattr(batch, name).clone() for name in COLUMNS}
-    for column in zeroed.values():
-        column[weights == 0] = 0
-    return replace(batch, weights=weights, **zeroed)
+    return batch if counted is None else weighted(batch, counted(ROWS))
 
 
 def train_a_share(

@@ -1,4 +1,4 @@
-"""Learning in bfloat16: near float32, reproducible, refused where it would be of no use; convolutions over blocks."""
+"""Learning in bfloat16: near float32, reproducible, refused where it is of no use; convolutions over blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from builders import collect, parts_of
 from encoder_kinds import config_of
 from torch import Tensor
-from torch.nn.functional import conv2d
 from updates import train
 
 import dppo
@@ -18,7 +17,7 @@ from dppo.config import PPO, Config
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.kernels import convolutions
-from dppo.ppo.kernels.convolutions import PixelConv, convolve_blocks
+from dppo.ppo.kernels.convolutions import PixelConv
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks import modules
@@ -118,31 +117,6 @@ def test_the_instructions_are_those_that_torch_finds(
     capabilities = {"avx512_f": False, "avx512_bf16": False, "amx_bf16": False, name: True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert modules.cpu_has_bfloat16() is has
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("kernel", [(8, 8), (4, 12)])
-def test_a_convolution_over_blocks_equals_that_over_pixels(
-    channels: int, channels_last: bool, kernel: Any
-) -> None:
-    generator = torch.Generator().manual_seed(1)
-    shape = (3, 20, 24, channels) if channels_last else (3, channels, 20, 24)
-    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    pixels = pixels.permute(0, 3, 1, 2) if channels_last else pixels
-    weight = torch.randn(
-        5, channels, *kernel, dtype=torch.float64, generator=generator, requires_grad=True
-    )
-    bias = torch.randn(5, dtype=torch.float64, generator=generator, requires_grad=True)
-    expected = conv2d(pixels.double(), weight, bias, stride=4)
-    blocks = convolve_blocks(pixels, weight, bias, torch.float64)
-    torch.testing.assert_close(blocks, expected)
-    grad_output = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
-    grad_weights, grad_expected = (
-        torch.autograd.grad(convolved, (weight, bias), grad_output)
-        for convolved in (blocks, expected)
-    )
-    torch.testing.assert_close(grad_weights, grad_expected)
 
 
 ODD = [{"width": 22}, {"kernel": (6, 8)}, {"stride": (2, 2)}, {"padding": (1, 1)}]

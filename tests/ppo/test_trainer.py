@@ -12,11 +12,19 @@ import pytest
 import torch
 from builders import at_rate, spec_of
 from torch import Tensor
-from updates import ACTIONS, COLUMNS, assert_equals_twin, make_trainer, random_batch, train
+from updates import (
+    ACTIONS,
+    COLUMNS,
+    assert_equals_twin,
+    make_trainer,
+    random_batch,
+    train,
+    weighted,
+)
 
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
+from dppo.ppo.learning.minibatches import draw_minibatches
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.trainer import _diverged, _Losses
 from dppo.spaces.actions import Actions
@@ -40,28 +48,13 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
         assert batch.weights is not None
         return batch.advantages[batch.weights > 0].std().item()
 
-    batch = weighted(random_batch(), share)
+    batch = share_of(random_batch(), share)
     for factor, expected in ((1e-4, 1e-4 * deviation(batch) / 0.1), (1e4, 1.0)):
         scaled = replace(batch, advantages=factor * batch.advantages)
         ((minibatch, _),) = draw_minibatches(
             scaled, np.random.default_rng(1), 1, floor=0.1, parallel=Parallel()
         )
         assert deviation(minibatch) == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize("other", [False, True])
-def test_a_batch_has_signal_if_an_episode_of_any_rank_terminates(other: bool) -> None:
-    class Two(Parallel):
-        """This rank, and one without weights."""
-
-        size = 2
-
-        def gather(self, tensor: Tensor) -> Tensor:
-            return torch.stack([tensor, torch.tensor([False, other, 0.0, 0.0]).to(tensor.dtype)])
-
-    batch = aligned_with_ranks(random_batch(), Two())
-    assert (batch.has_learning_signal, batch.rewards) == (other, (0.0, 0.0))
-    assert batch.weights is None
 
 
 @ACTIONS
@@ -78,14 +71,9 @@ def test_a_ratio_beyond_all_numbers_changes_the_weights_by_numbers(actions: Acti
     assert math.isfinite(figures["policy_loss"])
 
 
-def weighted(batch: Batch, share: float) -> Batch:
-    """Return the batch as `make_batch` would, with zeros in all rows but this share, which weigh zero."""
-    counted = np.random.default_rng(8).random(len(batch)) < share
-    weights = torch.from_numpy(counted.astype(np.float64))
-    columns = {name: getattr(batch, name).clone() for name in COLUMNS}
-    for column in columns.values():
-        column[weights == 0] = 0
-    return replace(batch, weights=weights, **columns)
+def share_of(batch: Batch, share: float) -> Batch:
+    """Return the batch with weights of zero in all rows but this share."""
+    return weighted(batch, np.random.default_rng(8).random(len(batch)) < share)
 
 
 WEIGHTED: list[dict[str, Any]] = [
@@ -107,7 +95,7 @@ def test_rows_of_weight_zero_do_not_change_an_update(
     """Also if whole minibatches are empty, or have one row."""
     spec = spec_of(actions)
     moved, _ = assert_equals_twin(
-        make_trainer(spec, **options), weighted(random_batch(spec), share)
+        make_trainer(spec, **options), share_of(random_batch(spec), share)
     )
     assert moved.max() > 1e-3
 
@@ -115,7 +103,7 @@ def test_rows_of_weight_zero_do_not_change_an_update(
 @pytest.mark.parametrize("options", WEIGHTED, ids=str)
 def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> None:
     options = options | {"minibatches": 1, "update_epochs": 2}
-    batch = weighted(random_batch(), 0.6)
+    batch = share_of(random_batch(), 0.6)
     assert batch.weights is not None
     order = torch.from_numpy(np.random.default_rng(5).permutation(50))
     counted = replace(batch.take(order[batch.weights[order] > 0]), weights=None)
@@ -129,7 +117,7 @@ def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
     trainer = make_trainer(target_kl=0.1)
     train(trainer, random_batch(), 1e-2)  # so that Adam has momentum
     before = trainer.state() | {"weights": trainer.weights()}
-    figures = train(trainer, weighted(random_batch(), 0.0), 1e-2, seed=1)
+    figures = train(trainer, share_of(random_batch(), 0.0), 1e-2, seed=1)
     for name, array in (trainer.state() | {"weights": trainer.weights()}).items():
         np.testing.assert_array_equal(array, before[name])
     assert figures.pop("minibatches") == 0
@@ -155,7 +143,7 @@ def test_sequences_stay_whole_and_equal_their_rows(
     by_sequences = make_trainer(**options)
     batch = random_batch(rows=length * 4 * by_rows.minibatches)
     if share < 1:
-        batch = weighted(batch, share)
+        batch = share_of(batch, share)
     order: Any = SimpleNamespace(permutation=by_sequence)
     expected = by_rows.train_on(batch, at_rate(by_rows, 3e-3), order).figures
     figures = train(by_sequences, replace(batch, sequence_length=length), 3e-3, seed=5)

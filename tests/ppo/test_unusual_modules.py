@@ -125,7 +125,7 @@ class Chain(Base):
         super().__init__(*args)
         shared = self.linear(65, 65)
         self.chain = nn.Sequential(
-            self.linear(3, 65), nn.Tanh(), shared, nn.Tanh(), shared, nn.SiLU(), self.linear(65, 16)
+            self.linear(3, 65), nn.Tanh(), shared, nn.Tanh(), shared, nn.ReLU(), self.linear(65, 16)
         )
 
     def linear(self, inputs: int, outputs: int) -> nn.Linear:
@@ -135,13 +135,14 @@ class Chain(Base):
         return self.chain(obs)
 
 
-class Subclass(nn.Linear):
-    """It has torch's forward pass."""
+class Doubled(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * super().forward(inputs)
 
 
 class OfSubclasses(Chain):
     def linear(self, inputs: int, outputs: int) -> nn.Linear:
-        return Subclass(inputs, outputs)
+        return Doubled(inputs, outputs)
 
 
 class Hooked(Chain):
@@ -149,6 +150,12 @@ class Hooked(Chain):
         layer = super().linear(inputs, outputs)
         layer.register_forward_hook(lambda _, __, output: 2 * output)
         return layer
+
+
+class HookedActivation(Chain):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.chain[1].register_forward_hook(lambda _, __, output: 2 * output)
 
 
 class Replaced(Chain):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, PLAIN, at_rate, random_weights, spec_of
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from dppo.config.parts import ResolvedPPO
@@ -75,15 +75,17 @@ def random_batch(
 ) -> Batch:
     """Return rows of a policy near that of `make_trainer`: ratios on both sides of the clip, or 1 without drift."""
     rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.from_numpy(rng.normal(size=(rows, *shape)).astype(spec.dtype))
+
     shape = spec.distribution.action_shape
-    actions = torch.from_numpy(
-        rng.normal(size=(rows, *shape)) if shape else rng.integers(0, 3, rows)
-    )
-    obs = torch.from_numpy(rng.normal(size=(rows, *spec.spaces.obs.shape)))
+    actions = normal(*shape) if shape else torch.from_numpy(rng.integers(0, 3, rows))
+    obs = normal(*spec.spaces.obs.shape)
     scored = make_trainer(spec).model.forward(obs, actions)
     logprobs = scored.policy.logprobs.clone()
     values = scored.values.clone()
-    drifted, noise, advantages = (torch.from_numpy(rng.normal(size=rows)) for _ in range(3))
+    drifted, noise, advantages = (normal() for _ in range(3))
     columns = (
         obs,
         actions,
@@ -93,6 +95,15 @@ def random_batch(
         values + 2 * advantages,
     )
     return Batch(*columns, terminates=False, rewards=(0.0, 0.0))
+
+
+def weighted(batch: Batch, counted: np.ndarray) -> Batch:
+    """Return the batch as `make_batch` would, with zeros in all rows but those that count, which weigh zero."""
+    weights = torch.from_numpy(counted).to(batch.values.dtype)
+    columns = {name: getattr(batch, name).clone() for name in COLUMNS}
+    for column in columns.values():
+        column[weights == 0] = 0
+    return dataclasses.replace(batch, weights=weights, **columns)
 
 
 def train(trainer: PPOTrainer, batch: Batch, rate: float = 1e-3, seed: int = 0) -> dict[str, float]:

@@ -127,24 +127,6 @@ def test_a_smaller_limit_after_a_resume_drops_the_oldest() -> None:
     check(rows, world.rows[-4 * 8 :])
 
 
-@pytest.mark.parametrize("limit", [ALL, 4 * 8])
-@pytest.mark.parametrize("before", [0, 1, 3])
-def test_restored_rows_are_those_of_the_snapshot(before: int, limit: int) -> None:
-    world = World(VECTOR)
-    rows = kept(world, [6] * before, limit)
-    expected = {name: array.copy() for name, array in rows.state().items()}
-    segments = world.segments(6)
-    snapshot = rows.snapshot()
-    rows.append(segments)
-    repeated = {name: array.copy() for name, array in rows.state().items()}
-    rows.restore(snapshot)
-    restored = rows.state()
-    assert list(restored) == list(expected)
-    assert all(same(array, expected[name]) for name, array in restored.items())
-    rows.append(segments)
-    assert all(same(array, repeated[name]) for name, array in rows.state().items())
-
-
 def test_several_steps_stop_where_the_episode_does() -> None:
     world = World(VECTOR, num_samplers=1, num_envs=1, ends=0.25, invalid=0.15, seed=3)
     n_step = 3
