@@ -158,17 +158,24 @@ def test_nested_masks_of_a_wrong_form_are_named_with_their_part(mask: Any, words
     assert checked_masks(everything, (), actions).all()
 
 
-def test_flat_masks_of_a_tuple_are_told_from_nested_ones() -> None:
-    pair = actions_of(spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
-    beside = actions_of(spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]))
-    assert checked_masks([1, 0, 1, 1, 0], (), pair).tolist() == [True, False, True, True, False]
-    assert checked_masks(([1, 0], [1, 1, 0]), (), pair).tolist() == [True, False, True, True, False]
-    assert checked_masks([1, 0], (), beside).tolist() == [True, False]
-    assert checked_masks((np.array([1, 0]), None), (), beside).tolist() == [True, False]
-    assert checked_masks(([[1, 0], [0, 1]], None), (2,), beside).tolist() == [
-        [True, False],
-        [False, True],
-    ]
+PAIR = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])
+BESIDE = spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "rows", "allowed"),
+    [
+        (PAIR, [1, 0, 1, 1, 0], (), [1, 0, 1, 1, 0]),
+        (PAIR, ([1, 0], [1, 1, 0]), (), [1, 0, 1, 1, 0]),
+        (BESIDE, [1, 0], (), [1, 0]),
+        (BESIDE, (np.array([1, 0]), None), (), [1, 0]),
+        (BESIDE, ([[1, 0], [0, 1]], None), (2,), [[1, 0], [0, 1]]),
+    ],
+)
+def test_flat_masks_of_a_tuple_are_told_from_nested_ones(
+    space: Any, mask: Any, rows: tuple[int, ...], allowed: Any
+) -> None:
+    assert checked_masks(mask, rows, actions_of(space)).tolist() == allowed
 
 
 def box_with_mask() -> gym.Env[Any, Any]:

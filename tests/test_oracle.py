@@ -17,8 +17,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 from gymnasium.wrappers import TransformReward
+from worlds.episodic import Episodic
 
 import dppo
 
@@ -40,7 +41,7 @@ def _load_example() -> ModuleType:
 oracle = _load_example()
 
 
-class Odd(gym.Env[Any, Any]):
+class Odd(Episodic):
     """Properties that CartPole and Pendulum lack.
 
     Observations are integers of shape [2, 2]. They exceed 10, where normalized ones are clipped, and so do rewards:
@@ -48,54 +49,47 @@ class Odd(gym.Env[Any, Any]):
     terminate and be truncated in the same step, and may last a single step.
     """
 
+    observation_space = gym.spaces.Box(-60, 60, (2, 2), np.int32)
+
     def __init__(self, discrete: bool) -> None:
-        self.observation_space = gym.spaces.Box(-60, 60, (2, 2), np.int32)
         low = np.array([[-0.5], [0.0]], np.float32)
         high = np.array([[0.1], [2.0]], np.float32)
-        self.action_space = (
-            gym.spaces.Discrete(3, start=-1) if discrete else gym.spaces.Box(low, high)
-        )
-        self._state = np.zeros((2, 2))
-        self._steps = 0
+        self.action_space: Any = gym.spaces.Box(low, high)
+        if discrete:
+            self.action_space = gym.spaces.Discrete(3, start=-1)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         self._state = self.np_random.normal(size=(2, 2)) * 15
-        self._steps = 0
-        return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         assert self.action_space.contains(action)
-        self._steps += 1
-        self._state = (
-            self._state * 0.9 + 4 * np.asarray(action) + self.np_random.normal(size=(2, 2))
-        )
+        self.steps += 1
+        noise = self.np_random.normal(size=(2, 2))
+        self._state = self._state * 0.9 + 4 * np.asarray(action) + noise
         luck = self.np_random.random()
-        truncated = self._steps >= 6
-        reward = 1000.0 if luck < 0.005 else self._state.sum() / 2
-        return (self._observation(), float(reward), bool(luck < 0.2), truncated, {})
+        reward = 1000.0 if luck < 0.005 else float(self._state.sum() / 2)
+        terminated = bool(luck < 0.2)
+        return self.observation(), reward, terminated, self.steps >= 6, {}
 
-    def _observation(self) -> np.ndarray:
+    def observation(self) -> np.ndarray:
         return np.clip(np.rint(self._state), -60, 60).astype(np.int32)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _environments() -> Iterator[None]:
-    names = ("OddChoices", "OddForces", "ShortPendulum", "ShortCartPole", "NoRewards")
-    ids = [f"oracle/{name}-v0" for name in names]
-    gym.register(ids[0], lambda **_: Odd(discrete=True))
-    gym.register(ids[1], lambda **_: Odd(discrete=False))
-    gym.register(ids[2], "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=17)
-    # before a pole can fall
-    gym.register(ids[3], "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
-    gym.register(
-        ids[4], lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0), max_episode_steps=5
-    )
+    worlds: dict[str, tuple[Any, int | None]] = {
+        "OddChoices": (lambda **_: Odd(discrete=True), None),
+        "OddForces": (lambda **_: Odd(discrete=False), None),
+        "ShortPendulum": (PendulumEnv, 17),
+        # before a pole can fall
+        "ShortCartPole": (CartPoleEnv, 5),
+        "NoRewards": (lambda **_: TransformReward(CartPoleEnv(), lambda _: 0.0), 5),
+    }
+    for name, (make, steps) in worlds.items():
+        gym.register(f"oracle/{name}-v0", make, max_episode_steps=steps)
     yield
-    for env_id in ids:
-        del gym.registry[env_id]
+    for name in worlds:
+        del gym.registry[f"oracle/{name}-v0"]
 
 
 # Three iterations of 3 samplers x 2 envs x 24 steps, in which episodes of every env end.

@@ -282,6 +282,7 @@ def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:
         dppo.train(settings(tmp_path / "run", model_kwargs={"width": 3}))
 
 
+@pytest.mark.slow
 def test_a_broken_contract_is_reported_once_by_an_actor(tmp_path: Path, ray_session: None) -> None:
     where = r"\Amodel=worlds.models:WideHead: forward\(obs\), with obs of shape \(3, 4\).*\Z"
     with pytest.raises(ConfigError, match=where):

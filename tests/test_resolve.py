@@ -14,49 +14,65 @@ from dppo.records.run_lines import sizes_line
 
 DISCRETE, ONE, TWO = (TaskFacts(action_dims) for action_dims in range(3))
 OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
-CASES: list[tuple[str, TaskFacts, dict[str, Any], Any]] = [
-    ("update_epochs", DISCRETE, {}, 20),
-    ("update_epochs", DISCRETE, {"update_epochs": 3}, 3),
-    ("update_epochs", DISCRETE, {"reuse": 2}, 10),
-    ("update_epochs", DISCRETE, {"memory": "gru"}, 10),
-    ("update_epochs", DISCRETE, OWN_MEMORY, 10),
-    ("update_epochs", DISCRETE, {"overlap": True}, 10),
-    ("update_epochs", ONE, {}, 10),
-    ("ent_coef", DISCRETE, {}, 0.0),
-    ("ent_coef", DISCRETE, {"reuse": 2}, 0.01),
-    ("ent_coef", DISCRETE, {"reuse": 2, "memory": "gru"}, 0.0),
-    ("ent_coef", DISCRETE, {"reuse": 2, **OWN_MEMORY}, 0.0),
-    ("ent_coef", DISCRETE, {"reuse": 2, "ent_coef": 0.3}, 0.3),
-    ("ent_coef", ONE, {"reuse": 2}, 0.0),
-    ("target_kl", ONE, {}, 0.04),
-    ("target_kl", ONE, {"reuse": 3}, 0.01),
-    ("target_kl", ONE, {"reuse": 4}, 0.0064),
-    ("target_kl", ONE, {"target_kl": 0.0}, 0.0),
-    ("target_kl", ONE, {"desired_kl": 0.5}, 0.0),
-    ("target_kl", ONE, {"update_epochs": 1}, 0.0),
-    ("target_kl", DISCRETE, {"memory": "gru"}, 0.0),
-    ("target_kl", DISCRETE, {"reuse": 4}, 0.0),
-    ("target_kl", DISCRETE, {"reuse": 4, "memory": "gru"}, 0.0064),
-    ("target_kl", DISCRETE, {"reuse": 4, **OWN_MEMORY}, 0.0064),
-    ("norm_adv", DISCRETE, {}, True),
-    ("norm_adv", ONE, {}, False),
-    ("norm_adv", ONE, {"norm_adv": True}, True),
-    ("norm_adv", ONE, {"norm_reward": False}, True),
-    ("norm_adv", ONE, {"norm_value": True}, True),
-    ("log_std_init", DISCRETE, {}, None),
-    ("log_std_init", ONE, {}, 0.0),
-    ("log_std_init", TWO, {}, -0.5),
-    ("log_std_init", TWO, {"log_std_init": 0.3}, 0.3),
-    ("log_std_init", TWO, {"state_dependent_std": True}, None),
-    ("log_std_init", TWO, OWN_MEMORY, None),
-    ("replay_rows", ONE, {"algo": "sac", "total_timesteps": 1000}, 1024),
-    ("replay_rows", ONE, {"algo": "sac", "total_timesteps": 3_000_000}, 1_000_000),
-    ("replay_rows", ONE, {"algo": "sac", "replay_rows": 4096}, 4096),
-    ("update_epochs", ONE, {"algo": "sac"}, None),
-]
+CASES: dict[str, list[tuple[TaskFacts, dict[str, Any], Any]]] = {
+    "update_epochs": [
+        (DISCRETE, {}, 20),
+        (DISCRETE, {"update_epochs": 3}, 3),
+        (DISCRETE, {"reuse": 2}, 10),
+        (DISCRETE, {"memory": "gru"}, 10),
+        (DISCRETE, OWN_MEMORY, 10),
+        (DISCRETE, {"overlap": True}, 10),
+        (ONE, {}, 10),
+        (ONE, {"algo": "sac"}, None),
+    ],
+    "ent_coef": [
+        (DISCRETE, {}, 0.0),
+        (DISCRETE, {"reuse": 2}, 0.01),
+        (DISCRETE, {"reuse": 2, "memory": "gru"}, 0.0),
+        (DISCRETE, {"reuse": 2, **OWN_MEMORY}, 0.0),
+        (DISCRETE, {"reuse": 2, "ent_coef": 0.3}, 0.3),
+        (ONE, {"reuse": 2}, 0.0),
+    ],
+    "target_kl": [
+        (ONE, {}, 0.04),
+        (ONE, {"reuse": 3}, 0.01),
+        (ONE, {"reuse": 4}, 0.0064),
+        (ONE, {"target_kl": 0.0}, 0.0),
+        (ONE, {"desired_kl": 0.5}, 0.0),
+        (ONE, {"update_epochs": 1}, 0.0),
+        (DISCRETE, {"memory": "gru"}, 0.0),
+        (DISCRETE, {"reuse": 4}, 0.0),
+        (DISCRETE, {"reuse": 4, "memory": "gru"}, 0.0064),
+        (DISCRETE, {"reuse": 4, **OWN_MEMORY}, 0.0064),
+    ],
+    "norm_adv": [
+        (DISCRETE, {}, True),
+        (ONE, {}, False),
+        (ONE, {"norm_adv": True}, True),
+        (ONE, {"norm_reward": False}, True),
+        (ONE, {"norm_value": True}, True),
+    ],
+    "log_std_init": [
+        (DISCRETE, {}, None),
+        (ONE, {}, 0.0),
+        (TWO, {}, -0.5),
+        (TWO, {"log_std_init": 0.3}, 0.3),
+        (TWO, {"state_dependent_std": True}, None),
+        (TWO, OWN_MEMORY, None),
+    ],
+    "replay_rows": [
+        (ONE, {"algo": "sac", "total_timesteps": 1000}, 1024),
+        (ONE, {"algo": "sac", "total_timesteps": 3_000_000}, 1_000_000),
+        (ONE, {"algo": "sac", "replay_rows": 4096}, 4096),
+    ],
+}
 
 
-@pytest.mark.parametrize(("name", "task", "changes", "value"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "task", "changes", "value"),
+    [(name, *case) for name, cases in CASES.items() for case in cases],
+    ids=str,
+)
 def test_a_setting_that_is_left_open_follows_from_the_task(
     name: str, task: TaskFacts, changes: dict[str, Any], value: Any
 ) -> None:

@@ -22,6 +22,7 @@ from commandline import Command
 from kinds import small
 from processes import wait_until
 from recorder import Notes, Recorder
+from worlds.models import Plain
 
 import dppo
 from dppo.__main__ import main
@@ -314,20 +315,18 @@ def test_added_checks_are_part_of_each_check() -> None:
             stop.check()
 
 
-class Waiting(torch.nn.Module):
+class Waiting(Plain):
     """Waits in its updates while the file `folder/wait` exists, and reports by `folder/waits`."""
 
-    def __init__(self, spaces: Any, head_size: int, folder: str) -> None:
-        super().__init__()
-        self.head = torch.nn.Linear(4, head_size)
-        self.value = torch.nn.Linear(4, 1)
+    def __init__(self, spaces: dppo.Spaces, head_size: int, folder: str) -> None:
+        super().__init__(spaces, head_size)
         self.folder = Path(folder)
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, obs: torch.Tensor) -> Any:
         while torch.is_grad_enabled() and len(obs) in (4, 8) and (self.folder / "wait").exists():
             (self.folder / "waits").touch()
             time.sleep(0.01)
-        return self.head(obs), self.value(obs).squeeze(-1)
+        return super().forward(obs)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from builders import tiny_run
 from commandline import Command
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from worlds.faulty import Faulty
 
 import dppo
 from dppo.envs import silence
@@ -69,15 +68,12 @@ def test_a_simulator_that_is_always_slow_is_not_silent() -> None:
     assert still.look(seen(9, Phase.STEP), 135.0 + 46), "three times as slow as ever"
 
 
-class SlowOnce(gym.Env[Any, Any]):
+class SlowOnce(Faulty):
     """Does not return from one constructor, reset, step or close until that is said."""
 
-    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
     def __init__(self, where: str = "none") -> None:
+        super().__init__(episodes=(), length=8)
         self.where = where
-        self.steps = 0
         self.reached("constructor")
 
     is_reported: ClassVar[Callable[[str], bool]]
@@ -86,14 +82,13 @@ class SlowOnce(gym.Env[Any, Any]):
         if where == self.where:
             wait_until(lambda: SlowOnce.is_reported(where))
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, **keywords: Any) -> Any:
         self.reached("reset")
-        return np.zeros(1, np.float32), {}
+        return super().reset(**keywords)
 
-    def step(self, action: int) -> Any:
-        self.steps += 1
-        self.reached(f"step {self.steps}")
-        return np.zeros(1, np.float32), 0.0, self.steps % 8 == 0, False, {}
+    def step(self, action: Any) -> Any:
+        self.reached(f"step {self.steps + 1}")
+        return super().step(action)
 
     def close(self) -> None:
         self.reached("close")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import assert_same_bytes, make_config
-from kinds import ITERATIONS, KINDS, RunOf, settings, small
+from kinds import ITERATIONS, RunOf, settings, small
 from recorder import Recorder, lasting
 from worlds import threaded
 from worlds.threaded import Threaded
@@ -33,7 +33,7 @@ slow = pytest.mark.slow
 THREADS = {"env_threads": True}
 STANDBY = {"standby_envs": 1}
 BOTH = {"env_threads": True, "standby_envs": 2}
-FAST = {"mask and lstm"}
+KIND = "mask and lstm"
 THREADED = {"env_id": "worlds.threaded:Threaded"}
 CRASHING = {"env_id": "worlds.faulty:crashing"}
 
@@ -45,14 +45,12 @@ def crashing(**failure: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changes", [THREADS, STANDBY, BOTH], ids=["threads", "standby", "both"])
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in FAST else slow) for kind in KINDS]
-)
 def test_threads_and_standby_do_not_change_the_result(
-    kind: str, changes: dict[str, Any], run_of: RunOf, tmp_path: Path
+    changes: dict[str, Any], run_of: RunOf, tmp_path: Path
 ) -> None:
-    result = dppo.train(settings(kind, tmp_path / "run", **changes))
-    expected = run_of(kind)
+    """In this process; cells of the promise have them for each kind, on an actor."""
+    result = dppo.train(settings(KIND, tmp_path / "run", **changes))
+    expected = run_of(KIND)
     assert result.weights_sha256 == expected.weights_sha256
     assert result.episodes == expected.episodes
     assert result.incidents == {}
@@ -61,11 +59,10 @@ def test_threads_and_standby_do_not_change_the_result(
 
 def test_a_resume_without_them_goes_on_with_the_same_result(run_of: RunOf, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    kind = "mask and lstm"
-    dppo.train(settings(kind, run, **BOTH), observers=[Recorder(interrupt_at=1)])
-    resumed = dppo.train(settings(kind, run), resume=run)
+    dppo.train(settings(KIND, run, **BOTH), observers=[Recorder(interrupt_at=1)])
+    resumed = dppo.train(settings(KIND, run), resume=run)
     assert resumed.iterations == ITERATIONS
-    assert resumed.weights_sha256 == run_of(kind).weights_sha256
+    assert resumed.weights_sha256 == run_of(KIND).weights_sha256
 
 
 @pytest.mark.proves("hangs in a thread")
