@@ -7,19 +7,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import plan_of, random_weights, tiny_run
+from builders import collect, parts_of, random_weights, tiny_run
 from worlds.faulty import Faulty
 
 from dppo.config import PPO, Config
 from dppo.envs.spaces import dtype_of
 from dppo.errors import ConfigError
-from dppo.hosts.builders import build_sampler, build_trainer
+from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.ppo.exchange.inputs import normalized_part
+from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
-from dppo.ppo.exchange.scales import Moments, ObsScale
+from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.batch import make_batch
-from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.spaces.spaces import leaves
 
 OFFSET = 1e9
@@ -51,16 +50,13 @@ def config_of(**changes: Any) -> Config:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dtype: str) -> None:
     config = config_of(env_kwargs={"nest": nest}, dtype=dtype)
-    built = build_sampler(sampler_plan(config), 0)
-    trainer = build_trainer(plan_of(config, built.spaces.actions), built.spaces)
-    assert isinstance(trainer, PPOTrainer)
-    report, _ = built.sampler.collect(
-        SegmentRequest(0, 0), snapshot(trainer.weights(), None, built.spaces.obs)
-    )
-    scale = ObsScale(*report.statistics.obs.mean_and_std())  # type: ignore[union-attr]
-    _, segment = built.sampler.collect(
-        SegmentRequest(0, 1), snapshot(trainer.weights(), scale, built.spaces.obs)
-    )
+    samplers, trainer = parts_of(config, 1)
+    statistics = no_statistics(samplers[0].spaces, obs=True, returns=False)
+    weights = trainer.weights()
+    [report], _ = collect(samplers, PolicySnapshot(0, weights, statistics.obs_scale()))
+    scale = statistics.merged([report.statistics]).obs_scale()
+    assert scale is not None
+    _, [segment] = collect(samplers, PolicySnapshot(1, weights, scale))
     batch = make_batch([segment], scale, None, PPO())
     obs: Any = batch.obs
     leaf = obs["far"] if nest else obs
@@ -73,16 +69,6 @@ def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dt
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=2e-5)
 
 
-def snapshot(weights: np.ndarray, scale: ObsScale | None, obs: np.dtype[Any]) -> PolicySnapshot:
-    """Return a policy; without a scale, one that normalizes with no samples."""
-    return PolicySnapshot(
-        0,
-        weights,
-        scale
-        or ObsScale(*Moments.empty(normalized_part(np.zeros(1, obs)).shape[1:]).mean_and_std()),
-    )
-
-
 @pytest.mark.parametrize("nest", [False, True])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
 def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> None:
@@ -90,7 +76,7 @@ def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> 
     built = build_sampler(sampler_plan(config), 0)
     agent = built.sampler.agent
     scale = ObsScale(np.array([0.0, OFFSET]), np.array([1.0, 4.0]))
-    agent.load(snapshot(random_weights(agent.spec), scale, built.spaces.obs))
+    agent.load(PolicySnapshot(0, random_weights(agent.spec), scale))
     obs = np.zeros(7, built.spaces.obs)
     leaves(obs)["far" if nest else ""][:, 1] = int(OFFSET) + np.arange(7)
     assert len({head.tobytes() for head in agent.decide(obs)[1].head}) == 7

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import BOX, PLAIN, collect, make_config, parts_of, spec_of
+from builders import BOX, PLAIN, collect, make_config, parts_of, spec_of, tiny_run
+from torch import Tensor
 from worlds import priors
 
 import dppo
@@ -19,6 +20,7 @@ from dppo.hosts.plans import sampler_plan
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.learning import cloning
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
 from dppo.ppo.learning.losses import ClippedLoss
@@ -39,15 +41,12 @@ from dppo.spaces.actions import (
 
 LOW = np.array([0.0, -2.0], np.float32)
 HIGH = np.array([1.0, 2.0], np.float32)
-PENDULUM: dict[str, Any] = {
-    "env_id": "Pendulum-v1",
-    "num_actors": 0,
-    "num_samplers": 2,
-    "num_steps": 32,
-    "total_timesteps": 4 * 64,
-    "prior_steps": 2 * 64,
-    "progress": "off",
-}
+
+
+def pendulum(run_dir: Path | None = None, **changes: Any) -> dppo.Config:
+    """Return a run of which two of four iterations belong to the controller."""
+    settings: dict[str, Any] = {"env_id": "Pendulum-v1", "prior_steps": 2 * 64} | changes
+    return tiny_run(run_dir, samplers=2, steps=32, iterations=4, **settings)
 
 
 @pytest.mark.parametrize(("prior", "first"), [("worlds.priors:Integrator", 4), (None, 0)])
@@ -55,9 +54,10 @@ def test_soft_actor_critic_explores_widely_only_after_the_controller(
     prior: str | None, first: int
 ) -> None:
     """Two iterations belong to the controller, and with the lag two more; sampler 3 is the first to explore."""
-    changes = {"algo": "sac", "num_samplers": 4, "policy_lag": 2, "total_timesteps": 12 * 128}
-    steps = {"prior_steps": 2 * 128 if prior else None}
-    config = make_config(PENDULUM | changes | steps | {"prior": prior})
+    sac: dict[str, Any] = {"algo": "sac", "update_epochs": None, "policy_lag": 2}
+    sizes = {"num_samplers": 4, "total_timesteps": 12 * 128}
+    steps = 2 * 128 if prior else None
+    config = pendulum(prior=prior, prior_steps=steps, **sac | sizes)
     built = build_sampler(sampler_plan(config), 3)
     wide = built.sampler.wide
     assert wide is not None
@@ -124,6 +124,13 @@ def test_the_head_around_an_action_has_it_as_mode_and_makes_its_targets_likelies
         assert likelihood(other) < likelihood(head)
 
 
+def batch_of(*, returns: Tensor, **columns: Any) -> Batch:
+    """Return a batch whose other columns are zero."""
+    zeros = torch.zeros_like(returns)
+    empty = dict.fromkeys(("actions", "logprobs", "values", "advantages"), zeros)
+    return Batch(**{"obs": zeros[:, None], "returns": returns} | empty | columns)
+
+
 def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
     """A policy that is linear in one number: its clone is the line through the controller's actions."""
     spec = spec_of(BOX, obs_size=1, hidden_sizes=())
@@ -136,15 +143,7 @@ def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
     targets = spec.distribution.targets(head, intended)
     likelihood = sum(spec.distribution.log_prob(head, actions) for actions in targets) / 2
     returns = torch.from_numpy(0.5 * obs[:, 0] + 0.3)
-    zeros = torch.zeros(500, dtype=torch.float64)
-    batch = Batch(
-        obs=torch.from_numpy(obs),
-        actions=torch.from_numpy(intended),
-        logprobs=zeros,
-        values=zeros,
-        advantages=zeros,
-        returns=returns,
-    )
+    batch = batch_of(obs=torch.from_numpy(obs), actions=torch.from_numpy(intended), returns=returns)
     first, second = map(torch.from_numpy, targets)
     rows = Demonstrations(batch, first, second, torch.from_numpy(np.asarray(likelihood)))
 
@@ -155,9 +154,9 @@ def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
             return rows
 
     network = CurrentNetwork(model, 500, None)
-    cloning = FixedReturns(model, PLAIN, Parallel())
+    fitting = FixedReturns(model, PLAIN, Parallel())
     experience: Any = None
-    figures = cloning.fit(rows, experience, network, np.random.default_rng(1))
+    figures = fitting.fit(rows, experience, network, np.random.default_rng(1))
     assert figures.kl == pytest.approx(0, abs=1e-3)
     assert figures.explained_variance == pytest.approx(1, abs=1e-3)
     fitted, values, _ = model.network.forward(torch.from_numpy(obs))
@@ -169,9 +168,9 @@ def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
 
 
 def test_states_of_a_memory_are_computed_again_as_they_were_collected() -> None:
-    settings = {"prior": "worlds.priors:Integrator", "env_kwargs": {"max_episode_steps": 20}}
-    config = make_config(PENDULUM | settings | {"memory": "lstm", "memory_size": 8})
-    samplers, trainer = parts_of(config)
+    short: dict[str, Any] = {"env_kwargs": {"max_episode_steps": 20}}
+    memory: dict[str, Any] = {"memory": "lstm", "memory_size": 8}
+    samplers, trainer = parts_of(pendulum(prior="worlds.priors:Integrator", **short | memory))
     weights = trainer.weights()
     _, segments = collect(samplers, PolicySnapshot(0, weights))
     nothing = [
@@ -196,12 +195,11 @@ def test_states_of_a_memory_are_computed_again_as_they_were_collected() -> None:
 @pytest.mark.slow
 def test_a_clone_with_memory_follows_a_controller_that_counts_steps(tmp_path: Path) -> None:
     """Without memory, a policy sees nothing of the steps since the reset, on which these actions depend."""
-    sizes = {"num_steps": 128, "prior_steps": 4 * 256, "total_timesteps": 5 * 256}
-    config = PENDULUM | sizes | {"prior": priors.Integrator}
+    sizes: dict[str, Any] = {"num_steps": 128, "prior_steps": 4 * 256, "total_timesteps": 5 * 256}
     distances = []
     for memory in ("none", "lstm"):
-        changes = {"memory": memory, "run_dir": tmp_path / memory}
-        rows = dppo.train(make_config(config | changes)).metrics
+        config = pendulum(tmp_path / memory, prior=priors.Integrator, memory=memory, **sizes)
+        rows = dppo.train(config).metrics
         distances.append(rows[3]["losses/clone_kl"])
     assert distances[1] < 0.8 * distances[0]
 
@@ -209,13 +207,9 @@ def test_a_clone_with_memory_follows_a_controller_that_counts_steps(tmp_path: Pa
 def test_the_distance_from_the_clone_adds_its_own_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     column = torch.rand(4, 8, generator=generator, dtype=torch.float64)
-    zeros = torch.zeros(8, dtype=torch.float64)
     outputs = Outputs(column[0], column[1], column[2])
-    batch = Batch(
-        obs=zeros[:, None],
-        actions=zeros,
+    batch = batch_of(
         logprobs=column[3],
-        values=zeros,
         advantages=column[1] - 0.5,
         returns=column[0],
         clone_logprobs=column[2],
@@ -238,9 +232,8 @@ def test_the_noise_is_a_share_of_the_range() -> None:
 def test_the_controller_collects_at_first_and_its_rows_are_dropped_after_the_clone(
     tmp_path: Path,
 ) -> None:
-    files = {"checkpoint_interval_s": 0, "keep_checkpoints": 20}
-    config = PENDULUM | files | {"prior": priors.Integrator, "run_dir": tmp_path / "run"}
-    result = dppo.train(make_config(config))
+    files: dict[str, Any] = {"checkpoint_interval_s": 0, "keep_checkpoints": 20}
+    result = dppo.train(pendulum(tmp_path / "run", prior=priors.Integrator, **files))
     rows = result.metrics
     assert [row["charts/learning_rate"] for row in rows[:2]] == [0, LEARNING_RATE]
     assert "losses/clone_kl" in rows[1]
@@ -263,20 +256,22 @@ def test_the_controller_collects_at_first_and_its_rows_are_dropped_after_the_clo
     ],
 )
 def test_an_invalid_controller_is_named(controller: str, words: str, tmp_path: Path) -> None:
-    config = make_config(PENDULUM | {"prior": controller, "run_dir": tmp_path / "run"})
+    config = pendulum(tmp_path / "run", prior=controller)
     with pytest.raises((ConfigError, ControllerFault), match=f"^prior={controller}") as refused:
         dppo.train(config)
     assert words in str(refused.value)
 
 
-def test_a_branch_leaves_the_controller_out(tmp_path: Path) -> None:
-    config = PENDULUM | {"prior": "worlds.priors:zeros"}
-    first = dppo.train(make_config(config | {"run_dir": tmp_path / "first"}))
-    branch = make_config(config | {"run_dir": tmp_path / "second"})
+def test_a_branch_leaves_the_controller_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloning, "EPOCHS", 20)
+    prior = {"prior": "worlds.priors:zeros"}
+    first = dppo.train(pendulum(tmp_path / "first", **prior))
     with pytest.raises(ConfigError, match="Leave `prior` out, or start a new run"):
-        dppo.train(branch, resume=first.run_dir, branch=True)
-    without = {"prior": None, "prior_steps": None, "run_dir": tmp_path / "third"}
-    again = dppo.train(make_config(config | without), resume=first.run_dir, branch=True)
+        dppo.train(pendulum(tmp_path / "second", **prior), resume=first.run_dir, branch=True)
+    without = pendulum(tmp_path / "third", prior_steps=None)
+    again = dppo.train(without, resume=first.run_dir, branch=True)
     assert "losses/clone_kl" not in again.metrics[1]
     assert "losses/clone_distance" not in again.metrics[0]
 
@@ -291,7 +286,6 @@ def test_the_first_evaluation_is_that_of_the_clone_and_as_good_as_the_controller
         "prior": priors.swing_up,
         "total_timesteps": 41_000,
         "eval_every": 2048,
-        "num_actors": 0,
         "run_dir": tmp_path / "run",
         "progress": "off",
     }

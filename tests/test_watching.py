@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import make_config
@@ -36,20 +37,24 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {  # what a process does, the fact, 
 }
 
 
+def watched(code: str, seconds: float = 5.0, **wanted: Any) -> dict[str, Any]:
+    """Return the facts about a process that is watched for so long."""
+    return Watch(("-S", "-c", WATCHED + code), wanted, print).wait(seconds)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_process_that_dies_or_hangs_gives_a_finding(name: str) -> None:
     code, fact, text = PROGRAMS[name]
-    facts = Watch(("-S", "-c", WATCHED + code), {}, lambda stage: None).wait(1.0)
+    facts = watched(code, 1.0)
     assert text in facts[fact]
     assert [kind for kind, _ in findings(facts, CONFIG)] == ["error"]
 
 
 def test_what_is_wanted_may_be_longer_than_an_argument_of_a_command() -> None:
     code = (
-        WATCHED
-        + "import json; wanted = json.load(sys.stdin); say(json.dumps({'size': len(wanted['map'])}))"
+        "import json; wanted = json.load(sys.stdin); say(json.dumps({'size': len(wanted['map'])}))"
     )
-    assert Watch(("-S", "-c", code), {"map": "x" * 300_000}, print).wait(5.0)["size"] == 300_000
+    assert watched(code, map="x" * 300_000)["size"] == 300_000
 
 
 def test_the_place_of_a_hang_is_in_the_code_of_the_user_also_in_a_folder_called_dppo() -> None:
@@ -59,12 +64,8 @@ def test_the_place_of_a_hang_is_in_the_code_of_the_user_also_in_a_folder_called_
         for place in ["/usr/lib/python3.11/socket.py", *places]
     )
     printed = f"Current thread 0x1 (most recent call first):\n{stack}".rstrip()
-    code = f"{WATCHED}say({printed!r}); os.kill(os.getpid(), 9)"
-    assert (
-        Watch(("-S", "-c", code), {}, print)
-        .wait(5.0)["died"]
-        .endswith("in /home/me/dppo/sim.py, line 7, in step")
-    )
+    facts = watched(f"say({printed!r}); os.kill(os.getpid(), 9)")
+    assert facts["died"].endswith("in /home/me/dppo/sim.py, line 7, in step")
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ def test_a_process_that_does_not_end_after_close_has_a_finding_of_its_own(
     """It does not take all of the time: the process, which would end by itself, is ended before."""
     monkeypatch.setattr("dppo.tools.doctor.watching.PATIENCE_S", 0.1)
     monkeypatch.setattr("dppo.tools.doctor.watching.SLOW_S", 0.2)
-    code = f"{WATCHED}import json; say(json.dumps({{'stage': 'over', {reported}}})); time.sleep(20)"
-    facts = Watch(("-S", "-c", code), {}, print).wait(1000.0)
+    code = f"import json; say(json.dumps({{'stage': 'over', {reported}}})); time.sleep(20)"
+    facts = watched(code, 1000.0)
     ((kind, text),) = findings(facts, CONFIG)
     assert kind == "error"
     assert text.startswith(expected)
@@ -92,8 +93,7 @@ def test_a_process_whose_threads_have_ended_may_take_its_time_to_end(
 ) -> None:
     """On a busy machine, Python unloads its packages for longer than a thread of the environment may go on."""
     monkeypatch.setattr("dppo.tools.doctor.watching.PATIENCE_S", 0.1)
-    code = f'{WATCHED}say(\'{{"stage": "over", "threads_ended": true}}\'); time.sleep(1)'
-    facts = Watch(("-S", "-c", code), {}, print).wait(0.5)
+    facts = watched('say(\'{"stage": "over", "threads_ended": true}\'); time.sleep(1)', 0.5)
     assert list(findings(facts, CONFIG)) == []
 
 
@@ -203,11 +203,9 @@ def test_an_update_or_a_network_that_takes_long_is_not_a_hung_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dppo.tools.doctor.watching.SLOW_S", 0.5)
-    updates = Watch(
-        ("-S", "-c", WATCHED + 'say(\'{"stage": "updating"}\'); time.sleep(99)'), {}, print
-    ).wait(1.0)
+    updates = watched('say(\'{"stage": "updating"}\'); time.sleep(99)', 1.0)
     assert re.fullmatch(r"\d+ s", updates["late"])
     assert not updates.keys() & {"hung", "died"}
-    code = WATCHED + "say('{\"stage\": \"making\"}'); say('m'); say('d'); time.sleep(99)"
-    built = Watch(("-S", "-c", code), {}, print).wait(1.0)
+    code = "say('{\"stage\": \"making\"}'); say('m'); say('d'); time.sleep(99)"
+    built = watched(code, 1.0)
     assert built["hung"].startswith("making has not returned for ")
