@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 from dppo.transports.ray.calls import RayCalls
 
 T = TypeVar("T")
@@ -27,18 +29,10 @@ def command_line(pid: int) -> str:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return all descendants of `pid`."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-    known = set[int]()
-    newest = {pid}
-    while newest := {child for child, parent in parents.items() if parent in newest} - known:
-        known |= newest
-    return known
+    """Return all descendants of `pid`, none if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return set()
 
 
 def ours(title: str) -> list[int]:
