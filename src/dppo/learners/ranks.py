@@ -180,9 +180,11 @@ class RayTrainers:
         summing_s = max(self._ask(self.ranks, "sum_s"))
         return Speedup(1e3 * alone_s, 1e3 * (learning_s + summing_s), 1e3 * summing_s)
 
-    def _call(self, function: Callable[[], T], what: str) -> T:
+    def _call(self, function: Callable[[], T], action: str) -> T:
         """Let the thread of the calls into Ray do `function` with a group of living ranks; wait for it."""
-        return self._link.calls.call(partial(self._with_group, function), what, self._check_waiting)
+        return self._link.calls.call(
+            partial(self._with_group, function), action, self._check_waiting
+        )
 
     def _check(self) -> None:
         """Record that Ray has answered; raise if the result is not needed any more, or Ray is lost."""

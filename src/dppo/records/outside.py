@@ -35,7 +35,7 @@ class NoAnswer(OSError):
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    what: str
+    action: str
     function: Callable[[], Any]
     ended: threading.Event = field(default_factory=threading.Event)
     result: Any = None
@@ -84,14 +84,14 @@ class OutsideThread:
 
     # ------------------------------------------------------------------ for the loop
 
-    def call(self, what: str, function: Callable[[], T], limit_s: float | None = None) -> T:
-        """Return the result of a call, or raise its error; `what` describes it, as in "writing metrics.jsonl".
+    def call(self, action: str, function: Callable[[], T], limit_s: float | None = None) -> T:
+        """Return the result of a call, or raise its error; `action` describes it, as in "writing metrics.jsonl".
 
         Raises NoAnswer if nothing has got on for `limit_s` (default: 120), or for 6 s after a signal. A call that has
         not begun is left out then.
         """
         self._raise_earlier_error()
-        call = self._submit(what, function)
+        call = self._submit(action, function)
         if not self._wait_for(call, self.limit_s if limit_s is None else limit_s):
             call.cancelled = True
             call.function = _nothing  # it may hold large arrays
@@ -104,7 +104,7 @@ class OutsideThread:
         return result
 
     def post(
-        self, what: str, function: Callable[[], object], patience_s: float | None = None
+        self, action: str, function: Callable[[], object], patience_s: float | None = None
     ) -> bool:
         """Make a call, and wait for its end while the place makes progress; otherwise it is made later.
 
@@ -116,9 +116,9 @@ class OutsideThread:
         """
         self._raise_earlier_error()
         if self.is_full:
-            self.call(what, function)
+            self.call(action, function)
             return True
-        call = self._submit(what, function)
+        call = self._submit(action, function)
         self._unawaited.append(call)
         if patience_s != 0:
             self._wait_for(call, self.said_s if patience_s is None else patience_s)
@@ -145,8 +145,8 @@ class OutsideThread:
 
     # ------------------------------------------------------------------ waiting
 
-    def _submit(self, what: str, function: Callable[[], Any]) -> _Call:
-        call = _Call(what, function)
+    def _submit(self, action: str, function: Callable[[], Any]) -> _Call:
+        call = _Call(action, function)
         with self._ready:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -203,7 +203,7 @@ class OutsideThread:
 
     def _doing(self) -> str:
         current = self._current
-        return "starting" if current is None else current.what
+        return "starting" if current is None else current.action
 
     def _raise_earlier_error(self) -> None:
         while self._unawaited and self._unawaited[0].ended.is_set():

@@ -110,18 +110,18 @@ def opened(folder: AbstractContextManager[RunFolder], disk: OutsideThread) -> It
         disk.close()
 
 
-def call_at_start(disk: OutsideThread, what: str, function: Callable[[], T]) -> T:
+def call_at_start(disk: OutsideThread, action: str, function: Callable[[], T]) -> T:
     """Return the result of a call to the disk; raise ConfigError if the disk does not answer."""
     try:
-        return disk.call(what, function)
+        return disk.call(action, function)
     except NoAnswer as error:
         raise ConfigError(f"run_dir: {error}. Check the disk, or use another folder.") from None
 
 
-def call_disk(disk: OutsideThread, what: str, function: Callable[[], T]) -> T:
+def call_disk(disk: OutsideThread, action: str, function: Callable[[], T]) -> T:
     """Return the result of a call to the disk; raise CheckpointNotWritten if the disk does not answer."""
     try:
-        return disk.call(what, function)
+        return disk.call(action, function)
     except NoAnswer as error:
         raise CheckpointNotWritten(
             f"the checkpoint could not be written: {error}.\nEarlier checkpoints are untouched. Check the disk."

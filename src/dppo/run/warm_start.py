@@ -135,9 +135,9 @@ def _fitting(here: Weights, there: Weights, origin: LoadedCheckpoint) -> tuple[W
     return here | {name: there[name] for name in fitting}, [title, *rows]
 
 
-def _line(what: str, *, is_taken: bool) -> str:
+def _line(part: str, *, is_taken: bool) -> str:
     labels = {True: "taken", False: "not taken"}
-    return f"  {labels[is_taken]}: {what}"
+    return f"  {labels[is_taken]}: {part}"
 
 
 def _shape(weights: Weights, name: str) -> str:

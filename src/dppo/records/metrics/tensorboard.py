@@ -57,8 +57,8 @@ class TensorBoard(Observer):
             )
         self._thread.close()
 
-    def _post(self, what: str, function: Callable[[], None], patience_s: float = 0.0) -> bool:
-        return self._thread.post(what, partial(self._try, function), patience_s)
+    def _post(self, action: str, function: Callable[[], None], patience_s: float = 0.0) -> bool:
+        return self._thread.post(action, partial(self._try, function), patience_s)
 
     def _try(self, function: Callable[[], None]) -> None:
         try:

@@ -49,11 +49,13 @@ def calls_ray(function: Callable[P, T]) -> Callable[P, T]:
 class _Call:
     """A function to be called, and its result."""
 
-    __slots__ = ("abandoned", "function", "result", "what")
+    __slots__ = ("abandoned", "action", "function", "result")
 
-    def __init__(self, function: Callable[[], Any], what: str, result: Future[Any] | None) -> None:
+    def __init__(
+        self, function: Callable[[], Any], action: str, result: Future[Any] | None
+    ) -> None:
         self.function = function
-        self.what = what
+        self.action = action
         self.result = result
         self.abandoned = False
 
@@ -74,14 +76,14 @@ class RayCalls:
         self._thread = RayThread(self._work, f"dppo-calls-{name}")
         self._thread.start()
 
-    def post(self, function: Callable[[], object], what: str) -> None:
+    def post(self, function: Callable[[], object], action: str) -> None:
         """Let the thread call `function` after all earlier calls; does not wait."""
-        self._tasks.put(_Call(function, what, None))
+        self._tasks.put(_Call(function, action, None))
 
     def call(
         self,
         function: Callable[[], T],
-        what: str,
+        action: str,
         check: Callable[[], None] = lambda: None,
         timeout_s: float = math.inf,
     ) -> T:
@@ -93,30 +95,30 @@ class RayCalls:
         Raises: what `function` or `check` raises; ClusterError after `timeout_s`.
         """
         result = Future[T]()
-        call = _Call(function, what, result)
+        call = _Call(function, action, result)
         self._tasks.put(call)
         deadline = time.monotonic() + timeout_s
         try:
             while not wait([result], min(TICK_S, max(0.0, deadline - time.monotonic()))).done:
                 check()
                 if time.monotonic() >= deadline:
-                    raise ClusterError(f"Ray has not answered for {timeout_s:g} s ({what}).")
+                    raise ClusterError(f"Ray has not answered for {timeout_s:g} s ({action}).")
         except BaseException:
             call.abandoned = True
             raise
         return result.result()
 
-    def heard(self, what: str = "") -> None:
+    def heard(self, action: str = "") -> None:
         """Record that Ray has just answered; only functions that `call` or `post` runs may use this.
 
-        `what` describes the next step of the call. Raise Abandoned if the caller no longer waits for the call.
+        `action` describes the next step of the call. Raise Abandoned if the caller no longer waits for the call.
         """
         self._began = self._clock()
         current = self._current
         if current is None:
             return
-        if what:
-            current.what = what
+        if action:
+            current.action = action
         if current.abandoned:
             raise Abandoned
 
@@ -126,7 +128,7 @@ class RayCalls:
         began = self._began
         if current is None:
             return 0.0, ""
-        return self._clock() - began, current.what
+        return self._clock() - began, current.action
 
     def check(self) -> None:
         """Raise the error of a posted call that has failed."""

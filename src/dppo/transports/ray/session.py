@@ -138,28 +138,28 @@ class RaySession:
 
         Return the processes to start with.
         """
-        what = "looking at the nodes"
+        action = "looking at the nodes"
         endpoints = partial(_endpoints, self._ray, started_here=self.started_here)
-        self._watch.add_endpoints(self._call(endpoints, what))
-        self.node_id: str = self._call(partial(_node_id, self._ray), what)
+        self._watch.add_endpoints(self._call(endpoints, action))
+        self.node_id: str = self._call(partial(_node_id, self._ray), action)
         if self.started_here:
             return demand
         if demand.node_counts != (1,):
-            nodes = self._call(usable_nodes, what).values()
+            nodes = self._call(usable_nodes, action).values()
             demand = capacity.across_nodes(demand, nodes)
         if not demand.most_actors:
-            self._call(partial(capacity.check_cluster, self._ray, demand, notify), what)
+            self._call(partial(capacity.check_cluster, self._ray, demand, notify), action)
             return demand
-        self.pool = self._call(partial(_pool, self._ray, demand, notify), what)
+        self.pool = self._call(partial(_pool, self._ray, demand, notify), action)
         self.pool.start()
         return replace(demand, num_actors=self.pool.at_first)
 
-    def _call(self, function: Callable[[], T], what: str) -> T:
+    def _call(self, function: Callable[[], T], action: str) -> T:
         def check() -> None:
             self._watch.check()
             self._check_waiting()
 
-        return self._calls.call(function, what, check)
+        return self._calls.call(function, action, check)
 
     def check(self) -> None:
         """Raise `ClusterError` if Ray is lost, or has not answered for too long; log a long wait."""

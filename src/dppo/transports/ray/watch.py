@@ -158,12 +158,12 @@ class ClusterWatch:
                 since = failing_since
                 name = str(endpoint)
         for calls in self._calls:
-            waited_s, what = calls.waiting()
+            waited_s, action = calls.waiting()
             if waited_s > CALL_LOST_S:
-                self._lose(f"Ray{self._head()} has not answered for {waited_s:.0f} s ({what})")
+                self._lose(f"Ray{self._head()} has not answered for {waited_s:.0f} s ({action})")
             if now - waited_s < since - CONNECT_S:  # otherwise the silent process is the reason
                 since = now - waited_s
-                name = f"Ray ({what})"
+                name = f"Ray ({action})"
         return since, name
 
     def _head(self) -> str:
@@ -205,5 +205,5 @@ class ClusterWatch:
             self._silent_since = None
         self._clock.set_silent(self._silent_since is not None)
 
-    def _lose(self, what: str) -> None:
-        self._lost = f"{what}, and the run cannot continue without it. Resume from the last checkpoint (--resume)."
+    def _lose(self, fact: str) -> None:
+        self._lost = f"{fact}, and the run cannot continue without it. Resume from the last checkpoint (--resume)."
