@@ -172,9 +172,8 @@ class EnvGroup:
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
         returned = obs[self._returned]
-        has_faults = any(
-            incident.fault for incident in log.incidents
-        )  # failed steps would shift the place of a value
+        # failed steps would shift the place of a value
+        has_faults = any(incident.fault for incident in log.incidents)
         if self._checks_segments and not has_faults:
             try:
                 self._checks.check_limits(returned)

@@ -62,10 +62,10 @@ def names_in(samplers: Mapping[str, np.ndarray]) -> list[str]:
     return b"\n".join(texts).decode().split()
 
 
-def noted(
+def write_with_names(
     write: Callable[[], Path], run_dir: Path, checkpoint: str, names: Collection[str]
 ) -> Path:
-    """Write a checkpoint after the names that it needs, by the name of its file; waits for the disk."""
+    """Write the names of the states that a checkpoint needs, then the checkpoint; waits for the disk."""
     folder = run_dir / STATES / NEEDED
     path = folder / checkpoint
     with writing(path, CheckpointNotWritten):

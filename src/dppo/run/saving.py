@@ -94,7 +94,7 @@ class RunCheckpoints:
         files = needed_states.names_in(state.arrays["samplers"])
         if files:
             name = checkpoints.file_name(self._learner.iteration)
-            write = partial(needed_states.noted, write, self._folder.path, name, files)
+            write = partial(needed_states.write_with_names, write, self._folder.path, name, files)
         self.last_path = call_disk(
             self._disk, "writing a checkpoint", partial(self._after_rows, write, values)
         )

@@ -198,9 +198,8 @@ class ClusterWatch:
                 self._silent_since = min(failing)
         elif not failing:
             end_those_to(self._endpoints[0].address)
-            if (
-                now - self._silent_since > NOTIFY_S
-            ):  # a shorter silence may come from a busy machine
+            # a shorter silence may come from a busy machine
+            if now - self._silent_since > NOTIFY_S:
                 self.silences += 1
             self._silent_since = None
         self._clock.set_silent(self._silent_since is not None)
