@@ -286,6 +286,7 @@ class RayTrainers:
         calls = [handle.whereabouts.remote() for handle in self.ranks]
         places = wait_for(calls, self._start_check(), START_TIMEOUT_S, self._clock)
         nodes = [node for node, _ in places]
+        # the first ranks of two nodes
         self._reporters = sorted({nodes.index(node) for node in nodes})[:2]
         self._form_group([address for _, address in places])
         if self._state:
