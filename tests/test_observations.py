@@ -95,8 +95,6 @@ def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: 
     assert policy.act(obs, generator=generator) in (0, 1, 2)
     if kind == "image":
         assert policy.act(np.stack([obs, obs, obs])).shape == (3,)
-        with pytest.raises(ValueError, match=r"obs has shape \(8, 9, 3\)"):
-            policy.act(np.zeros((8, 9, 3), np.uint8))
     else:
         del obs["mission"]  # is not read, and need not be there
         assert policy.act(obs) in (0, 1, 2)

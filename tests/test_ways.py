@@ -32,18 +32,6 @@ from dppo.tools.doctor.speed import best_way
 from dppo.tools.doctor.updating import times_of_algorithms
 
 ROOT = Path(__file__).parents[1]
-CONTINUOUS = """
-MountainCarContinuous
-Pendulum
-LunarLanderContinuous
-BipedalWalker
-Reacher
-InvertedDoublePendulum
-Hopper
-HalfCheetah
-Walker2d
-Pusher
-"""
 CENTRED = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
 VALVES = BoxActions(np.full(2, 0.0, np.float32), np.full(2, 1.0, np.float32))
 FACTS: dict[str, Any] = {
@@ -61,45 +49,34 @@ FACTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("column", "way"), [(1, DEFAULTS), (2, REUSE)])
-def test_the_figures_of_a_way_are_those_of_the_bench(column: int, way: Way) -> None:
-    table = (ROOT / "benchmarks" / "results" / "samples.md").read_text()
-    good: dict[bool, list[int]] = {True: [], False: []}
-    for cells in re.findall(r"^\| (\w+)[^|]*\| ([^|]*) \| ([^|]*) \|", table, re.MULTILINE):
-        reached = re.match(r"\d+k, (\d+)k", cells[column])
-        if reached:
-            good[cells[0] in CONTINUOUS.split()].append(1000 * int(reached[1]))
-    for tasks, steps in ((way.continuous, good[True]), (way.discrete, good[False])):
-        assert tasks == KnownTasks(len(steps), min(steps), max(steps))
-    assert [len(good[True]), len(good[False])] == [10, 7]
-    assert f"It needs {REUSE.share} of the env steps" in (ROOT / "docs" / "RESULTS.md").read_text()
-
-
-def test_the_figures_of_soft_actor_critic_are_those_of_the_bench(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("side", "way"), [("dppo", DEFAULTS), ("reuse", REUSE), ("sac", SAC)])
+def test_the_figures_of_a_way_are_those_of_the_bench(
+    side: str, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from samples_figures import reached, stored
     from samples_tasks import TASKS
 
     runs = stored(ROOT / "benchmarks" / "samples.jsonl")
-    needed = {}
-    for name in TASKS:
-        if (steps := reached(runs, "sac", name, "good")) and TASKS[name].continuous:
-            needed[name] = median(steps)
-    if not needed:
-        assert SAC.share == math.inf
-        assert SAC not in WAYS
-        return
-    shares = []
-    for name, needed_steps in needed.items():
-        if by_defaults := reached(runs, "dppo", name, "good"):
-            shares.append(needed_steps / median(by_defaults))
-    learned = [round(steps, -3) for steps in needed.values() if steps < math.inf]
-    not_learned = tuple(name for name, steps in needed.items() if steps == math.inf)
-    expected = KnownTasks(len(learned), int(min(learned)), int(max(learned)), not_learned)
-    assert SAC.share == round(median(shares), 2)
-    assert SAC.continuous == expected
+
+    def needed(algorithm: str, task: str) -> float:
+        return median(reached(runs, algorithm, task, "good"))
+
+    for known, is_continuous in ((way.continuous, True), (way.discrete, False)):
+        tasks = [name for name in TASKS if TASKS[name].continuous == is_continuous]
+        steps = {name: needed(side, name) for name in tasks if (side, name) in runs}
+        not_learned = tuple(name for name in steps if steps[name] == math.inf)
+        learned = [1000 * round(steps[name] / 1000) for name in steps if name not in not_learned]
+        if known is None:
+            assert not steps
+            continue
+        assert known == KnownTasks(len(learned), min(learned), max(learned), not_learned)
+        if side == "sac":
+            by_both = [name for name in steps if ("dppo", name) in runs]
+            shares = [steps[name] / needed("dppo", name) for name in by_both]
+            assert way.share == round(median(shares), 2)
+    results = (ROOT / "docs" / "RESULTS.md").read_text()
+    assert f"It needs {REUSE.share} of the env steps" in results
 
 
 MEASURED = replace(SAC, share=0.2, continuous=KnownTasks(9, 4_000, 60_000, ("Hopper",)))
