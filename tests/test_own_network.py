@@ -171,18 +171,6 @@ def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Resu
     np.testing.assert_array_equal(*drawn)
 
 
-def test_the_trusted_network_is_that_of_the_checkpoint(
-    trained: dppo.Result, tmp_path: Path, capsys: Capture
-) -> None:
-    """The module to import is named by the checkpoint, whatever config.yaml says."""
-    checkpoint = checkpoints.load(trained.checkpoint)
-    checkpoint.state["model"]["model"] = "evil:Net"
-    checkpoints.save(tmp_path / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env_id": "Pendulum-v1"}))
-    assert main(["eval", str(tmp_path), "--episodes", "1"]) == 2
-    assert "it imports evil" in capsys.readouterr().err
-
-
 BROKEN = {  # class in worlds.models: part of the message
     "not_a_class": "<function not_a_class",
     "NotAModule": "is not a subclass of torch.nn.Module. Pass one",

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,13 @@ def busy_command(
             lambda: len(list(folder.glob("waiting-*"))) >= max(1, num_actors), timeout_s=120
         )
         yield command
+
+
+def ends_by(number: int, command: Command, but: Sequence[str] = ()) -> None:
+    """Assert that a signal ends a command with its code, all of its processes, and no traceback."""
+    assert command.wait(SOON_S) == 128 + number
+    command.leaves_nothing_within(GONE_S, but=but)
+    assert "Traceback" not in command.out + command.err
 
 
 ENDLESS_UPDATE = """
@@ -134,11 +141,9 @@ def test_a_stop_saves_and_can_be_resumed(
 ) -> None:
     with busy_command(tmp_path, num_actors, slow_after) as command:
         command.press_ctrl_c() if number == signal.SIGINT else command.send(number)
-        assert command.wait(SOON_S) == 128 + number
-        command.leaves_nothing_within(GONE_S)
+        ends_by(number, command)
         assert f"Stopped by {number.name}" in command.out
         assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust" in command.out
-        assert "Traceback" not in command.out + command.err
     assert checkpoints_in(tmp_path)[-1] == last
     assert resumes_to(tmp_path, undisturbed)
 
@@ -157,9 +162,7 @@ def test_a_second_signal_during_the_shutdown_ends_it_at_once(
         if number == signal.SIGTERM:
             time.sleep(COPIES_S)
         command.send(number)
-        assert command.wait(SOON_S) == 128 + number
-        command.leaves_nothing_within(GONE_S, but=HELPERS_OF_RAY)
-        assert "Traceback" not in command.err
+        ends_by(number, command, but=HELPERS_OF_RAY)
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
 
 
@@ -197,9 +200,7 @@ def test_a_stop_while_simulators_are_created_ends_the_command(
     with Command(words, tmp_path) as command:
         command.wait_until(lambda: any(tmp_path.rglob("waiting-*")), 120)
         command.send(number)
-        assert command.wait(SOON_S) == 128 + number
-        command.leaves_nothing_within(GONE_S)
-        assert "Traceback" not in command.err
+        ends_by(number, command)
 
 
 @pytest.mark.slow
@@ -228,9 +229,7 @@ def test_a_stop_while_ray_starts_ends_the_command(number: int, tmp_path: Path) -
             lambda: any("/raylet " in line for line in command.processes().values()), 60
         )
         command.send(number)
-        assert command.wait(SOON_S) == 128 + number
-        command.leaves_nothing_within(GONE_S)
-        assert "Traceback" not in command.err
+        ends_by(number, command)
     assert not (tmp_path / "run").exists()
 
 
