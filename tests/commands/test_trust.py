@@ -94,11 +94,6 @@ def test_an_environment_of_the_user_replaces_that_of_the_folder(
     assert not Path("imported").exists()
 
 
-def test_a_plain_id_needs_no_trust(honest: Path, typed: Typed) -> None:
-    for line in ("eval {} --episodes 1", "train --resume {}"):
-        assert "imports" not in typed(line.format(honest))
-
-
 CODE: list[tuple[dict[str, object], list[str]]] = [
     ({"env_id": "CartPole-v1"}, []),
     ({"env_id": "dppo/SlowCartPole-v0"}, []),

@@ -31,17 +31,16 @@ def test_the_search_space_names_settings_that_can_be_tuned(algo: str, base: dict
     space = yaml.safe_load(tune.SPACES[algo].read_text())
     assert set(space) < set(settings_by_name())
     for name, choices in space.items():
-        values = choices
-        if isinstance(choices, dict):
+        if isinstance(choices, list):
+            values = choices
+        else:
             values = [choices["low"], choices["high"]]
             if "one_minus" in choices:
                 values = [1 - end for end in values]
+            default = getattr(make_config(base), name)
+            assert name == "ent_coef" or min(values) <= default <= max(values)
         for value in values:
             make_config(base | {name: value})
-        default = getattr(make_config(base), name)
-        assert (
-            isinstance(choices, list) or name == "ent_coef" or min(values) <= default <= max(values)
-        )
 
 
 def test_what_a_trial_draws_for_soft_actor_critic_is_what_it_trains_with() -> None:
@@ -87,25 +86,31 @@ def test_settings_that_are_given_are_not_tuned(
     assert "none is left to tune" in refused(f"tune CartPole-v1 {words}")
 
 
+class Trial:
+    """A trial of Optuna that is pruned at a negative value."""
+
+    def __init__(self) -> None:
+        self.reported: list[tuple[float, int]] = []
+
+    def report(self, value: float, step: int) -> None:
+        self.reported.append((value, step))
+
+    def should_prune(self) -> bool:
+        return self.reported[-1][0] < 0
+
+
 def test_trials_are_compared_after_equal_shares_of_their_steps() -> None:
-    reported: list[tuple[float, int]] = []
+    trial = Trial()
+    pruner = tune._Pruner(trial, 1000)
 
-    class Trial:
-        def report(self, value: float, step: int) -> None:
-            reported.append((value, step))
+    def stops(step: int, value: float) -> bool | None:
+        return pruner.on_iteration({"global_step": step, "charts/episodic_return": value})
 
-        def should_prune(self) -> bool:
-            return reported[-1][0] < 0
-
-    pruner = tune._Pruner(Trial(), 1000)
-    rows: list[dict[str, Any]] = [
-        {"global_step": step, "charts/episodic_return": float(step)} for step in (10, 60, 70, 130)
-    ]
-    assert [pruner.on_iteration(row) for row in rows] == [False] * 4
-    assert reported == [(60.0, 1), (130.0, 2)]
-    assert not pruner.on_iteration({"global_step": 500, "charts/episodic_return": math.nan})
+    assert not any(stops(step, float(step)) for step in (10, 60, 70, 130))
+    assert trial.reported == [(60.0, 1), (130.0, 2)]
+    assert not stops(500, math.nan)
     assert not pruner.on_iteration({"global_step": 550})
-    assert pruner.on_iteration({"global_step": 600, "charts/episodic_return": -1.0})
+    assert stops(600, -1.0)
 
 
 @pytest.mark.parametrize(

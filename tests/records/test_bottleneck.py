@@ -92,17 +92,21 @@ def test_with_overlap_the_slower_side_is_named() -> None:
     )
 
 
+HALF = (0.100, 0.050, 0.050, 0.050)
+COLLECTING = (0.100, 0.100, 0.098, 0.030)
+
+
 @pytest.mark.parametrize(
     ("times", "changes"),
     [
-        ((0.100, 0.050, 0.050, 0.050), {"num_actors": 0}),
-        ((0.100, 0.050, 0.050, 0.050), {"rows": 1}),
-        ((0.100, 0.050, 0.050, 0.050), {"rows": 0}),
-        ((0.100, 0.050, 0.050, 0.050), {"num_actors": 0, "overlap": True}),
+        (HALF, {"num_actors": 0}),
+        (HALF, {"rows": 1}),
+        (HALF, {"rows": 0}),
+        (HALF, {"num_actors": 0, "overlap": True}),
         # not more actors than samplers
-        ((0.100, 0.100, 0.098, 0.030), {"num_actors": 8, "overlap": True}),
+        (COLLECTING, {"num_actors": 8, "overlap": True}),
         # whose samplers do not take turns
-        ((0.100, 0.100, 0.098, 0.030), {"overlap": True, "env_threads": True}),
+        (COLLECTING, {"overlap": True, "env_threads": True}),
         ((0.100, 0.092, 0.090, 0.008), {}),  # a small gain
         ((0.100, 0.008, 0.007, 0.092), {}),
     ],

@@ -6,12 +6,12 @@ import errno
 import json
 import math
 import os
-import shutil
 import struct
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -64,21 +64,17 @@ def events(folder: Path) -> list[Any]:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    parts = []
+    events = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
         data = path.read_bytes()
-        at = 0
-        while at < len(data):
-            (length,) = struct.unpack("<Q", data[at : at + 8])
-            header = data[at : at + 8]
-            body = data[at + 12 : at + 12 + length]
-            assert data[at + 8 : at + 12] == struct.pack("<I", masked_crc32c(header))
-            assert data[at + 12 + length : at + 16 + length] == struct.pack(
-                "<I", masked_crc32c(body)
-            )
-            parts.append(Event.FromString(body))
-            at += 16 + length
-    return parts
+        while data:
+            (length,) = struct.unpack_from("<Q", data)
+            event = data[12 : 16 + length]
+            for part in (data[:12], event):
+                assert part[-4:] == struct.pack("<I", masked_crc32c(part[:-4]))
+            events.append(Event.FromString(event[:-4]))
+            data = data[16 + length :]
+    return events
 
 
 def scalars(folder: Path, tag: str) -> dict[int, float]:
@@ -169,23 +165,19 @@ def test_rows_of_different_runs_are_never_mixed_and_missing_ones_are_an_error(
 
 
 def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
-    write(tmp_path, [row(i, **{"charts/x": 1.0}) for i in range(1, 6)])
-    with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write(b'{"iteration": 6, "glo')
-    assert write(tmp_path, [row(i, **{"charts/x": 2.0}) for i in (4, 5)], resume=3) == []
-    again = read_metrics(tmp_path)
-    assert [(line["iteration"], line["charts/x"]) for line in again] == [
-        (1, 1),
-        (2, 1),
-        (3, 1),
-        (4, 2),
-        (5, 2),
-    ]
-    shown = scalars(tmp_path, "charts/x")
-    assert shown == {256: 1, 512: 1, 768: 1, 1024: 2, 1280: 2}
-    write(tmp_path, [row(3, **{"charts/x": 3.0})], resume=2)
+    tag = "charts/x"
 
-    assert scalars(tmp_path, "charts/x") == {256: 1, 512: 1, 768: 3}
+    def rows(value: float, *iterations: int) -> list[dict[str, float]]:
+        return [row(iteration, **{tag: value}) for iteration in iterations]
+
+    write(tmp_path, rows(1, 1, 2, 3, 4, 5))
+    with open(tmp_path / METRICS, "ab") as file:
+        file.write(b'{"iteration": 6, "glo')
+    assert write(tmp_path, rows(2, 4, 5), resume=3) == []
+    assert read_metrics(tmp_path) == rows(1, 1, 2, 3) + rows(2, 4, 5)
+    assert scalars(tmp_path, tag) == {256: 1, 512: 1, 768: 1, 1024: 2, 1280: 2}
+    write(tmp_path, rows(3, 3), resume=2)
+    assert scalars(tmp_path, tag) == {256: 1, 512: 1, 768: 3}
 
 
 @pytest.mark.parametrize("resume", [0, 2])
@@ -232,9 +224,14 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("for_ever", [False, True])
+@pytest.mark.parametrize(
+    ("room_again", "left", "lost"),
+    [(10**6, [1, 2, 3, 4], ""), (0, [1], "3 rows could not be written")],
+)
 def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
-    for_ever: bool,
+    room_again: int,
+    left: list[int],
+    lost: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -255,20 +252,16 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     monkeypatch.setattr(os, "write", write_little)
     writer.on_iteration(row(2))
     writer.on_iteration(row(3))
-    assert [line["iteration"] for line in read_metrics(tmp_path)] == [1]
-    room = 0 if for_ever else 10**6
+    assert read_metrics(tmp_path) == [row(1)]
+    room = room_again
     writer.on_iteration(row(4))
     writer.on_end(None, None)
 
-    assert [line["iteration"] for line in read_metrics(tmp_path)] == (
-        [1] if for_ever else [1, 2, 3, 4]
-    )
-    assert (
-        "No space left on device. Free some disk space. Training continues." in caplog.messages[0]
-    )
-    assert ["3 rows could not be written" in text for text in caplog.messages[1:]] == [
-        True
-    ] * for_ever
+    assert read_metrics(tmp_path) == [row(number) for number in left]
+    first, *later = caplog.messages
+    assert "No space left on device. Free some disk space. Training continues." in first
+    assert len(later) == bool(lost)
+    assert lost in "".join(later)
 
 
 def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
@@ -325,27 +318,32 @@ def test_the_constructor_does_not_wait_for_the_import_of_tensorboard(tmp_path: P
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("instead", ["nothing", "a link", "another file"])
+REPLACEMENTS: dict[str, Callable[[Path, Path], object]] = {
+    "nothing": lambda path, precious: path.parent.rmdir(),
+    "a link": lambda path, precious: path.symlink_to(precious),
+    "another file": lambda path, precious: path.write_text("x"),
+}
+
+
+@pytest.mark.parametrize("instead", REPLACEMENTS)
 def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
     instead: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (tmp_path / "file").write_text("precious")
+    precious = tmp_path / "file"
+    precious.write_text("precious")
     writer = MetricsWriter(run / METRICS)
     writer.on_iteration(row(1))
-    shutil.rmtree(run)
-    if instead != "nothing":
-        run.mkdir()
-        writer.path.symlink_to(
-            tmp_path / "file"
-        ) if instead == "a link" else writer.path.write_text("x")
+    writer.path.unlink()
+    REPLACEMENTS[instead](writer.path, precious)
     writer.on_iteration(row(2))
     writer.flush()
     writer.on_iteration(row(3))
     writer.on_end(None, None)
 
     assert read_metrics(run) == [row(1), row(2), row(3)]
-    assert (tmp_path / "file").read_text() == "precious"
-    assert [text for text in caplog.messages if "written again" in text] == caplog.messages[:1]
-    assert not list(run.glob(".*"))
+    assert precious.read_text() == "precious"
+    assert ["written again" in text for text in caplog.messages].count(True) == 1
+    assert "written again" in caplog.messages[0]
+    assert os.listdir(run) == [METRICS]

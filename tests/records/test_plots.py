@@ -163,22 +163,20 @@ def test_a_resume_is_found_also_where_its_first_iteration_took_longer_than_all_b
     np.testing.assert_allclose(training_times(rows), [1, 4, 6, 13])
 
 
+def time_to(target: float | None, *runs: Curve) -> float | None:
+    return comparison.mean_time_to(CurveGroup("", runs), over_seeds(runs), target)
+
+
 def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> None:
-    slow, fast = groups(100, 200)
-    times = []
-    for group in (slow, fast):
-        band = over_seeds(group.runs)
-        expected = np.mean([c.seconds[np.argmax(c.values >= 90)] for c in group.runs])
-        times.append(comparison.mean_time_to(group, band, 90.0))
-        assert times[-1] == pytest.approx(expected)
-        assert comparison.mean_time_to(group, band, 101.0) is None
-        assert comparison.mean_time_to(group, band, None) == pytest.approx(
-            np.mean([c.seconds[-1] for c in group.runs])
-        )
-    assert times[1] is not None
-    assert times[0] == pytest.approx(2 * times[1])
-    one_fails = CurveGroup("", (*slow.runs, Curve(np.ones(1), np.full(1, 256), np.zeros(1))))
-    assert comparison.mean_time_to(one_fails, over_seeds(one_fails.runs), 90.0) is None
+    slow, fast = (group.runs for group in groups(100, 200))
+    for runs in (slow, fast):
+        reached = [run.seconds[np.argmax(run.values >= 90)] for run in runs]
+        assert time_to(90.0, *runs) == pytest.approx(np.mean(reached))
+        assert time_to(101.0, *runs) is None
+        assert time_to(None, *runs) == pytest.approx(np.mean([run.seconds[-1] for run in runs]))
+    assert time_to(90.0, *slow) == pytest.approx(2 * (time_to(90.0, *fast) or 0.0))
+    failing = Curve(np.ones(1), np.full(1, 256), np.zeros(1))
+    assert time_to(90.0, *slow, failing) is None
 
 
 @pytest.mark.parametrize(

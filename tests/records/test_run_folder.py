@@ -149,18 +149,6 @@ def test_without_file_locks_the_process_id_decides(
         taken(tmp_path)
 
 
-def test_a_config_of_the_user_is_neither_overwritten_nor_deleted(
-    desk: Path, refused: Typed
-) -> None:
-    mine = desk / "exp" / "config.yaml"
-    mine.parent.mkdir()
-    mine.write_text("# my own words\nenv_id: CartPole-v1\n")
-    message = refused("train --config exp/config.yaml --run-dir exp")
-    assert "contains a config.yaml, which the run would overwrite" in message
-    assert mine.read_text().startswith("# my own words")
-    assert os.listdir("exp") == ["config.yaml"]
-
-
 def raises() -> gym.Env[Any, Any]:
     raise RuntimeError("licence")
 
@@ -329,12 +317,10 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
 @pytest.mark.parametrize(
     ("value", "recorded"),
     [
-        *(
-            (Path("/a/b"), "/a/b"),
-            (np.float32(0.5), 0.5),
-            ((1, 2), [1, 2]),
-            ({"1": {"x": None}}, {"1": {"x": None}}),
-        ),
+        (Path("/a/b"), "/a/b"),
+        (np.float32(0.5), 0.5),
+        ((1, 2), [1, 2]),
+        ({"1": {"x": None}}, {"1": {"x": None}}),
         ({1: {"x": None}}, {"!python": "{1: {'x': None}}"}),  # JSON would make it {"1": ...}
         ({"a": {True: 1}, "b": 2}, {"a": {"!python": "{True: 1}"}, "b": 2}),
         ([{None: 1}], {"!python": "[{None: 1}]"}),

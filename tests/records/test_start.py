@@ -85,22 +85,14 @@ def test_a_start_that_fails_without_notes_prints_nothing() -> None:
 
 
 def test_sizes_are_those_of_the_run() -> None:
-    config = Config(
-        env_id="E-v0",
-        num_samplers=3,
-        envs_per_sampler=2,
-        num_steps=50,
-        minibatch_size=64,
-        total_timesteps=1000,
-    )
-    whole = replace(config, update_epochs=10)
-    assert sizes_line(whole) == (
+    sizes: dict[str, Any] = {"num_samplers": 3, "envs_per_sampler": 2, "num_steps": 50}
+    config = Config(env_id="E-v0", minibatch_size=64, total_timesteps=1000, **sizes)
+    assert sizes_line(replace(config, update_epochs=10)) == (
         "1,200 env steps in 4 iterations (1,000, rounded up to whole iterations): each collects 300 (3 samplers x 2 "
         "envs x 50 steps), then trains on them for 10 epochs."
     )
-    assert sizes_line(replace(config, total_timesteps=1200)).startswith(
-        "1,200 env steps in 4 iterations: each"
-    )
+    rounded = replace(config, total_timesteps=1200)
+    assert sizes_line(rounded).startswith("1,200 env steps in 4 iterations: each")
     assert sizes_line(config).endswith("for 10 epochs, or 20 if actions are discrete.")
     reusing = Config(
         env_id="E-v0", total_timesteps=3 * 512, minibatch_size=256, update_epochs=2, reuse=2
@@ -118,7 +110,8 @@ def test_sizes_are_those_of_the_run() -> None:
         (1, 8, "1 Ray actor hosts 8 samplers."),
         (3, 8, "3 Ray actors host 8 samplers unevenly: 2 host 3, the others 2 and have to wait."),
         (
-            *(0, 8),
+            0,
+            8,
             "Collecting in this process; num_actors=8 (--num-actors 8) would spread it over Ray actors, with the same "
             "result.",
         ),

@@ -70,7 +70,9 @@ def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Pat
     (new / "config.yaml").write_text("seed: 1")
     with pytest.raises(ConfigError, match=r"which the run would overwrite\. Move it"):
         train(run_dir=new)
-    (new / "config.yaml").rename(tmp_path / "config.yaml")
+    assert os.listdir(new) == ["config.yaml"]
+    moved = (new / "config.yaml").rename(tmp_path / "config.yaml")
+    assert moved.read_text() == "seed: 1"
     train(run_dir=new)
 
 
@@ -112,9 +114,8 @@ def test_damaged_checkpoints_are_left_out_or_restored(
         assert dppo.load_policy(run).act(Fine.obs) in (0, 1)
     for path in checkpoints(run):
         path.write_bytes(b"x")
-    with pytest.raises(
-        CheckpointError, match="Restore the folder from a backup, or start the run again"
-    ):
+    restore = r"only damaged checkpoints \(2\)\. The newest: .*02[^\n]*\nRestore the folder from a backup, or"
+    with pytest.raises(CheckpointError, match=restore):
         dppo.load_policy(run)
     shutil.rmtree(run)
     shutil.copytree(finished, run)
