@@ -55,15 +55,13 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def signals_are_not_ignored() -> Iterator[None]:
     """Let commands under test receive SIGINT and SIGHUP; after `&` and nohup, processes ignore them."""
-    ignored = [
-        number
-        for number in (signal.SIGINT, signal.SIGHUP)
-        if signal.getsignal(number) is signal.SIG_IGN
-    ]
+    handlers: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
-        signal.signal(
-            number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
-        )
+        signal.signal(number, handlers[number])
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -101,14 +99,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     def scope(nodeid: str) -> str:
+        if is_on_ray(nodeid, config):
+            return "ray"
         file = nodeid.partition("::")[0]
-        return (
-            "ray"
-            if is_on_ray(nodeid, config)
-            else nodeid
-            if file.endswith("test_engine.py")
-            else file
-        )
+        if file.endswith("test_engine.py"):
+            return nodeid
+        return file
 
     config.option.loadscopereorder = False
     scheduler = LoadScopeScheduling(config, log)
@@ -169,6 +165,12 @@ def typed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def refused(typed: Callable[..., str]) -> Callable[[str], str]:
     """Return a function that runs a command line that is refused, and returns the reason."""
     return functools.partial(typed, code=2)
+
+
+@pytest.fixture(scope="module")
+def module_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for what the tests of a file share."""
+    return tmp_path_factory.mktemp("module")
 
 
 @pytest.fixture(scope="session")

@@ -175,25 +175,20 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         "1, and a learner": {"num_actors": 1, "num_learners": 1, "cpus_per_actor": 0.5},
     },
     "resumed": {
-        "after 1": {"at": 1},
-        "after 2": {"at": 2},
-        "after 3": {"at": 3},
-        "after 4": {"at": 4},
-        "after 2, from 0 to 2 actors": {"at": 2, "after": 2},
-        "after 2, from 2 to 0 actors": {"at": 2, "before": 2},
-        "after 2, from 3 to 3 actors": {"at": 2, "before": 3, "after": 3},
-        "after 1, from 3 to 3 actors": {"at": 1, "before": 3, "after": 3},
-        "after 1, from 0 to 3 actors": {"at": 1, "after": 3},
-        "after 1, from 3 to 0 actors": {"at": 1, "before": 3},
-        "after 4, from 3 to 3 actors": {"at": 4, "before": 3, "after": 3},
-        "after 4, from 0 to 3 actors": {"at": 4, "after": 3},
-        "after 4, from 3 to 0 actors": {"at": 4, "before": 3},
+        **{f"after {at}": {"at": at} for at in range(1, 5)},
+        **{
+            f"after {at}, from {before} to {after} actors": {
+                "at": at,
+                "before": before,
+                "after": after,
+            }
+            for at in (1, 2, 4)
+            for before in (0, 2, 3)
+            for after in (0, 2, 3)
+        },
     },
-    "interrupted": {  # in which segment of an environment
-        "in segment 1": {"segment": 1},
-        "in segment 2": {"segment": 2},
-        "in segment 3": {"segment": 3},
-    },
+    # in which segment of an environment
+    "interrupted": {f"in segment {number}": {"segment": number} for number in (1, 2, 3)},
     "older checkpoint": {"of 2, after 3": {"at": 3, "checkpoint": 2}},
     "segments lost": {
         "0 actors": {"num_actors": 0},
@@ -310,12 +305,12 @@ SLOW = cells(
         ("resumed", "after 2, from 0 to 2 actors"): [*OVERLAPPED, "sac, lag", "vector", "agents"],
         ("resumed", "after 2, from 2 to 0 actors"): [*OVERLAPPED, "sac, lag"],
         ("resumed", "after 2, from 3 to 3 actors"): PLAIN,
-        ("resumed", "after 1, from 3 to 3 actors"): ["lag"],
-        ("resumed", "after 1, from 0 to 3 actors"): ["lag"],
-        ("resumed", "after 1, from 3 to 0 actors"): ["lag"],
-        ("resumed", "after 4, from 3 to 3 actors"): ["lag"],
-        ("resumed", "after 4, from 0 to 3 actors"): ["lag"],
-        ("resumed", "after 4, from 3 to 0 actors"): ["lag", *OPTIONS_OF_RESETS],
+        **{
+            ("resumed", f"after {at}, from {actors} actors"): ["lag"]
+            for at in (1, 4)
+            for actors in ("3 to 3", "0 to 3", "3 to 0")
+        },
+        ("resumed", "after 2, from 3 to 0 actors"): OPTIONS_OF_RESETS,
         ("older checkpoint", "of 2, after 3"): ["best episodes", "lag", "every option", "sac, lag"],
         ("segments lost", "1 actor"): ["discrete", "discrete, overlap"],
         ("segments lost", "3 actors"): [*PLAIN, "lag"],

@@ -73,13 +73,14 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     assert (line in notes.texts) == (bounds == "auto")
     policy = dppo.load_policy(run)
     rng = np.random.default_rng(0)
-    drawn = np.array([policy.act(np.zeros(2, np.float32), generator=rng) for _ in range(300)])
+    drawn = np.array([policy.act(OBS, generator=rng) for _ in range(300)])
     wide: Any = SPACES["wide"]
     assert all(wide.contains(action) for action in drawn)
-    spread = (drawn.max(axis=0) - drawn.min(axis=0)) / (wide.high - wide.low)
+    spread = np.ptp(drawn, axis=0) / (wide.high - wide.low)
     assert (spread > 0.8).all()
 
 
+OBS = np.zeros(2, np.float32)
 FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float32))
 
 
@@ -129,7 +130,6 @@ def test_the_deviation_may_depend_on_the_state(
         ({"env_id": "Pendulum-v1", "log_std_init": -1.5, "trunk": "shared"}, 1, -1.5),
         ({"env_id": "Pendulum-v1"}, 1, 0.0),
         (actuated("free"), 2, -0.5),
-        (actuated("free") | {"trunk": "shared"}, 2, -0.5),
         (actuated("free") | {"log_std_init": 0.0}, 2, 0.0),
     ],
     ids=str,
@@ -184,12 +184,9 @@ def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     assert method.weights_sha256 == info.weights_sha256
 
 
-OBS = np.zeros(2, np.float32)
-
-
 @pytest.fixture(scope="module")
-def policy_with_method(tmp_path_factory: pytest.TempPathFactory) -> dppo.Policy:
-    run_dir = tmp_path_factory.mktemp("method") / "run"
+def policy_with_method(module_path: Path) -> dppo.Policy:
+    run_dir = module_path / "method"
     return dppo.load_policy(dppo.train(small(run_dir, **masked("method"), **SHORT)))
 
 

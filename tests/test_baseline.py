@@ -87,8 +87,8 @@ class Counted:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
-    return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=99))
+def whole(module_path: Path) -> dppo.Result:
+    return dppo.train(settings(module_path / "whole", keep_checkpoints=99))
 
 
 def test_a_baseline_changes_no_weights(whole: dppo.Result, tmp_path: Path) -> None:

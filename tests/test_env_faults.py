@@ -14,7 +14,7 @@ from recorder import Recorder
 from worlds.faulty import Unreliable
 
 import dppo
-from dppo.errors import ConfigError, EnvironmentFault, SegmentsLost
+from dppo.errors import ConfigError, EnvFault, EnvironmentFault, SegmentsLost
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Experience
 
@@ -32,13 +32,19 @@ def settings(run_dir: Path, kwargs: dict[str, Any] = MIXED, **changes: Any) -> d
 def faults_of(result: dppo.Result) -> tuple[Any, ...]:
     """What must not depend on who hosts the samplers."""
     counts = {kind: result.incidents.get(kind, 0) for kind in ("env_raised", "bad_step")}
-    return result.weights_sha256, result.global_step, result.episodes, counts, result.env_faults
+    steps = (result.global_step, result.episodes)
+    return result.weights_sha256, steps, counts, result.env_faults
+
+
+def recorded(recorder: Recorder) -> list[EnvFault]:
+    faults = (incident.fault for incident in recorder.incidents)
+    return [fault for fault in faults if fault]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+def alone(module_path: Path) -> tuple[Any, ...]:
     """An undisturbed run in this process."""
-    result = dppo.train(settings(tmp_path_factory.mktemp("alone") / "run"))
+    result = dppo.train(settings(module_path / "alone"))
     return faults_of(result)
 
 
@@ -46,10 +52,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
 def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path) -> None:
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run"), observers=[recorder])
-    faults = [incident.fault for incident in recorder.incidents if incident.fault is not None]
+    faults = recorded(recorder)
     errors = {fault.error for fault in faults}
     assert errors == {"LicenceError", "KeyboardInterrupt", "SystemExit", "invalid"}
-    assert {fault.phase for fault in faults} == {"step", "reset"}
+    phases = {fault.phase for fault in faults}
+    assert phases == {"step", "reset"}
     places = {(fault.sampler_id, fault.env) for fault in faults}
     assert len(places) == 8
     lost = result.env_faults["steps lost"]
@@ -90,20 +97,20 @@ def test_faults_of_segments_that_are_collected_again_count_once(
 
 def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:
     recorder = Recorder()
-    dppo.train(
-        settings(tmp_path / "run", {"steps": 0.02}, num_steps=8, total_timesteps=ROWS * 2),
-        observers=[recorder],
-    )
-    faults = [incident.fault for incident in recorder.incidents if incident.fault is not None]
-    assert any(fault.step > 16 for fault in faults)  # its episode began two segments before
+    config = settings(tmp_path / "run", {"steps": 0.02}, num_steps=8, total_timesteps=ROWS * 2)
+    dppo.train(config, observers=[recorder])
+    faults = recorded(recorder)
+    steps = [fault.step for fault in faults]
+    assert max(steps) > 16  # its episode began two segments before
     for fault in faults:
         assert fault.complete
         assert fault.actions is not None
         env = Unreliable(steps=0.02)
-        env.reset(seed=fault.seed)
+        obs, _ = env.reset(seed=fault.seed)
         *before, last = map(int, fault.actions)
         for action in before:
-            assert not any(env.step(action)[2:4])
+            obs, *_ = env.step(action)
+        assert np.array2string(obs) == fault.last_obs
         if fault.error == "invalid":
             obs, reward, *_ = env.step(last)
             assert reward is None or np.isnan(obs).all()
@@ -132,7 +139,7 @@ def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
     alone: tuple[Any, ...], tmp_path: Path
 ) -> None:
     allowed = "25/h"
-    assert sum(alone[4].values()) > 25
+    assert sum(alone[-1].values()) > 25
     with pytest.raises(
         EnvironmentFault, match=r"env_faults=25/h: 26 faults of environments in \d+ s. Correct"
     ) as caught:
@@ -224,7 +231,7 @@ def test_recycled_actors_give_the_weights_of_one_process(ray_session: None, tmp_
     assert there.weights_sha256 == here.weights_sha256
     assert there.incidents == {"actor_recycled": 2}  # each once in four iterations
     last = there.metrics[-1]
-    each = [last["actors/memory_gb/0"], last["actors/memory_gb/1"]]
-    assert min(each) > 0.01
-    assert max(each) < 10
-    assert max(each) == last["actors/memory_gb"]
+    memory_gb = [last[f"actors/memory_gb/{actor}"] for actor in range(2)]
+    assert min(memory_gb) > 0.01
+    assert max(memory_gb) < 10
+    assert max(memory_gb) == last["actors/memory_gb"]

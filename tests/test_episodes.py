@@ -51,9 +51,9 @@ def replayed(run: Path, *words: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(module_path: Path) -> Path:
     """Return the folder of a run with E = 2."""
-    run = tmp_path_factory.mktemp("recorded") / "run"
+    run = module_path / "recorded"
     dppo.train(settings(run, envs_per_sampler=2))
     return run
 

@@ -41,14 +41,14 @@ def make(length=0.5):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
-    return train(tmp_path_factory.mktemp("trained") / "run")
+def trained(module_path: Path) -> dppo.Result:
+    return train(module_path / "trained")
 
 
 @pytest.fixture(scope="module")
-def of_function(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+def of_function(module_path: Path) -> dppo.Result:
     """A run of a function with an argument."""
-    run_dir = tmp_path_factory.mktemp("of_function") / "run"
+    run_dir = module_path / "of_function"
     return train(run_dir, cartpole, env_kwargs={"max_episode_steps": 7})
 
 
@@ -346,9 +346,9 @@ def test_another_environment_is_refused_by_all_its_choices_also_where_too_many_t
 
 
 @pytest.fixture(scope="module")
-def informed(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
+def informed(module_path: Path) -> dppo.Result:
     keys = {"info_keys": ("energy",), "eval_every": 32, "eval_episodes": 4}
-    run_dir = tmp_path_factory.mktemp("informed") / "run"
+    run_dir = module_path / "informed"
     return train(run_dir, "worlds.informed:Informed", **keys)
 
 

@@ -74,8 +74,8 @@ def evaluations(result: dppo.Result) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
-    return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=99))
+def whole(module_path: Path) -> dppo.Result:
+    return dppo.train(settings(module_path / "whole", keep_checkpoints=99))
 
 
 def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(

@@ -1,10 +1,12 @@
-"""Acting equals learning for every combination of actions, masks, memory, normalization and network; also on Ray."""
+"""Acting equals learning for every combination of actions, masks, memory, normalization and network.
+
+tests/test_promise.py shows that actors on Ray act to the same bits as this process.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,6 @@ from worlds.acting import SPACES, Combined
 from worlds.memory_models import Running
 from worlds.models import Plain
 
-import dppo
 from dppo.config import PPO
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.inputs import no_statistics
@@ -142,20 +143,3 @@ def test_learning_computes_the_numbers_of_acting(
     assert losses["policy_loss"] == pytest.approx(
         -float(batch.advantages.mean()), rel=1e-4, abs=tolerance
     )
-
-
-@pytest.mark.slow
-@either
-@pytest.mark.parametrize(("act", "memory", "network"), sorted(FAST))
-def test_first_ratio_is_one_through_ray(
-    act: str, memory: str, network: str, normalized: bool, tmp_path: Path, ray_session: None
-) -> None:
-    """One SGD step in an iteration, and a large one: the divergence before it is that of rounding."""
-    run = {"learning_rate": 0.03, "anneal_lr": False, "total_timesteps": 3 * 80, "num_actors": 2}
-    files = {"progress": "off", "run_dir": tmp_path / "run"}
-    rows = list(
-        dppo.train(make_config(settings(act, memory, network, normalized) | run | files)).metrics
-    )
-    assert len(rows) == 3
-    assert max(abs(row["losses/old_approx_kl"]) for row in rows) < 5e-5
-    assert max(row["losses/clipfrac"] for row in rows) == 0

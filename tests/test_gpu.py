@@ -111,7 +111,7 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
 
     def cramped(model: PPOModel, obs: Any, actions: Any, *arguments: Any) -> Any:
         if len(actions) > 16:
-            raise torch.OutOfMemoryError(FULL)
+            full()
         return forward(model, obs, actions, *arguments)
 
     monkeypatch.setattr(PPOModel, "forward", cramped)
@@ -134,7 +134,7 @@ def test_what_did_not_fit_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None
 
     def cramped(model: PPOModel, obs: Any, *arguments: Any) -> Any:
         references.append(weakref.ref(obs))
-        raise torch.OutOfMemoryError(FULL)
+        full()
 
     monkeypatch.setattr(PPOModel, "forward", cramped)
     with pytest.raises(OutOfMemory) as raised:
@@ -176,16 +176,16 @@ def test_a_run_logs_the_memory_that_it_takes_on_a_gpu(
     assert caplog.messages[-1].endswith(line)
 
 
+def full(*_: Any) -> Any:
+    raise torch.OutOfMemoryError(FULL)
+
+
 def test_a_minibatch_that_does_not_fit_is_refused_before_the_first_segment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     local, _ = learning_of()
-
-    def cramped(*_: Any) -> Any:
-        raise torch.OutOfMemoryError(FULL)
-
     FakeGPU(monkeypatch, peak=5e9, free=3e9)
-    monkeypatch.setattr(PPOModel, "forward", cramped)
+    monkeypatch.setattr(PPOModel, "forward", full)
     local.device = CUDA
     message = (
         r"^micro_batch_size=none: 16 rows at once do not fit into the memory of the GPU \(H200, 80 GB, of which "

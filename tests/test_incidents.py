@@ -44,9 +44,9 @@ def incident_of(run_dir: Path, **changes: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def failed(module_path: Path) -> Path:
     """Return the folder of a run that a fault has ended."""
-    return incident_of(tmp_path_factory.mktemp("failed") / "run").parents[1]
+    return incident_of(module_path / "failed").parents[1]
 
 
 def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:

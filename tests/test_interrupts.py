@@ -78,8 +78,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
-    run_dir = tmp_path_factory.mktemp("interrupted") / "run"
+def trained(module_path: Path) -> str:
+    run_dir = module_path / "interrupted"
     env_id = f"{__name__}:Interrupting"
     config = tiny_run(run_dir, steps=32, iterations=2, env_id=env_id, record_episodes="all")
     return str(dppo.train(config).run_dir)

@@ -37,38 +37,24 @@ def trained(folder: Path, **changes: Any) -> tuple[str, int]:
     return result.weights_sha256, result.global_step
 
 
-@pytest.fixture(scope="module")
-def single_cartpoles(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
-    return trained(tmp_path_factory.mktemp("single") / "run", env_id="worlds.joint:cartpole")
-
-
 @pytest.mark.parametrize(
-    "kwargs",
+    ("world", "kwargs", "settings"),
     [
-        {"kind": "sync"},
-        {"kind": "async"},
-        {"kind": "sync", "copy": False},
-        {"kind": "sync", "mode": "Disabled", "copy": False},
+        ("cartpole", {"kind": "sync"}, {}),
+        ("cartpole", {"kind": "async"}, {}),
+        ("cartpole", {"copy": False}, {}),
+        ("cartpole", {"mode": "Disabled", "copy": False}, {}),
+        ("masked", {}, {"action_mask": "info"}),
+        ("everything", {}, {"drop_obs": TEXTS}),
     ],
     ids=str,
 )
 def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
-    kwargs: dict[str, Any], single_cartpoles: Any, tmp_path: Path
-) -> None:
-    env_kwargs = {"of": "cartpole"} | kwargs
-    assert trained(tmp_path / "vector", **VECTOR, env_kwargs=env_kwargs) == single_cartpoles
-
-
-@pytest.mark.parametrize(
-    ("world", "settings"),
-    [("masked", {"action_mask": "info"}), ("everything", {"drop_obs": TEXTS})],
-)
-def test_a_vector_with_masks_or_parts_gives_the_weights_of_single_environments(
-    world: str, settings: dict[str, Any], tmp_path: Path
+    world: str, kwargs: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     alone = trained(tmp_path / "single", env_id=f"worlds.joint:{world}", **settings)
-    env_kwargs = {"of": world, "kind": "sync"}
-    assert trained(tmp_path / "vector", **VECTOR, env_kwargs=env_kwargs, **settings) == alone
+    vector = VECTOR | {"env_kwargs": {"of": world} | kwargs} | settings
+    assert trained(tmp_path / "vector", **vector) == alone
 
 
 def test_an_info_of_none_and_a_part_that_the_space_lacks() -> None:
@@ -92,16 +78,13 @@ def test_an_info_of_none_and_a_part_that_the_space_lacks() -> None:
 
 def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: Path) -> None:
     """The last observation of an episode, and what its info says, is that from before the next reset."""
-    runs = [
-        dppo.train(
-            small(tmp_path / str(reuses), **THREE | AGENTS | {"env_kwargs": {"reuses": reuses}})
-        )
-        for reuses in (False, True)
-    ]
-    assert len({run.weights_sha256 for run in runs}) == 1
-    assert [row["charts/success_rate"] for run in runs for row in run.metrics] == [1.0] * sum(
-        len(run.metrics) for run in runs
-    )
+    weights = set()
+    for reuses in (False, True):
+        agents = THREE | AGENTS | {"env_kwargs": {"reuses": reuses}}
+        result = dppo.train(small(tmp_path / str(reuses), **agents))
+        weights.add(result.weights_sha256)
+        assert {row["charts/success_rate"] for row in result.metrics} == {1.0}
+    assert len(weights) == 1
 
 
 @pytest.mark.parametrize("kind", ["dict", "choices"])
@@ -135,10 +118,16 @@ class Stepper:
         final_obs = self.group.step(np.array(actions), self.rows, self.log)
         lines = []
         for env, (obs, reward, terminated, truncated) in enumerate(zip(*self.rows, strict=True)):
-            words = ["dropped" if env in self.log.dropped else f"{reward:g}"]
-            ends = ("t" if terminated else "") + ("c" if truncated else "")
-            words.append(ends + (f"({final_obs[env][0]:g})" if env in final_obs else ""))
-            lines.append(f"{' '.join(words)} {obs[0]:g}")
+            line = f"{reward:g} "
+            if env in self.log.dropped:
+                line = "dropped "
+            if terminated:
+                line += "t"
+            if truncated:
+                line += "c"
+            if env in final_obs:
+                line += f"({final_obs[env][0]:g})"
+            lines.append(f"{line} {obs[0]:g}")
         self.log.dropped.clear()
         return lines
 
@@ -426,8 +415,9 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> None:
     """The return of agents is the mean of theirs, as in the charts of training."""
     env_id = f"worlds.joint:{'agents' if kind == 'late' else kind}"
-    settings = {"env_id": env_id, "env_kwargs": KINDS[kind], "eval_every": 1000, "eval_episodes": 2}
-    result = dppo.train(small(tmp_path / "run", **THREE | settings))
+    evaluated = {"env_id": env_id, "eval_every": 1000, "eval_episodes": 2}
+    settings = THREE | evaluated | {"env_kwargs": KINDS[kind]}
+    result = dppo.train(small(tmp_path / "run", **settings))
     assert "evaluation_fault" not in result.incidents
     played, again = (dppo.evaluate(result, episodes=3, seed=1) for _ in range(2))
     assert played == again
@@ -438,22 +428,17 @@ def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> N
         assert (played.returns, played.lengths) == (alone.returns, alone.lengths)
     else:  # agents leave after 3, 5 and 8 steps, and rewards are actions of 0, 1 or 2
         assert played.lengths == (8, 8, 8)
-        assert all(
-            0 < 3 * value <= 2 * 16 and abs(3 * value - round(3 * value)) < 1e-9
-            for value in played.returns
-        )
+        for value in played.returns:
+            assert 0 < 3 * value <= 2 * 16
+            assert 3 * value == pytest.approx(round(3 * value))
 
 
 @pytest.mark.proves("is a vector that resets its rows by itself, such as EnvPool")
 def test_a_vector_that_cannot_replay_says_so_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = {
-        "env_id": "worlds.joint:Native",
-        "env_kwargs": {"mode": "SameStep"},
-        "total_timesteps": 120,
-    }
-    dppo.train(small(tmp_path / "run", **THREE | settings))
+    native = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "SameStep"}}
+    dppo.train(small(tmp_path / "run", **THREE | native))
     text = (
         "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with "
         "a fixed seed, their"

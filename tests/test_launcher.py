@@ -98,8 +98,12 @@ class Checkout:
     def start_until_pip(self) -> Call:
         """Start a call, and return when its pip has begun, which then waits for the file `go`."""
         self.script("pip", BLOCKED_PIP)
+        return self.start_until("pip-began")
+
+    def start_until(self, name: str) -> Call:
+        """Start a call, and return when it has made this file beside the fakes."""
         call = self.start()
-        while not (self.fakes / "pip-began").exists():
+        while not (self.fakes / name).exists():
             assert call.poll() is None, call.communicate()
             time.sleep(0.01)
         return call
@@ -233,10 +237,7 @@ def test_a_venv_in_use_is_never_emptied(checkout: Checkout) -> None:
     checkout.script(
         "command", "#!/bin/sh\ntouch FOLDER/runs\nwhile [ ! -e FOLDER/go ]; do sleep 0.02; done\n"
     )
-    busy = checkout.start()
-    while not (checkout.fakes / "runs").exists():
-        assert busy.poll() is None, busy.communicate()
-        time.sleep(0.01)
+    busy = checkout.start_until("runs")
     (checkout.root / "constraints.txt").write_text("one==2\n")
     checkout.refuses(
         f".venv must be built again, and is in use by process {busy.pid} (", DPPO_REBUILD="1"
@@ -384,10 +385,8 @@ def test_the_test_command_runs_the_tests_of_its_checkout(tmp_path: Path) -> None
         )
         return done.returncode, done.stdout + done.stderr
 
-    assert dppo_test() == (
-        2,
-        "dppo test: dppo was installed without its tests. Run ./dppo test in a clone.\n",
-    )
+    without_tests = "dppo was installed without its tests. Run ./dppo test in a clone."
+    assert dppo_test() == (2, f"dppo test: {without_tests}\n")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "conftest.py").touch()
     slow = "import pytest\n\n@pytest.mark.slow\ndef test_slow(): assert False\n"

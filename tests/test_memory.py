@@ -28,7 +28,7 @@ def test_pieces_of_minibatches_change_rounding_only(
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+def solved(module_path: Path) -> RunOf:
     """Return runs on an environment that shows what to do in the first observation only, by memory."""
     base = {
         "env_id": "worlds.memory:Recalls",
@@ -42,7 +42,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
         "sequence_length": 8,
         "update_epochs": 5,
     }
-    folder = tmp_path_factory.mktemp("solved")
+    folder = module_path
     return cache(
         lambda memory: dppo.train(
             make_config(base | {"memory": memory, "run_dir": folder / memory})
