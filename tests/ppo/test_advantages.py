@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 
 from dppo.ppo.learning.advantages import Transitions, generalized_advantages
 
-T = True
-F = False
-
 
 def gae(*rollout: np.ndarray, valid: np.ndarray | None = None, **options: Any) -> np.ndarray:
     """Return the advantages of the arrays of `random_rollout`."""
@@ -21,12 +18,6 @@ def gae(*rollout: np.ndarray, valid: np.ndarray | None = None, **options: Any) -
     return generalized_advantages(
         Transitions(rewards, terminated, truncated, valid), values, next_values, **options
     )
-
-
-def column(*numbers: float | bool) -> np.ndarray:
-    """Return a column [T, 1]."""
-    array = np.array(numbers)
-    return (array if array.dtype == bool else array.astype(np.float64))[:, None]
 
 
 def by_definition(*rollout: np.ndarray, gamma: float, gae_lambda: float) -> np.ndarray:
@@ -119,24 +110,6 @@ def test_rows_of_older_policies_count_by_their_traces(
     np.testing.assert_array_equal(on_policy, gae(*rollout, **rates))
 
 
-def test_hand_worked_numbers() -> None:
-    # deltas: 1 + 1/2 - 1/2 = 1;  2 + 3/4 - 1 = 7/4;  3 + 1 - 3/2 = 5/2;  gamma * lambda = 1/4
-    estimated = gae(
-        column(1, 2, 3), column(0.5, 1, 1.5), column(1, 1.5, 2), column(F, F, F), column(F, F, F),
-        gamma=0.5, gae_lambda=0.5,
-    )  # fmt: skip
-    np.testing.assert_array_equal(estimated, column(1 + (1.75 + 2.5 / 4) / 4, 1.75 + 2.5 / 4, 2.5))
-
-
-def test_hand_worked_ends() -> None:
-    # step 0 is terminal: 1 - 5 = -4.  step 1 is cut: 1 + 20 / 2 - 6 = 5.  step 2 continues: 1 + 8 / 2 - 7 = -2
-    estimated = gae(
-        column(1, 1, 1), column(5, 6, 7), column(1e9, 20, 8), column(T, F, F), column(F, T, F),
-        gamma=0.5, gae_lambda=0.9,
-    )  # fmt: skip
-    np.testing.assert_array_equal(estimated, column(-4, 5, -2))
-
-
 @pytest.mark.proves("generalized_advantages")
 @pytest.mark.parametrize("cut", range(6))
 def test_a_time_limit_is_not_a_death(cut: int) -> None:
@@ -156,20 +129,12 @@ def test_a_time_limit_is_not_a_death(cut: int) -> None:
 
 
 def test_the_dtype_is_that_of_the_values_and_inputs_are_not_modified() -> None:
-    rewards, values, next_values, terminated, truncated = random_rollout(4, 20, 2)
-    arrays = [
-        rewards,
-        values.astype(np.float32),
-        next_values.astype(np.float32),
-        terminated,
-        truncated,
-    ]
+    rewards, values, next_values, *ends = random_rollout(4, 20, 2)
+    arrays = [rewards, values.astype(np.float32), next_values.astype(np.float32), *ends]
     copies = [array.copy() for array in arrays]
     estimated = gae(*arrays, gamma=0.99, gae_lambda=0.95)
     assert estimated.dtype == np.float32
-    exact = by_definition(
-        *(copy.astype(np.float64) for copy in copies[:3]), *copies[3:], gamma=0.99, gae_lambda=0.95
-    )
+    exact = by_definition(rewards, values, next_values, *ends, gamma=0.99, gae_lambda=0.95)
     np.testing.assert_allclose(estimated, exact, rtol=1e-5, atol=1e-4)
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(array, copy)

@@ -21,8 +21,8 @@ from builders import (
     random_weights,
 )
 from encoder_kinds import KINDS, config_of
-from network_checks import gradient_of, load_random
 from torch import nn
+from updates import gradient_of, load_random
 from worlds.models import Plain, Residual
 
 from dppo.errors import ConfigError
@@ -351,3 +351,16 @@ def test_a_snapshot_is_copied_and_one_without_statistics_turns_normalization_off
     np.testing.assert_array_equal(agent.values(obs), before)
     agent.load(PolicySnapshot(1, random_weights(spec)))
     np.testing.assert_array_equal(agent.values(obs), agent_of(spec).values(obs))
+
+
+def test_weights_of_another_network_are_refused() -> None:
+    spec = spec_of("mlp", "discrete", "float64")
+    with pytest.raises(ValueError, match=r"got 1,00\d weights, this network has"):
+        spec.unflatten(np.zeros(1003))
+    named = spec.unflatten(random_weights(spec))
+    with pytest.raises(ValueError, match=r"value\.4\.bias has shape None, this network has \(1,\)"):
+        spec.flatten({name: array for name, array in named.items() if name != "value.4.bias"})
+    with pytest.raises(ValueError, match=r"log_std has shape \(2,\), this network has None"):
+        spec.flatten(named | {"log_std": np.zeros(2)})
+    with pytest.raises(ValueError, match=r"policy\.0\.weight has shape \(4, 64\)"):
+        spec.flatten(named | {"policy.0.weight": named["policy.0.weight"].T})

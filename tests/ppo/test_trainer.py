@@ -1,31 +1,36 @@
-"""PPOTrainer against an update in plain torch; its minibatches, metrics, limits and faults."""
+"""PPOTrainer against an update in plain torch; its losses, minibatches, metrics, limits and faults; policy lag."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
-from builders import at_rate, spec_of
+from builders import PLAIN, at_rate, spec_of
 from torch import Tensor
 from updates import (
     ACTIONS,
     COLUMNS,
     assert_equals_twin,
+    experience_of,
     make_trainer,
     random_batch,
     train,
     weighted,
 )
 
+from dppo.config.parts.ppo import LOSSES, PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.minibatches import draw_minibatches
+from dppo.ppo.learning.objective import Outputs, objective_class
 from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.spo import SPOLoss
 from dppo.ppo.learning.trainer import _diverged, _Losses
 from dppo.spaces.actions import Actions
 
@@ -264,3 +269,107 @@ def test_weights_are_a_copy() -> None:
     np.testing.assert_array_equal(weights, before)
     weights[:] = 0
     assert np.abs(trainer.weights()).min() > 0
+
+
+def batch_with(advantages: list[float]) -> Batch:
+    column = torch.zeros(len(advantages), dtype=torch.float64)
+    return Batch(column[:, None], column, column, column, torch.tensor(advantages).double(), column)
+
+
+def gradient_of_ratio(loss: SPOLoss, ratio: float, advantage: float) -> float:
+    log_ratio = torch.tensor([ratio], dtype=torch.float64).log()
+    gradients, _ = loss.loss(
+        Outputs(log_ratio, torch.zeros_like(log_ratio), torch.zeros_like(log_ratio)),
+        batch_with([advantage]),
+    )
+    return gradients.log_ratio.item() / ratio
+
+
+@pytest.mark.proves("SPOLoss")
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "gradient"),
+    [
+        (1.0, 2.0, -2.0),
+        (1.2, 2.0, 0.0),
+        (1.3, 2.0, 1.0),
+        (1.0, -2.0, 2.0),
+        (0.8, -2.0, 0.0),
+        (0.7, -2.0, -1.0),
+    ],
+)
+def test_the_best_ratio_of_spo_is_at_the_bound(
+    ratio: float, advantage: float, gradient: float
+) -> None:
+    """By hand: dL/dr = -A + |A| / 0.2 (r - 1), which leads back from beyond the bound."""
+    loss = SPOLoss(dataclasses.replace(PLAIN, loss="spo"))
+    assert gradient_of_ratio(loss, ratio, advantage) == pytest.approx(gradient, abs=1e-12)
+
+
+def test_each_value_of_the_setting_has_a_class() -> None:
+    assert set(get_args(get_type_hints(PPO)["loss"])) == set(LOSSES)
+    for name in LOSSES:
+        assert objective_class(name)(PLAIN)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("lagged", [False, True])
+def test_pieces_of_a_minibatch_have_its_gradient(name: str, lagged: bool) -> None:
+    """With rows that are no transitions, and older policies."""
+    batch = random_batch()
+    weights = (torch.arange(len(batch)) % 5 > 0).double()
+    batch = dataclasses.replace(batch, weights=weights)
+    options: dict[str, Any] = {"loss": name, "ent_coef": 0.03, "vf_coef": 0.7, "lagged": lagged}
+    whole = make_trainer(**options)
+    pieces = make_trainer(micro_batch_size=3, **options)
+    figures = [
+        trainer.train_on(
+            batch, at_rate(trainer, 1e-2), np.random.default_rng(0), experience_of(lag=1)
+        ).figures
+        for trainer in (whole, pieces)
+    ]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-9)
+    np.testing.assert_allclose(whole.weights(), pieces.weights(), rtol=1e-9, atol=1e-12)
+
+
+LAGGED = experience_of(lag=1)
+
+
+@pytest.mark.proves("from_current_policy")
+@ACTIONS
+@pytest.mark.parametrize("norm_adv", [True, False], ids=["standardized", "raw"])
+def test_ratios_are_measured_from_the_policy_before_the_update(
+    actions: Actions, norm_adv: bool
+) -> None:
+    """As if that policy had collected, with advantages weighted once by min(pi_now / pi_old, 2)."""
+    spec = spec_of(actions)
+    minibatches = 1 if norm_adv else 4
+    lagged = make_trainer(spec, norm_adv=norm_adv, minibatches=minibatches, lagged=True)
+    plain = make_trainer(spec, norm_adv=False, minibatches=minibatches)
+    batch = random_batch(spec, drift=1.0)
+    now = plain.model.log_probs([batch])
+    advantages = batch.advantages
+    importance = (now - batch.logprobs).exp().clamp(max=2)
+    assert importance.max() == 2
+    if norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    weighted = replace(batch, logprobs=now, advantages=advantages * importance)
+    losses = lagged.train_on(batch, at_rate(lagged, 1e-2), np.random.default_rng(0), LAGGED).figures
+    expected = plain.train_on(weighted, at_rate(plain, 1e-2), np.random.default_rng(0)).figures
+    np.testing.assert_allclose(lagged.weights(), plain.weights(), rtol=1e-9, atol=1e-12)
+    assert losses["clipfrac"] == expected["clipfrac"]
+
+
+def test_rows_that_are_not_transitions_have_no_effect() -> None:
+    batch = random_batch(drift=1.0)
+    weights = torch.ones(len(batch), dtype=torch.float64)
+    weights[::5] = 0.0
+    logprobs = torch.where(weights > 0, batch.logprobs, -1e4)  # exp(now - old) would overflow
+    first = make_trainer(lagged=True)
+    second = make_trainer(lagged=True)
+    extreme = replace(batch, weights=weights, logprobs=logprobs)
+    first.train_on(extreme, at_rate(first, 1e-2), np.random.default_rng(0), LAGGED)
+    second.train_on(
+        replace(batch, weights=weights), at_rate(second, 1e-2), np.random.default_rng(0), LAGGED
+    )
+    assert np.isfinite(first.weights()).all()
+    np.testing.assert_array_equal(first.weights(), second.weights())

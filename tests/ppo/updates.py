@@ -25,7 +25,7 @@ from dppo.ppo.learning.stages import LagCorrection, RecomputedAdvantages, Stage
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.mlp import MLP
-from dppo.ppo.networks.network import NetworkSpec
+from dppo.ppo.networks.network import LearningNetwork, NetworkSpec, RecurrentInputs
 
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
@@ -197,3 +197,26 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
     np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
     return np.abs(trainer.weights() - before), rates
+
+
+def load_random(network: LearningNetwork, spec: NetworkSpec, scale: float = 0.4) -> None:
+    """Give the network the weights of `builders.agent_of`."""
+    with torch.no_grad():
+        network.parameters.weights.copy_(torch.from_numpy(random_weights(spec, scale=scale)))
+
+
+def gradient_of(
+    network: LearningNetwork, *pieces: Any, recurrent: RecurrentInputs | None = None
+) -> np.ndarray:
+    """Return the gradient of the sum of head ** 2 and exp(values) over the pieces of a batch.
+
+    The network's gradient starts as a loud number, so that one that is added to and not replaced shows.
+    """
+    gradient = network.parameters.gradient
+    total = np.zeros_like(gradient.numpy())
+    for obs in pieces:
+        gradient.fill_(1e6)
+        head, values, residuals = network.forward(obs, recurrent)
+        network.backward(residuals, (2 * head).clone(), values.exp())
+        total += gradient.numpy()
+    return total

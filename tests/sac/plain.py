@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,10 +133,7 @@ class World:
         segment = Segment(
             obs, actions, logprobs, column, column, rewards, terminated, truncated, valid
         )
-        return Segment(
-            obs, actions, logprobs, column, column, rewards, terminated, truncated, valid,
-            successors=led_to[segment.followed],
-        )  # fmt: skip
+        return replace(segment, successors=led_to[segment.followed])
 
 
 def look_ahead(
