@@ -6,7 +6,6 @@ later; a third is lost without a word; then there is none but the head, which ha
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,19 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from builders import make_config
+from nodes import NODE, STORE, followed, print_report
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]
 from recorder import Notes
 
 import dppo
-
-NODE: dict[str, Any] = {
-    "num_cpus": 2,
-    "object_store_memory": 80 * 2**20,
-    "include_dashboard": False,
-}
 
 
 class Changes(dppo.Observer):
@@ -69,7 +62,9 @@ class Changes(dppo.Observer):
 
     def _add_by_command(self) -> None:
         """Start a node as on a machine of its own."""
-        flags = f"--address {self._cluster.address} --block --num-cpus 2 --object-store-memory {80 * 2**20}"
+        flags = (
+            f"--address {self._cluster.address} --block --num-cpus 2 --object-store-memory {STORE}"
+        )
         flags += " --min-worker-port 0 --max-worker-port 0 --disable-usage-stats"
         command = [str(Path(sys.executable).with_name("ray")), "start", *flags.split()]
         env = os.environ | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "60"}
@@ -102,37 +97,9 @@ class Changes(dppo.Observer):
 
 def main(folder: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
-    sizes = {
-        "num_samplers": 4,
-        "num_steps": 16,
-        "update_epochs": 1,
-        "hidden_sizes": (8,),
-        "overlap": True,
-    }
-    base = {
-        "env_id": "CartPole-v1",
-        "total_timesteps": 64 * 10_000,
-        "anneal_lr": False,
-        "progress": "off",
-    } | sizes
     changes = Changes(cluster)
-    with Notes() as notes:
-        settings = base | {
-            "run_dir": folder / "elastic",
-            "num_actors": "auto",
-            "address": cluster.address,
-        }
-        elastic = dppo.train(make_config(settings), observers=[changes])
-    expected = base | {"run_dir": folder / "expected", "total_timesteps": 64 * elastic.iterations}
-    same = dppo.train(make_config(expected)).weights_sha256 == elastic.weights_sha256
-    report = {
-        "seen": changes.seen,
-        "notes": notes.texts,
-        "incidents": elastic.incidents,
-        "same": same,
-    }
-    report["left after"] = changes.left_after_s
-    print("report", json.dumps(report), flush=True)
+    report = followed(folder, cluster.address, changes, Notes(), overlap=True)
+    print_report(report | {"seen": changes.seen, "left after": changes.left_after_s})
     cluster.shutdown()
 
 

@@ -120,6 +120,16 @@ class Driver(Clocked):
     def die(self, actor_id: int, number: int = 1) -> None:
         self.on(Died(Process(actor_id, number), "died"))
 
+    def refuse(self, answer: Any) -> None:
+        """Answer the last question with an error, or with the wish to be replaced."""
+        ask = self.asks[-1]
+        self.on(Answered(ask.process, ask.ask_id, answer))
+
+    def hosts(self) -> dict[int, int]:
+        """Return the actor of each sampler."""
+        positions = self.engine.hosting.positions
+        return {sampler: place.host.actor_id for sampler, place in positions.items()}
+
     def describe(self) -> None:
         """Answer the question for the spaces."""
         describe = self.all(Describe)[0]

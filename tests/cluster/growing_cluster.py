@@ -15,12 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from builders import make_config
+from nodes import STORE, followed, print_report
 from recorder import Notes
 
 import dppo
 
-STORE = 80 * 2**20  # bytes of the object store of a node
 NODES = {
     "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
     "simulators": {
@@ -34,31 +33,23 @@ NODES = {
 def autoscaling(port: int) -> dict[str, Any]:
     """Return the configuration of a cluster that grows by up to two nodes of two CPUs."""
     provider: dict[str, Any] = {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"}
-    provider |= dict.fromkeys(
-        ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True
-    )
-    lists = (
-        *(
-            "setup_commands",
-            "head_setup_commands",
-            "worker_setup_commands",
-            "initialization_commands",
-        ),
-        *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files"),
-    )
-    sizes = {
+    for name in ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"):
+        provider[name] = True
+    config: dict[str, Any] = {
+        "cluster_name": "grows",
+        "head_node_type": "ray.head.default",
+        "available_node_types": NODES,
         "max_workers": 2,
         "upscaling_speed": 10.0,
         "idle_timeout_minutes": 10,
         "file_mounts": {},
         "auth": {},
+        "provider": provider,
+        "cluster_synced_files": [],
     }
-    names = {
-        "cluster_name": "grows",
-        "head_node_type": "ray.head.default",
-        "available_node_types": NODES,
-    }
-    return {**names, **sizes, "provider": provider, **{name: [] for name in lists}}
+    for name in ("setup", "head_setup", "worker_setup", "initialization", "head_start_ray"):
+        config[f"{name}_commands"] = []
+    return config | {"worker_start_ray_commands": []}
 
 
 def start_head(folder: Path) -> tuple[str, subprocess.Popen[bytes]]:
@@ -100,22 +91,10 @@ class Growth(dppo.Observer):
 
 def main(folder: Path) -> None:
     address, head = start_head(folder)
-    base = {
-        "env_id": "CartPole-v1",
-        "num_samplers": 4,
-        "num_steps": 16,
-        "update_epochs": 1,
-        "hidden_sizes": (8,),
-    }
-    base |= {"total_timesteps": 64 * 10_000, "anneal_lr": False, "progress": "off"}
-    with Notes() as notes:
-        growth = Growth(notes.texts)
-        settings = base | {"run_dir": folder / "grows", "num_actors": "auto", "address": address}
-        grown = dppo.train(make_config(settings), observers=[growth])
-    expected = base | {"run_dir": folder / "expected", "total_timesteps": 64 * grown.iterations}
-    same = dppo.train(make_config(expected)).weights_sha256 == grown.weights_sha256
-    report = {"last": growth.seen[-1], "notes": notes.texts, "same": same}
-    print("report", json.dumps(report), flush=True)
+    notes = Notes()
+    growth = Growth(notes.texts)
+    report = followed(folder, address, growth, notes)
+    print_report(report | {"last": growth.seen[-1]})
     head.terminate()
     head.wait()
 

@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from commandline import fresh_environment
 from processes import command_line, descendants
+
+import dppo
 
 PROGRAMS = ("ip", "tc", "nsenter", "unshare")
 START_S = 90.0  # for a node of Ray to start
@@ -41,8 +43,8 @@ def iterations_of(run: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def _do(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=30)
+def _do(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=30)
 
 
 class Host:
@@ -60,14 +62,14 @@ class Host:
 
     def _plug_in_a_new_cable(self) -> None:
         inner = f"e{self.number}"
-        _do("ip", "netns", "add", self._space)
-        ends = ("ip", "link", "add", inner, "netns", self._space)
-        _do(*ends, "type", "veth", "peer", "name", self._cable, "netns", self._switch)
-        _do("ip", "-n", self._switch, "link", "set", self._cable, "master", "br0")
-        _do("ip", "-n", self._switch, "link", "set", self._cable, "up")
-        _do("ip", "-n", self._space, "addr", "add", f"{self.address}/24", "dev", inner)
-        _do("ip", "-n", self._space, "link", "set", inner, "up")
-        _do("ip", "-n", self._space, "link", "set", "lo", "up")
+        peer = f"type veth peer name {self._cable} netns {self._switch}"
+        _do(f"ip netns add {self._space}")
+        _do(f"ip link add {inner} netns {self._space} {peer}")
+        _do(f"ip -n {self._switch} link set {self._cable} master br0")
+        _do(f"ip -n {self._switch} link set {self._cable} up")
+        _do(f"ip -n {self._space} addr add {self.address}/24 dev {inner}")
+        _do(f"ip -n {self._space} link set {inner} up")
+        _do(f"ip -n {self._space} link set lo up")
 
     def _first_process(self, names: Path) -> subprocess.Popen[bytes]:
         script = f"""
@@ -107,17 +109,8 @@ class Host:
     def start(self, words: Sequence[str], log: str, **env: str) -> subprocess.Popen[bytes]:
         """Start `python WORDS` on the host; its output goes to the file `log` in its folder."""
         inner = str(self._sleeper_of(self._first.pid))
-        enter = (
-            "nsenter",
-            "--target",
-            inner,
-            "--mount",
-            "--uts",
-            "--pid",
-            "--ipc",
-            "--net",
-            f"--wd={self.folder}",
-        )
+        enter = ["nsenter", "--target", inner, *["--mount", "--uts", "--pid", "--ipc", "--net"]]
+        enter.append(f"--wd={self.folder}")
         of_host = {
             "HOME": "/tmp/home",
             "TMPDIR": "/tmp",
@@ -136,11 +129,12 @@ class Host:
 
     def join(self, head: Host, cpus: int, **env: str) -> None:
         """Start a node of Ray here, the head if this is `head`; return when it runs."""
-        of_head = ("--head", f"--port={GCS_PORT}", "--include-dashboard=false")
-        role = of_head if head is self else (f"--address={head.address}:{GCS_PORT}",)
-        sizes = (f"--num-cpus={cpus}", "--object-store-memory=100000000")
-        own = (f"--node-ip-address={self.address}", "--disable-usage-stats")
-        words = ["-m", "ray.scripts.scripts", "start", *role, *sizes, *own]
+        role = f"--address={head.address}:{GCS_PORT}"
+        if head is self:
+            role = f"--head --port={GCS_PORT} --include-dashboard=false"
+        sizes = f"--num-cpus={cpus} --object-store-memory=100000000"
+        place = f"--node-ip-address={self.address} --disable-usage-stats"
+        words = f"-m ray.scripts.scripts start {role} {sizes} {place}".split()
         for _ in range(STARTS):
             process = self.start(words, "ray.log", **env)
             with suppress(subprocess.TimeoutExpired):
@@ -177,17 +171,16 @@ class Host:
 
     def cut(self) -> None:
         """Pull the cable: packets are lost in silence."""
-        _do("ip", "-n", self._switch, "link", "set", self._cable, "down")
+        _do(f"ip -n {self._switch} link set {self._cable} down")
 
     def heal(self) -> None:
         """Plug it in again."""
-        _do("ip", "-n", self._switch, "link", "set", self._cable, "up")
+        _do(f"ip -n {self._switch} link set {self._cable} up")
 
     def slow(self, rate: str) -> None:
         """Limit what the host sends, such as `1mbit`; packets beyond that wait or are lost."""
-        limit = ("tbf", "rate", rate, "burst", "16kb", "latency", "400ms")
-        enter = ("nsenter", f"--net=/var/run/netns/{self._space}")
-        _do(*enter, "tc", "qdisc", "replace", "dev", f"e{self.number}", "root", *limit)
+        limit = f"tc qdisc replace dev e{self.number} root tbf rate {rate} burst 16kb latency 400ms"
+        _do(f"nsenter --net=/var/run/netns/{self._space} {limit}")
 
     def close(self) -> None:
         """End all processes of the host; pull its cable."""
@@ -196,7 +189,7 @@ class Host:
                 os.kill(pid, signal.SIGKILL)
         self._first.kill()
         self._first.wait()
-        _do("ip", "netns", "del", self._space)
+        _do(f"ip netns del {self._space}")
 
 
 class Hosts:
@@ -211,9 +204,9 @@ class Hosts:
     def __enter__(self) -> list[Host]:
         lines = ["127.0.0.1 localhost", *(f"10.78.0.{k} h{k}" for k in range(1, self._number + 1))]
         self._names.write_text("\n".join(lines) + "\n")
-        _do("ip", "netns", "add", f"{self._prefix}switch")
-        _do("ip", "-n", f"{self._prefix}switch", "link", "add", "br0", "type", "bridge")
-        _do("ip", "-n", f"{self._prefix}switch", "link", "set", "br0", "up")
+        _do(f"ip netns add {self._prefix}switch")
+        _do(f"ip -n {self._prefix}switch link add br0 type bridge")
+        _do(f"ip -n {self._prefix}switch link set br0 up")
         try:
             for number in range(1, self._number + 1):
                 self._hosts.append(Host(number, self._prefix, self._names))
@@ -225,12 +218,61 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         for host in self._hosts:
             host.close()
-        _do("ip", "netns", "del", f"{self._prefix}switch")
+        _do(f"ip netns del {self._prefix}switch")
 
 
-def cluster(number: int, folder: Path, cpus: Sequence[int]) -> Iterator[list[Host]]:
+@contextmanager
+def cluster(folder: Path, *cpus: int) -> Iterator[list[Host]]:
     """Yield hosts with a node of Ray each, with so many CPUs; the first is the head."""
-    with Hosts(number, folder) as hosts:
+    with Hosts(len(cpus), folder) as hosts:
         for host, count in zip(hosts, cpus, strict=True):
             host.join(hosts[0], count)
         yield hosts
+
+
+class Run:
+    """`dppo train WORDS` on the cluster of a head; its driver is on a host, in whose folder the run is by default."""
+
+    def __init__(self, driver: Host, head: Host, words: str, run_dir: Path | None = None) -> None:
+        self.driver = driver
+        self.folder = run_dir or driver.folder / "run"
+        program = ["-m", "dppo", "train", *words.split(), f"--address={head.address}:{GCS_PORT}"]
+        place = ["--progress=plain", f"--run-dir={run_dir or 'run'}"]
+        self.process = driver.start([*program, *place], "out")
+
+    @property
+    def out(self) -> str:
+        return (self.driver.folder / "out").read_text(errors="replace")
+
+    @property
+    def iterations(self) -> int:
+        return iterations_of(self.folder)
+
+    @property
+    def weights(self) -> bytes:
+        return dppo.load_policy(self.folder).weights.tobytes()
+
+    def wait_until(self, happened: Callable[[], object], timeout_s: float = 300.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not happened():
+            assert self.process.poll() is None or happened(), self.out
+            assert time.monotonic() < deadline, self.out
+            time.sleep(0.02)
+
+    def goes_on(self, number: int = 2) -> None:
+        """Wait for so many more iterations."""
+        reached = self.iterations + number
+        self.wait_until(lambda: self.iterations >= reached)
+
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end within {timeout_s:g} s:\n{self.out}") from None
+
+    def send(self, number: int) -> None:
+        self.driver.send(number, "--progress")
+        # nsenter stops as well where the process that it waits for is stopped
+        if number == signal.SIGCONT:
+            self.process.send_signal(number)

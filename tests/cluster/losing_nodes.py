@@ -6,7 +6,6 @@ update; the third, in the middle of a run, holds the actors and segments that no
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,18 +15,13 @@ import numpy as np
 import ray
 from builders import make_config, plan_of
 from made_up import POLICY, SPACES, settings, some_segments
+from nodes import NODE, SIZES, print_report
 from ray.cluster_utils import Cluster
 
 import dppo
 from dppo.errors import SegmentsLost
 from dppo.learners.ranks import RayTrainers
 from dppo.ppo.exchange.records import Experience
-
-NODE: dict[str, Any] = {
-    "num_cpus": 2,
-    "object_store_memory": 80 * 2**20,
-    "include_dashboard": False,
-}
 
 
 @ray.remote(num_cpus=0, resources={"store": 1}, max_retries=0)
@@ -39,14 +33,10 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     """Lose the node in the first and the third iteration, between the reports and the update."""
     actors_node = {"num_cpus": 2, "resources": {"simulators": 2}}
     nodes = [cluster.add_node(**NODE | actors_node)]
-    base = {
+    base = SIZES | {
         "env_id": "worlds.simple:Wide",
         "env_kwargs": {"size": 2**12},
-        "num_steps": 16,
-        "hidden_sizes": (8,),
-        "num_samplers": 4,
         "total_timesteps": 16 * 4 * 4,
-        "progress": "off",
         "num_learners": 2,
         "num_actors": 2,
         "actor_resources": {"simulators": 1},
@@ -110,7 +100,7 @@ def main() -> None:
     trainers.close()
 
     report["run"] = a_run_that_loses_its_actors_node(cluster, Path(sys.argv[1]))
-    print("report", json.dumps(report), flush=True)
+    print_report(report)
     ray.shutdown()
     cluster.shutdown()
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 from builders import make_config, plan_of
-from virtual import KINDS, TOY_SPACES, Faults, Hashed, Loop, ToyActor, VirtualTransport, real_actors
+from virtual import KINDS, TOY_SPACES, Faults, Loop, ToyActor, VirtualTransport, real_actors
+from worlds.episodic import Hashed
 
 import dppo
 from dppo.engine.actor_collector import ActorCollector

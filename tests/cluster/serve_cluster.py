@@ -22,14 +22,8 @@ import traceback
 from typing import Any
 
 import ray
+from nodes import NODE
 from ray.cluster_utils import Cluster
-
-NODE: dict[str, Any] = {
-    "num_cpus": 2,
-    "object_store_memory": 80 * 2**20,
-    "include_dashboard": False,
-}
-
 
 STARTS = 4
 
@@ -74,12 +68,10 @@ def main() -> None:
     for line in sys.stdin:
         command = line.strip()
         if command.startswith("add"):
-            cpu: dict[str, Any] = (
-                {"env_vars": {"OPENBLAS_CORETYPE": command.removeprefix("add ").title()}}
-                if " " in command
-                else {}
-            )
-            added.append(cluster.add_node(**NODE, **cpu))
+            _, _, cpu = command.partition(" ")
+            settings = {"env_vars": {"OPENBLAS_CORETYPE": cpu.title()}}
+            env: dict[str, Any] = settings if cpu else {}
+            added.append(cluster.add_node(**NODE, **env))
             answer(len(added) + 1)
         elif command in ("remove", "shut down"):
             cluster.remove_node(added.pop(), allow_graceful=command == "shut down")

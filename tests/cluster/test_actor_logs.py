@@ -60,6 +60,15 @@ class Dying(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
+def ended(script: str, *arguments: Path) -> int:
+    """Run a script to its end, and return its process id."""
+    path = os.pathsep.join((str(SOURCE), str(TESTS), str(Path(__file__).parent)))
+    words = [sys.executable, "-c", script, *map(str, arguments)]
+    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path})
+    process.wait()
+    return process.pid
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -144,14 +153,11 @@ crash_here(30)
 
 
 def test_the_end_of_a_log_begins_with_the_innermost_line_of_a_crash(tmp_path: Path) -> None:
-    path = os.pathsep.join((str(SOURCE), str(TESTS), str(Path(__file__).parent)))
-    process = subprocess.Popen(
-        [sys.executable, "-c", CRASH, str(tmp_path / "log")], env=os.environ | {"PYTHONPATH": path}
-    )
-    process.wait()
-    with (tmp_path / "log").open("a") as log:
-        log.write("Extension modules: " + "numpy.random, " * 300 + "\n")
-    _, lines = keeper.end_of_log(str(tmp_path / "log"), process.pid)
+    log = tmp_path / "log"
+    pid = ended(CRASH, log)
+    with log.open("a") as file:
+        file.write("Extension modules: " + "numpy.random, " * 300 + "\n")
+    _, lines = keeper.end_of_log(str(log), pid)
     assert lines[0].startswith("Fatal Python error: Segmentation fault")
     assert any(line.endswith("in crash_here") for line in lines)
 
@@ -181,12 +187,7 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
     """As an actor does, without Ray."""
     log = tmp_path / "log"
     pids = tmp_path / "pids"
-    path = os.pathsep.join((str(SOURCE), str(TESTS), str(Path(__file__).parent)))
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(log), str(pids)], env=os.environ | {"PYTHONPATH": path}
-    )
-    process.wait()
-    ending, lines = keeper.end_of_log(str(log), process.pid)
+    ending, lines = keeper.end_of_log(str(log), ended(PROGRAM, log, pids))
     assert ending in ("by SIGKILL", "")  # Linux tells since 6.15
     assert lines[-2:] == ["last ", " words"]
     assert (tmp_path / "log.1").stat().st_size == keeper.MAX_LOG_BYTES

@@ -21,6 +21,7 @@ from commandline import MARKER, QUICK_CHECKS, Command, fresh_environment, marked
 from processes import wait_until
 
 import dppo
+from dppo.records.metrics.reading import read_metrics
 
 SIZES = {
     "num_samplers": 4,
@@ -56,6 +57,13 @@ class UsersCluster:
         self._process.stdin.write(f"{command}\n".encode())
         self._process.stdin.flush()
         return self._answer(60)
+
+    def run(self, words: list[str], folder: Path) -> str:
+        """Run a command on the cluster, and return what it prints."""
+        command = [*words, "--address", self.address]
+        code, out, err = run(command, folder, timeout_s=120, **self.access)
+        assert code == 0, err
+        return out
 
     def _answer(self, timeout_s: float) -> Any:
         """Return the next answer; Ray prints other lines in between."""
@@ -103,24 +111,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return dppo.load_policy(run_dir).weights.tobytes()
 
 
-def words(env_id: str = "CartPole-v1", *more: str, num_actors: int = 4) -> list[str]:
-    flags = [
-        word
-        for name, value in SIZES.items()
-        if value is not True
-        for word in (f"--{name}", str(value))
-    ]
-    return [
-        "train",
-        env_id,
-        *flags,
-        "--norm-obs",
-        "--num-actors",
-        str(num_actors),
-        "--run-dir",
-        "run",
-        *more,
-    ]
+def words(env_id: str = "CartPole-v1", flags: str = "", num_actors: int = 4) -> list[str]:
+    sizes = " ".join(f"--{name} {value}" for name, value in SIZES.items() if value is not True)
+    shared = f"--norm-obs --preset none --num-actors {num_actors} --run-dir run"
+    return f"train {env_id} {sizes} {shared} {flags}".split()
 
 
 def weights(folder: Path) -> bytes:
@@ -132,9 +126,7 @@ def test_two_nodes_give_the_weights_of_one_process(
     cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
 ) -> None:
     counted = cluster.ask("ask")
-    command = words("CartPole-v1", "--preset", "none", "--address", cluster.address)
-    code, out, err = run(command, tmp_path, **cluster.access)
-    assert code == 0, err
+    out = cluster.run(words(), tmp_path)
     assert "4 Ray actors host 1 sampler each" in out
     assert weights(tmp_path) == undisturbed
     # It is still running, with its other actors, and all CPUs are free again.
@@ -149,15 +141,11 @@ def test_a_node_with_another_type_of_cpu_is_named_and_with_portable_numerics_equ
     cluster.ask("add prescott")
     try:
         wait_until(lambda: cluster.ask("free") == 6.0)
-        where = ["--preset", "none", "--address", cluster.address, "--cpus-per-actor", "1.5"]
-        command = words("CartPole-v1", *where, num_actors=3)
-        code, out, err = run(command, tmp_path, timeout_s=120, **cluster.access)
-        assert code == 0, err
+        command = words(flags="--cpus-per-actor 1.5", num_actors=3)
+        out = cluster.run(command, tmp_path)
         assert weights(tmp_path) == undisturbed, out
         assert "other_cpu" not in out
-        again = [*command, "--run-dir", "native", "--numerics", "native"]
-        code, out, err = run(again, tmp_path, timeout_s=120, **cluster.access)
-        assert code == 0, err
+        out = cluster.run([*command, *["--run-dir", "native", "--numerics", "native"]], tmp_path)
         assert "computes other last bits in NumPy's matrix products" in out
         assert out.count("computes other last bits") == 1
         assert "depends on which process ran on which type of CPU" in out
@@ -165,46 +153,17 @@ def test_a_node_with_another_type_of_cpu_is_named_and_with_portable_numerics_equ
         cluster.ask("remove")
 
 
+TWO_LICENCES = """--actor-resources [{"licence_a":1},{"licence_b":1}]"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "facts"),
-    [
-        (
-            ["--num-actors", "5"],
-            ["num_actors=5", "1 CPU", "4 CPU", "hold 4", "Use at most 4", "cpus.per.actor"],
-        ),
-        (
-            ["--cpus-per-actor", "1.5"],
-            ["num_actors=4", "1.5 CPU", "4 CPU", "hold 2", "Use at most 2"],
-        ),
-        (
-            ["--actor-resources", '{"licence": 1}'],
-            ["num_actors=4", "1 licence", "0 licence", "hold 0"],
-        ),
-        (
-            ["--actors-per-node", "1"],
-            ["1 CPU .at most 1 on a node. each", "hold 2", "Use at most 2", "actors.per.node"],
-        ),
-        (
-            ["--actor-resources", '[{"licence_a": 1}, {"licence_b": 1}]'],
-            [
-                "1 CPU . 1 licence_a or 1 CPU . 1 licence_b each",
-                "4 CPU . 1 licence_a . 2 licence_b and hold 3",
-            ],
-        ),
-    ],
-)
-def test_too_many_actors_are_refused(
-    flags: list[str], facts: list[str], cluster: UsersCluster, tmp_path: Path
-) -> None:
-    """With $RAY_ADDRESS, as in a job on the cluster."""
-    command = words("CartPole-v1", "--preset", "none", "--num-samplers", "5", *flags)
-    code, _, err = run(
-        command, tmp_path, timeout_s=60, RAY_ADDRESS=cluster.address, **cluster.access
-    )
+def test_too_many_actors_are_refused(cluster: UsersCluster, tmp_path: Path) -> None:
+    """With $RAY_ADDRESS, as in a job on the cluster; `test_capacity.py` has further reasons."""
+    access = {"RAY_ADDRESS": cluster.address, **cluster.access}
+    code, _, err = run(words(flags=TWO_LICENCES), tmp_path, timeout_s=60, **access)
     assert code == 2
-    for fact in facts:
-        assert re.search(fact, err)
+    assert "1 CPU + 1 licence_a or 1 CPU + 1 licence_b each" in err
+    assert "4 CPU + 1 licence_a + 2 licence_b and hold 3" in err
     assert len(err.splitlines()) <= 2
     assert not (tmp_path / "run").exists()
 
@@ -214,34 +173,22 @@ def test_too_many_actors_are_refused(
     ("flags", "alive", "note"),
     [
         (
-            ["--num-actors", "auto", "--actors-per-node", "1"],
+            "--num-actors auto --actors-per-node 1",
             2,
             "room for 2 actors of 1 CPU (at most 1 on a node) on 2",
         ),
-        (["--num-actors", "3", "--actor-resources", '[{"licence_a": 1}, {"licence_b": 1}]'], 3, ""),
+        (f"--num-actors 3 {TWO_LICENCES}", 3, ""),
     ],
 )
 def test_actors_are_placed_where_they_may_be(
-    flags: list[str],
-    alive: int,
-    note: str,
-    cluster: UsersCluster,
-    undisturbed: bytes,
-    tmp_path: Path,
+    flags: str, alive: int, note: str, cluster: UsersCluster, undisturbed: bytes, tmp_path: Path
 ) -> None:
     """The nodes have four CPUs, so Ray would start four actors, and none with a second licence_a."""
     wait_until(lambda: cluster.ask("free") == 4.0)
-    slow = ["--env-kwargs", '{"longest_s": 0.04}']  # training lasts until all have started
-    command = words(
-        "worlds.slow:Delayed", "--preset", "none", *slow, *flags, "--address", cluster.address
-    )
-    code, out, err = run(command, tmp_path, timeout_s=120, **cluster.access)
-    assert code == 0, err
-    assert note in out
-    rows = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert max(row["actors/alive"] for row in rows) == rows[-1]["actors/alive"] == alive
+    slow = """--env-kwargs {"longest_s":0.04}"""  # training lasts until all have started
+    assert note in cluster.run(words("worlds.slow:Delayed", f"{slow} {flags}"), tmp_path)
+    rows = [row["actors/alive"] for row in read_metrics(tmp_path / "run")]
+    assert max(rows) == rows[-1] == alive
     assert weights(tmp_path) == undisturbed
 
 
@@ -268,26 +215,15 @@ def test_files_are_sent_to_the_nodes_also_when_a_run_is_resumed(
     (tmp_path / "mysim.py").write_text(UPLOADED)
     (tmp_path / "mesh.txt").touch()
     (tmp_path / "found").mkdir()
-    kwargs = json.dumps({"found": str(tmp_path / "found")})
-    more = [
-        "--env-kwargs",
-        kwargs,
-        "--wrappers",
-        "mysim:Same",
-        "--address",
-        cluster.address,
-        "--upload",
-        ".",
-    ]
-    code, out, err = run([*words("mysim:Env", num_actors=2), *more], tmp_path, **cluster.access)
-    assert code == 0, err
+    flags = f"""--env-kwargs {{"found":"{tmp_path}/found"}} --wrappers mysim:Same --upload ."""
+    out = cluster.run(words("mysim:Env", flags, num_actors=2), tmp_path)
     # with those of its output
     assert re.search(r"note: upload: 4 files, .*; the largest: .*mysim\.py", out)
     [sent] = (tmp_path / "found").iterdir()
     assert sent.name.startswith("_ray_pkg_")
     (tmp_path / "mesh.txt").write_text("another")
-    resume = ["train", "--resume", "run", "--trust", "--total-timesteps", "1000"]
-    code, out, err = run(resume, tmp_path, **cluster.access)
+    resume = "train --resume run --trust --total-timesteps 1000"
+    code, out, err = run(resume.split(), tmp_path, **cluster.access)
     assert code == 0, err
     assert len(list((tmp_path / "found").iterdir())) == 2
 
@@ -320,10 +256,8 @@ def test_a_missing_cluster_and_one_whose_token_is_missing_are_reported(
     there: bool, facts: list[str], cluster: UsersCluster, tmp_path: Path
 ) -> None:
     address = cluster.address if there else "127.0.0.1:9"
-    command = words("CartPole-v1", "--preset", "none", "--address", address)
-    code, _, err = run(
-        command, tmp_path, timeout_s=120, RAY_AUTH_MODE="disabled", HOME=str(tmp_path)
-    )
+    env = {"RAY_AUTH_MODE": "disabled", "HOME": str(tmp_path)}
+    code, _, err = run(words(flags=f"--address {address}"), tmp_path, timeout_s=120, **env)
     assert code == 1
     for fact in (f"address={address}", *facts):
         assert fact in err, err
@@ -337,18 +271,11 @@ def test_a_lost_node_changes_no_weights(
 ) -> None:
     """Two actors are in the middle of a segment, on two nodes; the remaining node takes over."""
     (tmp_path / "slow").touch()
-    kwargs = json.dumps({"folder": str(tmp_path), "slow_after": 70})  # in the second iteration
-    more = [
-        "--env-kwargs",
-        kwargs,
-        "--address",
-        cluster.address,
-        "--progress",
-        "plain",
-        "--checkpoint-interval-s",
-        "0",
-    ]
-    command_words = words("worlds.slow:hesitant_cartpole", *more, num_actors=2)
+    kwargs = f"""{{"folder":"{tmp_path}","slow_after":70}}"""  # in the second iteration
+    more = f"--address {cluster.address} --progress plain --checkpoint-interval-s 0"
+    command_words = words(
+        "worlds.slow:hesitant_cartpole", f"--env-kwargs {kwargs} {more}", num_actors=2
+    )
     with Command(command_words, tmp_path, **cluster.access) as command:
         command.wait_until(lambda: len(list(tmp_path.glob("waiting-*"))) == 2, 120)
         assert cluster.ask(how) == 1

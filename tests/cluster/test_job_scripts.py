@@ -1,4 +1,4 @@
-"""The job scripts of docs/CLUSTER.md: a manifest for KubeRay, `ray job submit`, and pip. `test_slurm.py` runs Slurm."""
+"""The job scripts of docs/CLUSTER.md: a manifest for KubeRay, and `ray job submit`. `test_slurm.py` runs Slurm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import yaml
 from commandline import fresh_environment, parse
@@ -108,44 +107,3 @@ def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_fo
     )
     assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "run" / "learning_curve.png").exists()
-
-
-@pytest.mark.slow
-def test_a_clone_installed_with_pip_trains_from_a_script_in_another_folder(tmp_path: Path) -> None:
-    """Its dependencies are those of this environment: what is tested is the wheel, its files and its command."""
-    script = "import dppo\n\nsizes = {'num_samplers': 1, 'num_steps': 32, 'total_timesteps': 64}\n"
-    script += "if __name__ == '__main__':\n    print(dppo.__file__)\n"
-    script += "    print(dppo.evaluate(dppo.train(dppo.Config(env_id='CartPole-v1', **sizes)), episodes=1))\n"
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    (folder / "first.py").write_text(script)
-    venv = tmp_path / "venv"
-    env = fresh_environment()
-    env.pop("PYTHONPATH", None)
-
-    def call(*words: str) -> str:
-        done = subprocess.run(
-            words, cwd=folder, env=env, capture_output=True, text=True, timeout=250, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    call(sys.executable, "-m", "venv", str(venv))
-    [site] = (venv / "lib").glob("python*/site-packages")
-    ours = Path(np.__file__).parents[1]
-    pip = [f"{venv}/bin/python", "-m", "pip"]
-    call(*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))
-    call(
-        *pip,
-        "install",
-        "--no-deps",
-        "-c",
-        f"{ROOT}/constraints.txt",
-        *map(str, tmp_path.glob("dppo-*.whl")),
-    )
-    # after its own packages, so that dppo is the one installed here
-    (site / "others.pth").write_text(f"{ours}\n")
-    out = call(f"{venv}/bin/python", "first.py")
-    assert str(site / "dppo") in out
-    assert "Evaluation(CartPole-v1" in out
-    assert "CartPole-v1" in call(f"{venv}/bin/dppo", "presets")

@@ -8,15 +8,12 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from commandline import Command
-from hosts import Host, Hosts, iterations_of, possible
+from hosts import Host, Run, cluster, possible
 from test_lost_ray import Listener
 
 import dppo
@@ -24,20 +21,7 @@ import dppo
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 on_hosts = pytest.mark.skipif(not possible(), reason="needs root, iproute2 and util-linux")
 
-SIZES = (
-    *(
-        "dppo/SlowCartPole-v0",
-        "--preset",
-        "none",
-        "--num-samplers",
-        "2",
-        "--num-steps",
-        "64",
-        "--update-epochs",
-        "2",
-    ),
-    *("--progress", "plain", "--run-dir", "run"),
-)
+SIZES = "dppo/SlowCartPole-v0 --preset none --num-samplers 2 --num-steps 64 --update-epochs 2"
 ITERATIONS = 40
 STEPS = 2 * 64 * ITERATIONS
 LONG = 10**6  # steps of a run that does not end by itself
@@ -45,57 +29,15 @@ WHOLE_S = 120.0  # within which a run that is cut off must have ended
 SAID = "has not answered for 1"  # 10 s and a moment
 
 
-class Driver:
+class Driver(Run):
     """A run of two actors on a host of a cluster."""
 
-    def __init__(self, host: Host, head: Host, *more: str, steps: int = STEPS) -> None:
-        where = ("--num-actors", "2", "--address", f"{head.address}:6379")
-        words = ["-m", "dppo", "train", *SIZES, "--total-timesteps", str(steps), *where, *more]
-        self._host = host
-        self._process = host.start(words, "out")
-
-    @property
-    def out(self) -> str:
-        return (self._host.folder / "out").read_text(errors="replace")
-
-    @property
-    def iterations(self) -> int:
-        return iterations_of(self._host.folder / "run")
-
-    @property
-    def weights(self) -> bytes:
-        return dppo.load_policy(self._host.folder / "run").weights.tobytes()
+    def __init__(self, host: Host, head: Host, flags: str = "", steps: int = STEPS) -> None:
+        super().__init__(host, head, f"{SIZES} --total-timesteps {steps} --num-actors 2 {flags}")
 
     @property
     def last_checkpoint(self) -> str:
-        return max(
-            path.name
-            for path in (self._host.folder / "run" / "checkpoints").glob("iter_*.safetensors")
-        )
-
-    def wait_until(self, happened: Callable[[], object], timeout_s: float = 300.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not happened():
-            assert self._process.poll() is None, self.out
-            assert time.monotonic() < deadline, self.out
-            time.sleep(0.1)
-
-    def goes_on_by(self, number: int) -> None:
-        """Wait for so many more iterations."""
-        reached = self.iterations + number
-        self.wait_until(lambda: self.iterations >= reached)
-
-    def wait(self, timeout_s: float) -> int:
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the run has not ended within {timeout_s:g} s:\n{self.out}")
-
-    def send(self, number: int) -> None:
-        self._host.send(number, "--progress")
-        # nsenter stops as well where the process that it waits for is stopped
-        if number == signal.SIGCONT:
-            self._process.send_signal(number)
+        return max(path.name for path in self.folder.glob("checkpoints/iter_*.safetensors"))
 
     def goes_on_with_the_same_result(self, undisturbed: bytes) -> None:
         assert self.wait(180) == 0, self.out
@@ -111,26 +53,25 @@ class Driver:
         assert self.last_checkpoint == f"iter_{self.iterations:06d}.safetensors"
 
 
-def weights_in_process(folder: Path, *more: str, steps: int = STEPS) -> bytes:
+def weights_in_process(folder: Path, flags: str = "") -> bytes:
     """Return the weights of the same run in one process."""
     folder.mkdir()
-    with Command(["train", *SIZES, "--total-timesteps", str(steps), *more], folder) as command:
+    words = f"train {SIZES} --total-timesteps {STEPS} --run-dir run {flags}".split()
+    with Command(words, folder) as command:
         assert command.wait(400) == 0, command.err
     return dppo.load_policy(folder / "run").weights.tobytes()
+
+
+def collecting(host: Host, head: Host, flags: str = "", steps: int = STEPS) -> Driver:
+    """Return a run that has made three iterations."""
+    driver = Driver(host, head, flags, steps)
+    driver.goes_on(3)
+    return driver
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return weights_in_process(tmp_path_factory.mktemp("undisturbed") / "of")
-
-
-@contextmanager
-def cluster(folder: Path, *cpus: int) -> Iterator[list[Host]]:
-    """Yield hosts with a node of Ray each, with so many CPUs; the first is the head."""
-    with Hosts(len(cpus), folder) as hosts:
-        for host, count in zip(hosts, cpus, strict=True):
-            host.join(hosts[0], count)
-        yield hosts
 
 
 @pytest.mark.proves(
@@ -143,8 +84,7 @@ def test_a_driver_that_is_cut_off_for_a_while_goes_on(
     cut_s: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
-        driver = Driver(host, head)
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(host, head)
         host.cut()
         time.sleep(cut_s)
         host.heal()
@@ -159,8 +99,7 @@ def test_a_driver_that_is_cut_off_for_a_while_goes_on(
 @on_hosts
 def test_a_driver_that_is_cut_off_for_good_saves_and_ends(tmp_path: Path) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
-        driver = Driver(host, head)
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(host, head)
         host.cut()
         driver.saves_and_ends(
             time.monotonic(), rf"Ray's GCS at {head.address}:6379 is lost \(it has not answered for"
@@ -171,8 +110,7 @@ def test_a_driver_that_is_cut_off_for_good_saves_and_ends(tmp_path: Path) -> Non
 @on_hosts
 def test_ctrl_c_ends_a_run_that_is_cut_off(tmp_path: Path) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
-        driver = Driver(host, head)
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(host, head)
         host.cut()
         driver.wait_until(lambda: SAID in driver.out, 30)
         driver.send(signal.SIGINT)
@@ -180,11 +118,11 @@ def test_ctrl_c_ends_a_run_that_is_cut_off(tmp_path: Path) -> None:
         assert driver.last_checkpoint == f"iter_{driver.iterations:06d}.safetensors"
 
 
-MOMENTS: dict[str, tuple[str, ...]] = {
-    "its actors start": (),
-    "updates take most of the time": ("--reuse", "20"),
-    "evaluations take most of the time": ("--eval-every", "128", "--eval-episodes", "4"),
-    "a checkpoint in each iteration": ("--checkpoint-interval-s", "0"),
+MOMENTS = {
+    "its actors start": "",
+    "updates take most of the time": "--reuse 20",
+    "evaluations take most of the time": "--eval-every 128 --eval-episodes 4",
+    "a checkpoint in each iteration": "--checkpoint-interval-s 0",
 }
 
 
@@ -203,11 +141,11 @@ def test_a_driver_that_is_cut_off_at_a_moment_goes_on_or_ends(
 ) -> None:
     """After a minute, Ray's own raylet may have given up, and the run ends; otherwise the result is the same."""
     with cluster(tmp_path, 2, 2) as (head, host):
-        driver = Driver(host, head, *MOMENTS[moment])
+        driver = Driver(host, head, MOMENTS[moment])
         if moment == "its actors start":
             driver.wait_until(lambda: "Run folder: " in driver.out)
         else:
-            driver.wait_until(lambda: driver.iterations >= 3)
+            driver.goes_on(3)
         began = time.monotonic()
         host.cut()
         time.sleep(cut_s)
@@ -217,7 +155,7 @@ def test_a_driver_that_is_cut_off_at_a_moment_goes_on_or_ends(
         print(f"{moment}, {cut_s} s: exit code {code} after {took_s:.0f} s\n{driver.out}")
         assert code == 0 or cut_s > 25
         if code == 0:
-            assert driver.weights == weights_in_process(tmp_path / "whole", *MOMENTS[moment])
+            assert driver.weights == weights_in_process(tmp_path / "whole", MOMENTS[moment])
         elif moment == "its actors start":
             assert re.search(
                 r"is lost|has not answered for|no Ray cluster answers|could not connect", driver.out
@@ -235,8 +173,7 @@ def test_a_driver_on_the_head_that_is_cut_off_for_good_goes_on_alone(
 ) -> None:
     """The head has room for the actor that was lost."""
     with cluster(tmp_path, 1, 1) as (head, host):
-        driver = Driver(head, head, "--cpus-per-actor", "0.5")
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(head, head, "--cpus-per-actor 0.5")
         began = time.monotonic()
         head.cut()
         code = driver.wait(300)
@@ -267,8 +204,7 @@ def test_a_run_whose_actors_are_all_cut_off_for_a_while_goes_on(
 ) -> None:
     """The head has no room for actors."""
     with cluster(tmp_path, 0, 1, 1) as (head, *others):
-        driver = Driver(head, head)
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(head, head)
         for host in others:
             host.cut()
         time.sleep(25)
@@ -277,7 +213,7 @@ def test_a_run_whose_actors_are_all_cut_off_for_a_while_goes_on(
         driver.goes_on_with_the_same_result(undisturbed)
 
 
-WITH_LEARNERS = ("--num-learners", "2", "--reuse", "20")  # updates take most of the time
+WITH_LEARNERS = "--num-learners 2 --reuse 20"  # updates take most of the time
 
 
 @pytest.mark.proves(
@@ -288,13 +224,13 @@ WITH_LEARNERS = ("--num-learners", "2", "--reuse", "20")  # updates take most of
 def test_learners_and_their_driver_are_cut_off_for_a_while_and_go_on(tmp_path: Path) -> None:
     """Head and driver have no room for learners, so each of the other two hosts has one."""
     with cluster(tmp_path, 0, 0, 2, 2) as (head, host, *others):
-        whole = Driver(host, head, *WITH_LEARNERS)
+        whole = Driver(host, head, WITH_LEARNERS)
         assert whole.wait(400) == 0, whole.out
         weights = whole.weights
         shutil.rmtree(host.folder / "run")
-        driver = Driver(host, head, *WITH_LEARNERS)
+        driver = Driver(host, head, WITH_LEARNERS)
         for cut_off in (host, others[0]):
-            driver.goes_on_by(3)
+            driver.goes_on(3)
             cut_off.cut()
             time.sleep(25)
             cut_off.heal()
@@ -311,8 +247,7 @@ def test_an_actor_whose_host_is_cut_off_for_a_while_is_replaced(
 ) -> None:
     """The head hosts one actor and the driver, the other host the other actor."""
     with cluster(tmp_path, 1, 1) as (head, host):
-        driver = Driver(head, head)
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(head, head)
         host.cut()
         time.sleep(45)
         host.heal()
@@ -373,8 +308,7 @@ def test_a_gcs_that_is_stopped_is_waited_for_as_a_network_is(
     stop_s: int | None, undisturbed: bytes, tmp_path: Path
 ) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
-        driver = Driver(host, head, steps=LONG if stop_s is None else STEPS)
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(host, head, steps=LONG if stop_s is None else STEPS)
         began = time.monotonic()
         head.send(signal.SIGSTOP, "gcs_server")
         if stop_s is None:
@@ -397,8 +331,7 @@ def test_a_raylet_that_is_stopped_is_waited_for_or_ends_the_run_in_time(
     stop_s: int | None, undisturbed: bytes, tmp_path: Path
 ) -> None:
     with cluster(tmp_path, 2, 2) as (head, host):
-        driver = Driver(host, head, steps=LONG if stop_s is None else STEPS)
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(host, head, steps=LONG if stop_s is None else STEPS)
         began = time.monotonic()
         host.send(signal.SIGSTOP, "raylet/raylet")
         if stop_s is None:
@@ -416,13 +349,12 @@ def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(
 ) -> None:
     """A laptop whose lid was closed, a virtual machine that was paused."""
     with cluster(tmp_path, 4) as (head,):
-        driver = Driver(head, head, "--num-learners", "2")
-        driver.wait_until(lambda: driver.iterations >= 3)
+        driver = collecting(head, head, "--num-learners 2")
         driver.send(signal.SIGSTOP)
         time.sleep(120)
-        iterations = driver.iterations
+        reached = driver.iterations + 2
         driver.send(signal.SIGCONT)
-        driver.wait_until(lambda: driver.iterations > iterations + 1, 20)
+        driver.wait_until(lambda: driver.iterations >= reached, 20)
         assert driver.wait(180) == 0, driver.out
         assert "is lost" not in driver.out
         assert "restarted" not in driver.out
@@ -432,16 +364,7 @@ def test_a_driver_that_was_stopped_for_two_minutes_goes_on_at_once(
 def test_a_gcs_that_accepts_connections_and_never_answers_is_refused(tmp_path: Path) -> None:
     """It greets as a server of gRPC does, and then is silent: Ray itself would wait without an end."""
     with Listener() as server:
-        words = [
-            "train",
-            *SIZES,
-            "--total-timesteps",
-            str(STEPS),
-            "--num-actors",
-            "2",
-            "--address",
-            server.address,
-        ]
+        words = f"train {SIZES} --num-actors 2 --address {server.address} --run-dir run".split()
         with Command(words, tmp_path) as command:
             began = time.monotonic()
             assert command.wait(WHOLE_S) == 1, command.err

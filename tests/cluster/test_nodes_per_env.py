@@ -5,19 +5,16 @@ Hosts are network namespaces of this machine (`hosts.py`), so these tests need r
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import pytest
-from hosts import Host, Hosts, iterations_of, possible
+from hosts import Host, Run, cluster, possible
 from mpi import FAMILIES, compiled_heat, use_mpi
 from processes import wait_until
 from test_remote import settings
@@ -33,69 +30,34 @@ pytestmark = [
         reason="needs root, iproute2, util-linux, an MPI and two cores",
     ),
 ]
-SIZES: dict[str, Any] = {
-    "num_samplers": 1,
-    "num_steps": 4,
-    "total_timesteps": 4 * 14,
-    "update_epochs": 1,
-    "ranks_per_env": 4,
-}
+SIZES = {"num_samplers": 1, "num_steps": 4, "total_timesteps": 4 * 40, "ranks_per_env": 4}
 STARTED = ("orted", "prted", "hydra_pmi_proxy", "guard.py")  # beside ranks
 
 
 class Spread:
-    """Hosts of a cluster, and a driver on the first one, which has no cores for actors."""
+    """Runs on hosts of a cluster. The driver is on the first one, which has no cores for actors."""
+
+    run: Run
 
     def __init__(self, hosts: list[Host], folder: Path, heat: str) -> None:
         self.hosts = hosts
         self._heat = heat
-        self._run = folder / "run"
-        self._driver: subprocess.Popen[bytes] | None = None
+        self._folder = folder
 
-    def start(self, **changes: Any) -> None:
-        """Start a run of one actor whose environment has two ranks on each of two hosts."""
-        flags = SIZES | {
-            "num_actors": 1,
-            "nodes_per_env": 2,
-            "address": f"{self.hosts[0].address}:6379",
-            "run_dir": self._run,
-            "progress": "plain",
-            "preset": "none",
-            "env_kwargs": json.dumps({"command": [self._heat]}),
-        }
-        words = [f"--{name.replace('_', '-')}={value}" for name, value in (flags | changes).items()]
-        self._driver = self.hosts[0].start(
-            ["-m", "dppo", "train", "dppo.remote:make", *words], "out"
-        )
-
-    @property
-    def out(self) -> str:
-        return (self.hosts[0].folder / "out").read_text(errors="replace")
-
-    @property
-    def rows(self) -> int:
-        return iterations_of(self._run)
-
-    def goes_on(self, number: int = 2) -> None:
-        """Wait for more iterations."""
-        reached = self.rows + number
-        self.wait_until(lambda: self.rows >= reached)
-
-    def wait_until(self, happened: Callable[[], object], timeout_s: float = 240) -> None:
-        assert self._driver is not None
-        driver = self._driver
-        try:
-            wait_until(lambda: happened() or driver.poll() is not None, timeout_s)
-            assert happened()
-        except AssertionError as error:
-            raise AssertionError(self.out[-8000:]) from error
+    def start(self, flags: str = "") -> Run:
+        """Start a run of one actor whose environment has two ranks on each of two hosts; let it make iterations."""
+        sizes = " ".join(f"--{name} {value}" for name, value in SIZES.items())
+        where = "--num-actors 1 --nodes-per-env 2 --preset none --update-epochs 1"
+        kwargs = f"""--env-kwargs {{"command":["{self._heat}"]}}"""
+        words = f"dppo.remote:make {sizes} {where} {kwargs} {flags}"
+        self.run = Run(self.hosts[0], self.hosts[0], words, self._folder / "run")
+        self.run.goes_on(3)
+        return self.run
 
     def weights(self) -> bytes:
         """Wait for the end of the run; return its weights."""
-        assert self._driver is not None
-        driver = self._driver
-        self.wait_until(lambda: driver.poll() == 0)
-        return dppo.load_policy(self._run).weights.tobytes()
+        assert self.run.wait(240) == 0, self.run.out[-8000:]
+        return self.run.weights
 
     def ranks(self, host: Host) -> list[int]:
         """Return the ranks of a host, without their guards."""
@@ -105,15 +67,6 @@ class Spread:
         """Return the ranks, guards and daemons of launchers on these hosts."""
         titles = (*STARTED, self._heat)
         return [pid for host in hosts for title in titles for pid in host.processes(title)]
-
-    def kill(self) -> None:
-        """Kill the driver."""
-        self.hosts[0].send(signal.SIGKILL, "--progress")
-        self.close()
-
-    def close(self) -> None:
-        if self._driver is not None:
-            self._driver.wait()
 
     def further_host(self) -> Host:
         """Return the host of ranks on which there is no actor."""
@@ -125,12 +78,10 @@ class Spread:
 
 @contextmanager
 def spread(folder: Path, heat: str, *cpus: int) -> Iterator[Spread]:
-    with Hosts(len(cpus), folder) as hosts:
-        for host, count in zip(hosts, cpus, strict=True):
-            host.join(hosts[0], count)
-        run = Spread(hosts, folder, heat)
-        yield run
-    run.close()
+    with cluster(folder, *cpus) as hosts:
+        spread = Spread(hosts, folder, heat)
+        yield spread
+    spread.run.process.wait()
 
 
 @pytest.fixture
@@ -152,24 +103,23 @@ def heat(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monke
 
 
 def weights_on_one_host(folder: Path, heat: str) -> bytes:
-    whole = settings(folder / "whole", [heat], cores_per_rank=0, **SIZES)
+    whole = settings(folder / "whole", [heat], cores_per_rank=0, update_epochs=1, **SIZES)
     return dppo.load_policy(dppo.train(whole).run_dir).weights.tobytes()
 
 
 def test_ranks_on_two_hosts_lead_to_the_weights_of_one_when_one_is_killed_or_hangs(
     folder: Path, heat: str
 ) -> None:
-    with spread(folder, heat, 0, 2, 2) as run:
-        run.start(step_timeout_s=15)
-        run.goes_on(3)
-        assert [len(run.ranks(host)) for host in run.hosts] == [0, 2, 2]
-        os.kill(run.ranks(run.further_host())[0], signal.SIGKILL)
+    with spread(folder, heat, 0, 2, 2) as bars:
+        run = bars.start("--step-timeout-s 15")
+        assert [len(bars.ranks(host)) for host in bars.hosts] == [0, 2, 2]
+        os.kill(bars.ranks(bars.further_host())[0], signal.SIGKILL)
         run.goes_on()
-        os.kill(run.ranks(run.further_host())[1], signal.SIGSTOP)
+        os.kill(bars.ranks(bars.further_host())[1], signal.SIGSTOP)
         run.goes_on()
-        weights = run.weights()
+        weights = bars.weights()
         assert "is not bound" not in run.out
-        wait_until(lambda: not run.left(run.hosts), 10)
+        wait_until(lambda: not bars.left(bars.hosts), 10)
     assert weights == weights_on_one_host(folder, heat)
 
 
@@ -178,33 +128,31 @@ def test_ranks_on_two_hosts_lead_to_the_weights_of_one_when_one_is_killed_or_han
 def test_no_rank_is_left_on_either_side_of_a_cut_and_the_actor_is_replaced(
     place: str, folder: Path, heat: str
 ) -> None:
-    with spread(folder, heat, 0, 2, 2, 2) as run:
-        run.start()
-        run.goes_on(3)
-        before = [host for host in run.hosts if run.ranks(host)]
-        further = run.further_host()
+    with spread(folder, heat, 0, 2, 2, 2) as bars:
+        bars.start()
+        before = [host for host in bars.hosts if bars.ranks(host)]
+        further = bars.further_host()
         cut_off = further
         if place == "beside its actor":
             [cut_off] = [host for host in before if host is not further]
         cut_off.cut()
-        first_ranks = {pid for host in before for pid in run.ranks(host)}
-        wait_until(lambda: not any(first_ranks & set(run.ranks(host)) for host in before), 10)
-        wait_until(lambda: not run.left([cut_off]), 5)
-        weights = run.weights()
+        first_ranks = {pid for host in before for pid in bars.ranks(host)}
+        wait_until(lambda: not any(first_ranks & set(bars.ranks(host)) for host in before), 10)
+        wait_until(lambda: not bars.left([cut_off]), 5)
+        weights = bars.weights()
         logs = [path for host in before for path in host.folder.parent.glob("dppo-log-*")]
         reason = f"node {further.name}, which has ranks of this actor's environments, is lost"
-        assert any(reason in log.read_text() for log in logs), run.out
-        wait_until(lambda: not run.left(run.hosts), 10)
+        assert any(reason in log.read_text() for log in logs), bars.run.out
+        wait_until(lambda: not bars.left(bars.hosts), 10)
     assert weights == weights_on_one_host(folder, heat)
 
 
 def test_no_rank_is_left_on_any_host_after_the_driver_is_killed(folder: Path, heat: str) -> None:
     """The next run finds all cores free."""
-    with spread(folder, heat, 0, 2, 2) as run:
-        run.start()
-        run.goes_on(3)
-        run.kill()
-        wait_until(lambda: not run.left(run.hosts), 10)
-        wait_until(lambda: not any(host.processes("dppo.slots.node") for host in run.hosts), 30)
-        run.start(resume="auto")
-        run.goes_on()
+    with spread(folder, heat, 0, 2, 2) as bars:
+        run = bars.start()
+        run.send(signal.SIGKILL)
+        run.process.wait()
+        wait_until(lambda: not bars.left(bars.hosts), 10)
+        wait_until(lambda: not any(host.processes("dppo.slots.node") for host in bars.hosts), 30)
+        bars.start("--resume auto")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import pytest
 import ray
 import torch
 from builders import mlp_of, plan_of
-from commandline import QUICK_CHECKS, Command
 from made_up import POLICY, SPACES, STEPS, settings, some_segments
 from meetings import OwnOrders
+from nodes import report_of
 from processes import Disturbance, in_the_middle_of_an_update, ours, send, wait_until
 from ray.exceptions import RayTaskError
 
@@ -54,19 +53,27 @@ def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iter
         trainers.close()
 
 
+def experience_of(segments: Sequence[Any], iteration: int = 3) -> Experience:
+    return Experience(list(segments), POLICY, 1.0, iteration)
+
+
+def sent_segments() -> list[Any]:
+    return [ray.put(segment) for segment in some_segments()]
+
+
 class Undisturbed:
     """Two ranks in the middle of a training, and the result of their next update without faults."""
 
     def __init__(self, trainers: RayTrainers, notes: list[str]) -> None:
         self.trainers = trainers
         self.notes = notes
-        self.segments = [ray.put(segment) for segment in some_segments()]
+        self.experience = experience_of(sent_segments())
         self.update()
         self.before = trainers.weights(), trainers.state()
         self.expected = self.update()
 
     def update(self) -> dict[str, Any]:
-        update = self.trainers.update(Experience(self.segments, POLICY, 1.0, 3))
+        update = self.trainers.update(self.experience)
         self.incidents = update.incidents
         return {
             "figures": update.figures,
@@ -204,9 +211,7 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
         ray_trainers_of(settings(), notes) as trainers,
     ):
         assert min(trainers.measure_speedup(rows)) > 0
-        update = trainers.update(
-            Experience([ray.put(segment) for segment in some_segments()], POLICY, 1.0, 0)
-        )
+        update = trainers.update(experience_of(sent_segments(), 0))
     assert len(disturbance.pids) == 1
     assert [incident.kind for incident in update.incidents] == ["learners_rebuilt"]
     assert re.match("a learner died: .*; all 2 are restarted", notes[0])
@@ -218,13 +223,13 @@ def test_ranks_that_die_repeatedly_end_the_run() -> None:
     notes = list[str]()
     # no update ends in time
     with ray_trainers_of(settings(update_epochs=20 * LONG), notes) as trainers:
-        segments = [ray.put(segment) for segment in some_segments()]
+        experience = experience_of(sent_segments())
         error = rf"died: (.|\n)*rebuilt {rebuilds} times in a row .*--resume.*num_learners=0"
         with (
             in_the_middle_of_an_update(send(signal.SIGKILL), times=rebuilds + 1),
             pytest.raises(ClusterError, match=error),
         ):
-            trainers.update(Experience(segments, POLICY, 1.0, 3))
+            trainers.update(experience)
     assert sum("learners are back" in note for note in notes) == rebuilds
 
 
@@ -242,7 +247,7 @@ def test_ranks_that_fail_in_each_update_end_the_run_with_their_traceback() -> No
             match=r"(?s)a learner failed: .*rebuilt 3 times in a row .*File .*batch\.py",
         ),
     ):
-        trainers.update(Experience(broken, POLICY, 1.0, 0))
+        trainers.update(experience_of(broken, 0))
 
 
 def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_rank(
@@ -254,7 +259,7 @@ def test_an_update_that_diverges_on_one_rank_ends_the_run_with_a_line_for_each_r
     rewards[5] = np.nan
     segments[3] = dataclasses.replace(segments[3], rewards=rewards)
     with pytest.raises(TrainingDiverged) as raised:
-        group.trainers.update(Experience(segments, POLICY, 1.0, 3))
+        group.trainers.update(experience_of(segments))
     lines = str(raised.value).splitlines()
     assert re.match(r"Learner 0: SGD step 0 .* returns from -?\d", lines[0])
     assert re.match(r"Learner 1: SGD step 0 .* returns from nan to nan", lines[1])
@@ -291,11 +296,7 @@ def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
 
 @pytest.mark.slow
 def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> None:
-    program = (str(Path(__file__).with_name("losing_nodes.py")), str(tmp_path))
-    with Command([], tmp_path, program=program, **QUICK_CHECKS) as command:
-        assert command.wait(400) == 0
-        lines = [line for line in command.out.splitlines() if line.startswith("report ")]
-        report = json.loads(lines[0].removeprefix("report "))
+    report = report_of("losing_nodes.py", tmp_path)
     assert report["lost segments"].startswith(
         "the segments of iteration 4 were lost with the node that held them ("
     )
@@ -376,13 +377,14 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     """In float64, to rounding; the single trainer does not split its minibatches."""
     config = settings(dtype="float64", minibatch_size=64, overlap=True, **changes)
     segments = some_segments("float64")
+    experience = experience_of(segments, 2)  # two policies ago
     alone = build_trainer(
         plan_of(dataclasses.replace(config, micro_batch_size=None), SPACES.actions), SPACES
     )
     assert isinstance(alone, PPOTrainer)
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
-        update = trainers.update(Experience(segments, POLICY, 1.0, 2))
+        update = trainers.update(experience)
         results = {"weights": trainers.weights(), **trainers.state()}
     shares = [make_batch(share, None, 1.0, config.ppo) for share in (segments[:2], segments[2:])]
     columns = [
@@ -395,7 +397,6 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)
     ppo = annealed(alone.ppo, 2 / config.iterations)
-    experience = Experience(segments, POLICY, 1.0, 2)  # two policies ago
     expected = alone.train_on(together, ppo, order, experience)
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)
     assert update.learning_rate == expected.learning_rate

@@ -263,26 +263,6 @@ def test_a_crash_loop_ends_the_run(kind: str, where: str, tmp_path: Path) -> Non
     wait_until(lambda: not actors_of_this_process())
 
 
-@pytest.mark.slow
-def test_a_delivered_segment_restores_the_restarts(tmp_path: Path) -> None:
-    """A run of weeks may lose many actors, as long as they are not lost in a row."""
-
-    def kill(number: int) -> None:
-        for pid in actors_of_this_process():  # none if the last one died after it had answered
-            os.kill(pid, signal.SIGKILL)
-
-    config = settings(
-        tmp_path / "run",
-        num_actors=1,
-        num_samplers=1,
-        total_timesteps=10 * 40,
-        max_actor_restarts=1,
-    )
-    result = dppo.train(config, observers=[Recorder(after_iteration=kill)])
-    assert result.iterations == 10
-    assert result.incidents["actor_lost"] > 2
-
-
 @pytest.mark.slow  # tests/envs/test_group_faults.py has faults of all kinds in the fast set
 @pytest.mark.parametrize("kind", ["interrupt", "bare"])
 def test_interrupts_and_errors_of_a_simulator_leave_a_checkpoint(
@@ -306,39 +286,32 @@ def test_a_keyboard_interrupt_in_a_constructor_is_a_fault(tmp_path: Path) -> Non
         dppo.train(crashing(tmp_path / "run", "interrupt", "constructor", num_actors=2))
 
 
-def test_simulators_run_in_actors_without_heavy_modules_and_gpus(tmp_path: Path) -> None:
+def test_a_local_function_makes_simulators_in_actors_without_heavy_modules_and_gpus(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    """The run is in a thread, as in a server: signals cannot be handled there."""
     reports = tmp_path / "reports"
     reports.mkdir()
-    kwargs = {"folder": str(reports), "gravity": [9.8, {"on": "earth"}]}
-    dppo.train(settings(tmp_path / "run", Reporting, env_kwargs=kwargs, num_actors=2))
+
+    def make(**kwargs: Any) -> gym.Env[Any, Any]:
+        return Reporting(str(reports), **kwargs)
+
+    kwargs = {"gravity": [9.8, {"on": "earth"}]}
+    config = settings(tmp_path / "run", make, env_kwargs=kwargs, num_actors=2)
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(dppo.train(config).weights_sha256))
+    thread.start()
+    thread.join(120)
+    assert results == [undisturbed]
     loaded = [json.loads(path.read_text()) for path in reports.glob("*.json")]
     pids = {report["pid"] for report in loaded}
     assert len(pids) == 2
     assert os.getpid() not in pids
     assert len(loaded) > 12  # 4 constructors and resets, some of them after an update
     for report in loaded:
-        assert report["kwargs"] == {"gravity": [9.8, {"on": "earth"}]}
+        assert report["kwargs"] == kwargs
         assert (report["heavy"], report["cuda"], report["omp"]) == ([], "", "1")
         assert set(report["blas_threads"][:1]) == {1}
-
-
-def test_a_local_function_can_be_sent_to_actors_from_a_thread(
-    undisturbed: str, tmp_path: Path
-) -> None:
-    """As in a server: signals cannot be handled there."""
-    length = 0.5  # of the pole, the default of CartPole
-
-    def make(**kwargs: Any) -> gym.Env[Any, Any]:
-        env = gym.make("CartPole-v1")
-        env.unwrapped.length = length * kwargs["longer"]  # type: ignore[attr-defined]
-        return env
-
-    results: list[str] = []
-    config = settings(tmp_path / "run", make, env_kwargs={"longer": 1.0}, num_actors=2)
-    thread = threading.Thread(target=lambda: results.append(dppo.train(config).weights_sha256))
-    thread.start()
-    thread.join(120)
-    assert results == [undisturbed]
 
 
 SCRIPT = """

@@ -80,19 +80,9 @@ def test_a_folder_that_the_user_has_named_and_one_without_a_substitute_are_refus
 def test_ray_starts_where_tmpdir_is_too_long_for_its_sockets(tmp_path: Path) -> None:
     long = tmp_path / ("slurm_job_of_somebody" * 4)
     long.mkdir()
-    words = [
-        "train",
-        "CartPole-v1",
-        "--num-actors",
-        "1",
-        "--num-steps",
-        "8",
-        "--total-timesteps",
-        "64",
-    ]
-    with Command(
-        [*words, "--run-dir", "run", "--progress", "plain"], tmp_path, TMPDIR=str(long)
-    ) as command:
+    sizes = "--num-actors 1 --num-steps 8 --total-timesteps 64"
+    words = f"train CartPole-v1 {sizes} --run-dir run --progress plain".split()
+    with Command(words, tmp_path, TMPDIR=str(long)) as command:
         assert command.wait(120) == 0
         assert (
             f"note: TMPDIR={long}: has {len(str(long))} bytes, and the paths of Ray's sockets"

@@ -9,13 +9,8 @@ import pytest
 from driver import LIMITS, PACED, Cluster, Driver, answer_to, one_slow
 from virtual import one_too_many
 
-from dppo.engine.messages import Answered, Ask, Died, Joined, Kill, Left, Process, Started
+from dppo.engine.messages import Joined, Kill, Left, Process
 from dppo.errors import ClusterError, EnvironmentFault
-
-
-def fault_of(ask: Ask, sampler: int, beside: int = 1) -> Answered:
-    """Return the answer of a process that had other samplers when a constructor raised."""
-    return Answered(ask.process, ask.ask_id, one_too_many(sampler, beside))
 
 
 def with_two_asked_of_one(samplers_per_actor: int | None = None) -> tuple[Cluster, int]:
@@ -24,7 +19,7 @@ def with_two_asked_of_one(samplers_per_actor: int | None = None) -> tuple[Cluste
     for index in range(60):
         cluster.asks.clear()
         cluster.request(index)
-        if cluster.engine.hosting.positions[0].host.actor_id == 1:
+        if cluster.hosts()[0] == 1:
             return cluster, index
         cluster.collect()
     return cluster, 0
@@ -47,7 +42,7 @@ def test_a_sampler_that_cannot_be_made_beside_another_one_goes_back_and_stays() 
     [ask] = cluster.asks
     assert ask.question.samplers == (0, 1)
     cluster.forget()
-    cluster.on(fault_of(ask, 0))
+    cluster.refuse(one_too_many(0, 1))
     [log] = cluster.incidents()
     assert log.text == (
         "actor 1 (samplers 0, 1): sampler 0: the environment's constructor raised PermissionError: only one in a "
@@ -55,10 +50,8 @@ def test_a_sampler_that_cannot_be_made_beside_another_one_goes_back_and_stays() 
         "gets at most 1 sampler; samplers_per_actor=1 (--samplers-per-actor 1) says so from the start"
     )
     assert cluster.all(Kill) == [Kill(Process(1, 1))]
-    assert {
-        sampler: place.host.actor_id for sampler, place in cluster.engine.hosting.positions.items()
-    } == {0: 0, 1: 1}
-    cluster.on(Started(Process(1, 2)))
+    assert cluster.hosts() == {0: 0, 1: 1}
+    cluster.start(1, 2)
     del cluster.asks[0]
     assert [ask.process for ask in cluster.asks] == [Process(0, 1), Process(1, 2)]
     assert cluster.collect() == [1], "the process of the other one still has it"
@@ -77,7 +70,7 @@ def test_the_sampler_of_a_lost_actor_waits_for_the_next_process() -> None:
     driver = limited([[0], [1]])
     driver.request(0)
     driver.forget()
-    driver.on(Died(Process(0, 1), "died"))
+    driver.die(0)
     driver.on(answer_to(driver.asks[1]))
     driver.asks.clear()
     driver.wait(80)
@@ -86,7 +79,7 @@ def test_the_sampler_of_a_lost_actor_waits_for_the_next_process() -> None:
         "s; sampler 0 must wait for it: no other actor has room (samplers_per_actor=1)"
     )
     assert not driver.asks
-    driver.on(Started(Process(0, 2)))
+    driver.start(0, 2)
     assert "actor 0 is back" in driver.logged()
     assert [(ask.process, ask.question.samplers) for ask in driver.asks] == [(Process(0, 2), (0,))]
 
@@ -94,14 +87,11 @@ def test_the_sampler_of_a_lost_actor_waits_for_the_next_process() -> None:
 def test_what_fits_elsewhere_moves_and_the_rest_waits() -> None:
     driver = limited([[0, 3], [1, 4], [2]], 2)
     driver.request(0)
-    driver.on(Died(Process(0, 1), "died"))
+    driver.die(0)
     for ask in driver.asks[1:]:
         driver.on(answer_to(ask))
     driver.wait(80)
-    hosts = {
-        sampler: place.host.actor_id for sampler, place in driver.engine.hosting.positions.items()
-    }
-    assert hosts == {0: 2, 1: 1, 2: 2, 3: 0, 4: 1}
+    assert driver.hosts() == {0: 2, 1: 1, 2: 2, 3: 0, 4: 1}
     [line] = [command.text for command in driver.incidents() if "until it is back" in command.text]
     assert line.endswith("its samplers 0 are on actor 2")
 
@@ -109,7 +99,7 @@ def test_what_fits_elsewhere_moves_and_the_rest_waits() -> None:
 def test_an_actor_that_never_comes_back_ends_a_run_whose_samplers_may_not_move() -> None:
     driver = limited([[0], [1]])
     driver.request(0)
-    driver.on(Died(Process(0, 1), "died"))
+    driver.die(0)
     driver.on(answer_to(driver.asks[1]))
     with pytest.raises(
         ClusterError,
@@ -131,7 +121,7 @@ def test_actors_that_come_and_go_are_waited_for_until_there_are_enough() -> None
         "training waits for actors: 2 running, at least 3 wanted (samplers_per_actor=1)"
     )
     driver.on(Joined(7))
-    driver.on(Started(Process(7, 1)))
+    driver.start(7)
     assert [(ask.process.actor_id, ask.question.samplers) for ask in driver.asks] == [
         (0, (0,)),
         (1, (1,)),
@@ -145,18 +135,19 @@ def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
     driver.request(0)
     driver.answer()
     driver.request(1)
-    driver.on(Died(driver.asks[-1].process, "died"))
-    driver.on(Started(Process(0, 2)))
-    driver.on(fault_of(driver.asks[-1], 1))
+    driver.die(0)
+    driver.start(0, 2)
+    driver.refuse(one_too_many(1, 1))
     assert "was refused: sampler 1: the environment's constructor" in driver.incidents()[-1].text
-    assert driver.engine.hosting.positions[1].host.actor_id == 0
+    assert driver.hosts()[1] == 0
 
 
 def test_too_few_actors_for_one_sampler_each_end_the_run_at_once() -> None:
     driver = Driver([[0, 1], [2]])
     driver.request(0)
+    del driver.asks[1]
     with pytest.raises(EnvironmentFault) as raised:
-        driver.on(fault_of(driver.asks[0], 1))
+        driver.refuse(one_too_many(1, 1))
     assert raised.value.place is not None
     assert raised.value.place.samplers_beside == 1
 
@@ -164,10 +155,10 @@ def test_too_few_actors_for_one_sampler_each_end_the_run_at_once() -> None:
 def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_remedy_for_both() -> None:
     driver = Driver([[0, 1], [2]], replace(LIMITS, max_actor_restarts=1))
     driver.request(0)
-    driver.on(Died(Process(0, 1), "died"))
-    driver.on(Started(Process(0, 2)))
+    driver.die(0)
+    driver.start(0, 2)
     with pytest.raises(
         ClusterError,
         match=r"had the environments of 1 sampler. If it may have no more, use `num_actors=3`",
     ):
-        driver.on(fault_of(driver.asks[-1], 1))
+        driver.refuse(one_too_many(1, 1))

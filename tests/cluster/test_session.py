@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,6 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -38,28 +36,6 @@ from dppo.transports.ray.session import MIB, SMALLEST_STORE, RaySession, demand_
 
 Usage = namedtuple("Usage", "total used free")
 HALF_FULL = Usage(1000, 500, 500)
-
-
-@pytest.mark.parametrize(
-    ("node", "needs", "fit"),
-    [
-        ({"CPU": 8.0, "memory": 1e9}, {"CPU": 3.0}, 2),
-        ({"CPU": 2.0}, {"CPU": 0.5}, 4),
-        ({"CPU": 1.0}, {"CPU": 0.1}, 10),  # 1 / 0.1 must not give 9.99
-        ({"CPU": 0.5}, {"CPU": 1.0}, 0),
-        ({"CPU": 8.0, "licence": 3.0}, {"CPU": 1.0, "licence": 1.0}, 3),
-        ({"CPU": 8.0}, {"CPU": 1.0, "licence": 1.0}, 0),
-        ({"CPU": 8.0}, {"CPU": 1.0, "licence": 0.0}, 8),
-        ({"CPU": 9.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 0.4}, 4),  # an actor stays on one GPU
-        ({"CPU": 9.0, "GPU": 3.0}, {"CPU": 0.1, "GPU": 1 / 3}, 9),
-        ({"CPU": 9.0, "GPU": 1.9}, {"CPU": 1.0, "GPU": 0.4}, 4),
-        ({"CPU": 9.0, "GPU": 5.0}, {"CPU": 1.0, "GPU": 2.0}, 2),
-    ],
-)
-def test_number_of_actors_that_fit_a_node(
-    node: dict[str, float], needs: dict[str, float], fit: int
-) -> None:
-    assert capacity.actors_that_fit(node, needs) == fit
 
 
 Store = Callable[..., tuple[int, list[str]]]
@@ -278,30 +254,19 @@ def test_sigterm_reaches_python_while_ray_connects_and_after_it_has_ended() -> N
 
 
 class ConnectedRay:
-    """An initialized Ray: the address of its GCS, and the resources of its nodes."""
+    """An initialized Ray, with the address of its GCS."""
 
-    def __init__(self, gcs_address: str = "10.0.0.7:6379", *nodes: dict[str, float]) -> None:
+    def __init__(self, gcs_address: str = "10.0.0.7:6379") -> None:
         self.gcs_address = gcs_address
-        self._nodes = nodes
 
     def get_runtime_context(self) -> ConnectedRay:
         return self
-
-    def nodes(self) -> list[dict[str, object]]:
-        return [{"Alive": True, "Resources": resources} for resources in self._nodes]
-
-    def available_resources(self) -> dict[str, float]:
-        return {
-            name: sum(node.get(name, 0.0) for node in self._nodes)
-            for node in self._nodes
-            for name in node
-        }
 
 
 def test_only_the_address_of_the_connected_cluster_is_accepted_by_any_name() -> None:
     here = ConnectedRay(f"{socket.gethostbyname(socket.gethostname())}:6379")
     connecting.check_connected(here, "localhost:6379", dashboard=False)
-    there = ConnectedRay("10.0.0.7:6379")
+    there = ConnectedRay()
     for address in (None, "auto", "10.0.0.7:6379"):
         connecting.check_connected(there, address, dashboard=False)
     for other in (
@@ -325,7 +290,7 @@ def test_a_name_server_that_does_not_answer_stops_no_run(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(socket, "getaddrinfo", wait)
     with pytest.raises(ConfigError, match=r"address=head:6379: .* at 10.0.0.7:6379 already"):
-        connecting.check_connected(ConnectedRay("10.0.0.7:6379"), "head:6379", dashboard=False)
+        connecting.check_connected(ConnectedRay(), "head:6379", dashboard=False)
     answered.set()
 
 
@@ -382,57 +347,6 @@ def test_a_session_joins_the_ray_of_its_process_and_leaves_it(ray_session: None)
         session_of(dashboard=True)
 
 
-@pytest.mark.parametrize(
-    ("actors", "each", "learners", "of_learner", "gpus", "refused"),
-    [
-        (8, 1.0, 0, 0.0, 1, "actor_gpus=1: 8 actors of 1 GPU each need 8 GPUs, this machine has 1"),
-        (1, 1.0, 0, 0.0, 0, "actor_gpus=1: 1 actor of 1 GPU each need 1 GPU, this machine has 0"),
-        (
-            9,
-            0.25,
-            0,
-            0.0,
-            2,
-            "actor_gpus=0.25: 9 actors of 0.25 GPU each need 3 GPUs, this machine has 2",
-        ),
-        (2, 0.6, 0, 0.0, 1, "need 2 GPUs"),  # two of them do not share one
-        (
-            4,
-            0.0,
-            2,
-            1.0,
-            1,
-            "learner_gpus=1: 2 learners of 1 GPU each need 2 GPUs, this machine has 1",
-        ),
-        (9, 0.01, 13, 0.07, 1, None),  # the sum of the floats exceeds 1
-        (2, 0.5, 1, 1.0, 1, "2 actors of 0.5 GPU each and 1 learner of 1 GPU each need 2 GPUs"),
-    ],
-)
-def test_more_gpus_than_this_machine_has_are_refused(
-    actors: int, each: float, learners: int, of_learner: float, gpus: int, refused: str | None
-) -> None:
-    wanted = (
-        Actors(num_actors=actors, actor_gpus=each),
-        Learners(num_learners=learners, learner_gpus=of_learner),
-    )
-    if refused is None:
-        capacity.check_gpus(demand_of(*wanted), gpus)
-        return
-    with pytest.raises(ConfigError) as error:
-        capacity.check_gpus(demand_of(*wanted), gpus)
-    assert refused in str(error.value)
-    assert "actor_gpus=0.25" in str(error.value)
-
-
-def test_actors_of_evaluations_need_gpus_too() -> None:
-    demand = demand_of(Actors(num_actors=1, actor_gpus=1), Learners(), 1)
-    capacity.check_gpus(demand, 2)
-    with pytest.raises(
-        ConfigError, match=r"actor_gpus=1: 2 actors \(1 for evaluations\) of 1 GPU each need 2"
-    ):
-        capacity.check_gpus(demand, 1)
-
-
 def test_the_folder_of_ray_may_not_exist_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,14 +368,6 @@ def test_parts_of_a_licence_add_up_to_a_whole_number(monkeypatch: pytest.MonkeyP
     assert passed["resources"] == {"licence": 2}
 
 
-def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert capacity.gpus_here() == 0
-    demand = capacity.Demand(1, {"CPU": 1.0, "GPU": 1.0}, 0, {})
-    with pytest.raises(ConfigError, match=r"this machine has 0 \(CUDA_VISIBLE_DEVICES=\)"):
-        capacity.check_gpus(demand, capacity.gpus_here())
-
-
 @pytest.mark.slow
 def test_a_run_that_needs_missing_gpus_ends_before_ray_starts(tmp_path: Path) -> None:
     words = ["train", "CartPole-v1", "--num-actors", "2", "--actor-gpus", "1", "--run-dir", "run"]
@@ -469,62 +375,6 @@ def test_a_run_that_needs_missing_gpus_ends_before_ray_starts(tmp_path: Path) ->
     assert code == 2
     assert "actor_gpus=1: 2 actors of 1 GPU each need 2 GPUs, this machine has 0" in err
     assert not (tmp_path / "run").exists()
-
-
-Says = Callable[[bytes | None], None]
-
-
-def report(*types: str) -> bytes:
-    """Return a status report of Ray's monitor."""
-    return json.dumps(
-        {"autoscaler_report": {"active_nodes": dict.fromkeys(types, 1), "pending_launches": {}}}
-    ).encode()
-
-
-@pytest.fixture
-def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Says:
-    def says(status: bytes | None) -> None:
-        monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", lambda key: status)
-
-    return says
-
-
-BY_HAND = "node_d22930ce7ff40131afe61a09b90506f70a6beb0395de5ccf9d1ca95c"
-
-
-@pytest.mark.parametrize(
-    ("status", "there"),
-    [
-        (report(BY_HAND), False),
-        (report("headgroup"), True),
-        (report(BY_HAND, "workers"), True),
-        (b"no JSON", False),
-    ],
-)
-def test_an_autoscaler_is_detected_by_the_types_of_nodes(
-    status: bytes, there: bool, autoscaler: Says
-) -> None:
-    autoscaler(status)
-    assert in_ray_thread(partial(capacity.has_autoscaler, ConnectedRay())) is there
-
-
-def test_a_cluster_with_an_autoscaler_may_be_too_small(autoscaler: Says) -> None:
-    demand = capacity.Demand(8, {"CPU": 1.0}, 0, {})
-    ray = ConnectedRay("10.0.0.7:6379", {"CPU": 2.0})
-    logged = list[str]()
-    autoscaler(report(BY_HAND))
-    with pytest.raises(ConfigError, match=r"num_actors=8 .* hold 2\. Use at most 2"):
-        in_ray_thread(partial(capacity.check_cluster, ray, demand, logged.append))
-    autoscaler(report("headgroup"))
-    in_ray_thread(partial(capacity.check_cluster, ray, demand, logged.append))
-    [line] = logged
-    assert "hold 2. The cluster has an autoscaler" in line
-
-
-def test_a_ray_started_here_has_no_autoscaler(ray_session: None) -> None:
-    import ray
-
-    assert not in_ray_thread(partial(capacity.has_autoscaler, ray))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import tiny_run
 from recorder import Notes, Recorder
 
 import dppo
@@ -15,9 +15,8 @@ pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.slow]
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    sizes = {"num_samplers": 6, "num_steps": 16, "update_epochs": 1, "total_timesteps": 6 * 16 * 24}
-    base = {"env_id": "worlds.slow:slow_in_one_process", "progress": "off", "run_dir": run_dir}
-    return make_config(base | sizes | changes)
+    changes |= {"env_id": "worlds.slow:slow_in_one_process"}
+    return tiny_run(run_dir, samplers=6, steps=16, iterations=24, **changes)
 
 
 THREADS = {"env_threads": True}

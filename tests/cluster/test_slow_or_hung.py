@@ -9,7 +9,6 @@ from driver import LIMITS, TICK_S, Driver, Progress, answer_to, moving, report
 
 from dppo.engine.actor_collector import ActorCollector
 from dppo.engine.messages import (
-    Answered,
     Ask,
     Command,
     Kill,
@@ -335,21 +334,19 @@ def test_an_actor_that_refuses_its_cpu_is_replaced_and_then_ends_the_run() -> No
     driver.request(0)
     refusal = ClusterError("node n computes other last bits")
     for number in range(1, LIMITS.max_actor_restarts + 1):
-        driver.on(Answered(Process(0, number), driver.asks[-1].ask_id, refusal))
+        driver.refuse(refusal)
         assert "refused: node n computes other last bits" in driver.incidents()[-1].text
         driver.wait(60)
         driver.start(0, number + 1)
     with pytest.raises(ClusterError, match="node n computes"):
-        driver.on(Answered(driver.asks[-1].process, driver.asks[-1].ask_id, refusal))
+        driver.refuse(refusal)
 
 
-def failed_constructor(ask: Ask) -> Answered:
-    """Return the fault of an environment that could not be made."""
-    place = EnvFault("constructor", "RuntimeError", "", 0, 0, 0, 0, sampler_id=0)
-    message = "sampler 0, env 0: the environment's constructor raised RuntimeError: all licences are in use"
-    return Answered(ask.process, ask.ask_id, EnvironmentFault(message, "a traceback", place))
-
-
+FAILED_CONSTRUCTOR = EnvironmentFault(
+    "sampler 0, env 0: the environment's constructor raised RuntimeError: all licences are in use",
+    "a traceback",
+    EnvFault("constructor", "RuntimeError", "", 0, sampler_id=0),
+)
 REFUSED = "refused: sampler 0, env 0: the environment's constructor raised"
 
 
@@ -358,7 +355,7 @@ def test_what_a_lost_process_held_may_be_busy_also_in_the_first_iteration() -> N
     driver.request(0)
     driver.die(0)
     driver.start(0, 2)
-    driver.on(failed_constructor(driver.asks[-1]))
+    driver.refuse(FAILED_CONSTRUCTOR)
     assert REFUSED in driver.incidents()[-1].text
     assert "a traceback" not in driver.incidents()[-1].text
     driver.wait(10)
@@ -373,7 +370,7 @@ def test_a_constructor_that_raises_in_a_later_iteration_costs_the_process() -> N
     driver = Driver([[0]])
     driver.make(1)
     driver.request(1)
-    driver.on(failed_constructor(driver.asks[-1]))
+    driver.refuse(FAILED_CONSTRUCTOR)
     assert REFUSED in driver.incidents()[-1].text
 
 
@@ -381,7 +378,7 @@ def test_a_constructor_that_raises_in_the_first_process_ends_the_run() -> None:
     driver = Driver([[0]])
     driver.request(0)
     with pytest.raises(EnvironmentFault, match="all licences are in use"):
-        driver.on(failed_constructor(driver.asks[-1]))
+        driver.refuse(FAILED_CONSTRUCTOR)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -390,8 +387,8 @@ def test_a_recycled_actor_is_not_one_that_delivers_nothing(restarts: int) -> Non
     driver.make(1)
     for number in range(1, 4):
         driver.request(number)
-        recycled = Recycled("uses 2.10 GB after 1 segments of its samplers")
-        driver.on(Answered(Process(0, number), driver.asks.pop().ask_id, recycled))
+        driver.refuse(Recycled("uses 2.10 GB after 1 segments of its samplers"))
+        driver.asks.clear()
         driver.wait(10)
         driver.start(0, number + 1)
         driver.answer()
@@ -516,17 +513,6 @@ def test_an_actor_that_answers_early_continues_while_another_is_at_its_first_seg
     driver.asks.clear()
     driver.request(4, lag=3)
     assert driver.asked() == [(0, 4, False), (1, 4, False)]
-
-
-def test_answers_that_arrive_in_another_order_count_in_order() -> None:
-    driver = Driver([[0]])
-    driver.request_all(3, lag=3)
-    first, second, third = driver.asks
-    for ask in (third, second, third):
-        driver.on(answer_to(ask))
-        assert not driver.finished
-    driver.on(answer_to(first))
-    assert [driver.take().index for _ in range(3)] == [0, 1, 2]
 
 
 def test_the_queue_of_a_lost_actor_is_asked_again_and_its_first_question_rebuilds() -> None:

@@ -5,18 +5,16 @@ Hosts are network namespaces of this machine (`hosts.py`), so these tests need r
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
-from hosts import Host, cluster, iterations_of, possible
+from hosts import Host, Run, cluster, possible
 from mpi import compiled_heat, use_mpi
 from processes import wait_until
 from test_remote import settings
@@ -40,64 +38,31 @@ CUT_S = 90.0
 class Bars:
     """Runs of the heated bar on hosts that share a folder."""
 
+    run: Run
+
     def __init__(self, hosts: list[Host], folder: Path) -> None:
         self.hosts = hosts
         self.folder = folder
         self.heat = str(folder / "heat")
 
-    def train(self, driver: Host, actors: int, *flags: str) -> subprocess.Popen[bytes]:
-        """Start a run whose driver is on this host."""
-        words = [
-            "-m",
-            "dppo",
-            "train",
-            "dppo.remote:make",
-            f"--env-kwargs={json.dumps({'command': [self.heat]})}",
-            f"--ranks-per-env={RANKS}",
-            "--cores-per-rank=0",
-            f"--num-samplers={INSTANCES}",
-            "--num-steps=4",
-            "--update-epochs=1",
-            "--preset=none",
-            f"--total-timesteps={STEPS}",
-            f"--num-actors={actors}",
-            f"--address={self.hosts[0].address}:6379",
-            "--step-timeout-s=20",
-            "--progress=plain",
-            f"--run-dir={self.folder / 'run'}",
-            "--resume=auto",
-        ]
-        return driver.start([*words, *flags], "out")
+    def train(self, driver: Host, actors: int, iterations: int = 0) -> Run:
+        """Start a run whose driver is on this host; let it make iterations."""
+        sizes = f"--num-samplers {INSTANCES} --num-steps 4 --update-epochs 1 --num-actors {actors}"
+        ranks = f"--ranks-per-env {RANKS} --cores-per-rank 0 --step-timeout-s 20 --preset none"
+        kwargs = f"""--env-kwargs {{"command":["{self.heat}"]}}"""
+        words = f"dppo.remote:make {kwargs} {sizes} {ranks} --total-timesteps {STEPS} --resume auto"
+        self.run = Run(driver, self.hosts[0], words, self.folder / "run")
+        self.run.goes_on(iterations)
+        return self.run
 
     def ranks(self, host: Host) -> list[int]:
         """Return the processes of the ranks on a host, without their guards and launchers."""
         return host.processes(self.heat, whole=True)
 
-    @property
-    def rows(self) -> int:
-        """Iterations so far."""
-        return iterations_of(self.folder / "run")
-
-    def out(self) -> str:
-        return "\n".join(
-            (host.folder / "out").read_text(errors="replace")
-            for host in self.hosts
-            if (host.folder / "out").exists()
-        )
-
-    def wait_for_rows(self, number: int) -> None:
-        try:
-            wait_until(lambda: self.rows >= number, 300)
-        except AssertionError as error:
-            raise AssertionError(self.out()[-8000:]) from error
-
-    def wait_for_end(self, driver: subprocess.Popen[bytes], code: int = 0) -> None:
+    def wait_for_end(self, code: int = 0) -> None:
         """Wait for the end of a run, and for the end of all ranks and launchers within 10 s."""
-        assert driver.wait(400) == code, self.out()[-8000:]
+        assert self.run.wait(400) == code, self.run.out[-8000:]
         wait_until(lambda: not any(host.processes(self.heat) for host in self.hosts), 10)
-
-    def weights(self) -> bytes:
-        return dppo.load_policy(self.folder / "run").weights.tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +93,7 @@ def alone(heat: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture
 def bars(heat: str, tmp_path: Path) -> Iterator[Bars]:
     folder = Path(heat).parent
-    for hosts in cluster(3, tmp_path, (3, 3, 2)):
+    with cluster(tmp_path, 3, 3, 2) as hosts:
         yield Bars(hosts, folder)
     shutil.rmtree(folder / "run")
 
@@ -139,16 +104,15 @@ def bars(heat: str, tmp_path: Path) -> Iterator[Bars]:
 def test_ranks_that_are_killed_or_hang_on_any_host_change_no_weight(
     number: int, actors: int, bars: Bars, alone: bytes
 ) -> None:
-    driver = bars.train(bars.hosts[0], actors)
-    bars.wait_for_rows(3)
+    run = bars.train(bars.hosts[0], actors, iterations=3)
     used = [host for host in bars.hosts if bars.ranks(host)]
     assert sum(len(bars.ranks(host)) for host in used) == INSTANCES * RANKS
     assert len(used) >= min(actors, 3) - 1
     for host in used:
-        bars.wait_for_rows(bars.rows + 2)
+        run.goes_on()
         os.kill(bars.ranks(host)[-1], number)
-    bars.wait_for_end(driver)
-    assert bars.weights() == alone
+    bars.wait_for_end()
+    assert run.weights == alone
 
 
 @pytest.mark.proves("the host of an actor with MPI solvers: collecting, 90 s")
@@ -156,26 +120,23 @@ def test_a_host_that_is_cut_off_for_90_s_changes_no_weight_and_keeps_no_rank(
     bars: Bars, alone: bytes
 ) -> None:
     """Its ranks end while it is cut off: nobody else could end them, and their actors have been replaced."""
-    driver = bars.train(bars.hosts[0], 8)
-    bars.wait_for_rows(3)
+    run = bars.train(bars.hosts[0], 8, iterations=3)
     host = bars.hosts[2]
     assert bars.ranks(host)
     host.cut()
     time.sleep(CUT_S)
     wait_until(lambda: not host.processes(bars.heat), 10)
     host.heal()
-    bars.wait_for_end(driver)
-    assert bars.weights() == alone
+    bars.wait_for_end()
+    assert run.weights == alone
 
 
 def test_a_run_goes_on_on_other_hosts_than_it_began(bars: Bars, alone: bytes) -> None:
     _, second, third = bars.hosts
-    driver = bars.train(second, 8)
-    bars.wait_for_rows(5)
-    second.send(signal.SIGTERM, "--progress")
-    bars.wait_for_end(driver, 143)
+    bars.train(second, 8, iterations=5).send(signal.SIGTERM)
+    bars.wait_for_end(143)
     second.cut()
-    driver = bars.train(third, 2)
-    bars.wait_for_end(driver)
-    assert "Resuming from iter_" in bars.out()
-    assert bars.weights() == alone
+    run = bars.train(third, 2)
+    bars.wait_for_end()
+    assert "Resuming from iter_" in run.out
+    assert run.weights == alone

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from dppo.engine.collector import Collected
+from dppo.engine.collector import Collected, Collector
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import (
     Answered,
@@ -415,29 +414,6 @@ class Cloud(VirtualTransport):
 # ------------------------------------------------------------------ real samplers
 
 
-class Hashed(gym.Env[Any, Any]):
-    """Episodes of 2 to 5 steps whose observations depend on the seed and on all actions."""
-
-    observation_space = gym.spaces.Box(-4, 4, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._state = (seed or 0) % 2**31
-        self._steps = 0
-        self._length = 2 + self._state % 4
-        return self._obs(), {}
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        self._state = (self._state * 1_103_515_245 + 12_345 + int(action)) % 2**31
-        over = self._steps == self._length
-        terminated = over and self._state % 2 == 0
-        return self._obs(), float(self._state % 7), terminated, over and not terminated, {}
-
-    def _obs(self) -> np.ndarray:
-        return np.array([self._state % 1009 / 504.5 - 1, self._state % 997 / 498.5 - 1], np.float32)
-
-
 def real_actors(plan: SamplerPlan) -> Callable[[], PPOActor]:
     packed = pack(plan)
     return lambda: PPOActor(packed)
@@ -606,11 +582,12 @@ def _segment(
     )
 
 
-class Loop:
+class Loop(Collector):
     """Collects in a loop, without the engine: the result that each schedule must have."""
 
+    expected = None
+
     def __init__(self, actor: Any, num_samplers: int, ledger: ReplayLedger) -> None:
-        self.expected = None
         self._actor = actor
         self._samplers = tuple(range(num_samplers))
         self._ledger = ledger
@@ -626,19 +603,12 @@ class Loop:
     def receive(self, stop: StopSignals) -> Collected:
         policy, index = self._requests.popleft()
         answer = self._actor.make_segments(Question(index, self._samplers, self._samplers), policy)
-        assert isinstance(answer, Answer)
         reports, segments = (list(column) for column in zip(*answer.made, strict=True))
         for report in reports:
             self._ledger.record(report)
         return Collected(index, policy, reports, segments, [answer.timings], 0.0)
 
     def renew(self) -> None: ...
-
-    def alive(self) -> int:
-        return 0
-
-    def notes(self) -> list[str]:
-        return []
 
     def close(self) -> None:
         self._actor.close()

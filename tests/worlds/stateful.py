@@ -22,16 +22,13 @@ class Hidden(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(-1e6, 1e6, (3,), np.float64)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(
-        self, fault: str | None = None, after: int = 0, sleep_s: float = 0.0, kill_at: int = 0
-    ) -> None:
+    def __init__(self, fault: str | None = None, after: int = 0, sleep_s: float = 0.0) -> None:
         self.steps = 0
         self.place = np.zeros(3)
         self.random = np.random.default_rng(5)
         self._fault = fault
         self._after = after
         self._sleep_s = sleep_s
-        self._kill_at = kill_at
         self.asked = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
