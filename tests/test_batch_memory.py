@@ -23,33 +23,31 @@ def config(**settings: int) -> Config:
     return Config(env_id="CartPole-v1", total_timesteps=10**7, **settings)  # type: ignore[arg-type]
 
 
-LARGE: dict[str, int] = {"num_samplers": 64, "num_steps": 256}
+def sentence(spaces: Spaces = IMAGES, memory: int = 10**10, **settings: int) -> str | None:
+    """Return the sentence about a large batch."""
+    large = config(num_samplers=64, num_steps=256, **settings)
+    return batch_memory_in_words(large, spaces, memory=memory)
 
 
 def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
-    sentence = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
-    assert sentence == (
+    assert sentence() == (
         "Memory: 16,384 observations of 28.2 kB take 925 MB, once in segments and once in the batch."
     )
-    shared = config(**LARGE, num_actors=1, num_learners=2)  # on Ray they have memory elsewhere
-    assert "shared by 2 learners" in str(batch_memory_in_words(shared, IMAGES, memory=9 * 10**8))
-    reusing = batch_memory_in_words(config(**LARGE, reuse=3), IMAGES, memory=10**10)
-    assert reusing == (
+    # on Ray they have memory elsewhere
+    shared = sentence(memory=9 * 10**8, num_actors=1, num_learners=2)
+    assert "shared by 2 learners" in str(shared)
+    assert sentence(reuse=3) == (
         "Memory: 49,152 observations of 28.2 kB take 2.77 GB, once in segments and once in the batch. Each checkpoint "
         "stores 925 MB of them for reuse."
     )
-    ahead = batch_memory_in_words(
-        config(**LARGE, num_actors=8, policy_lag=2), IMAGES, memory=10**10
-    )
-    assert ahead == (
+    assert sentence(num_actors=8, policy_lag=2) == (
         "Memory: 16,384 observations of 28.2 kB take 1.85 GB, once in segments and once in the batch, and a policy lag "
         "of 2 keeps the segments of 2 more batches."
     )
-    in_turns = batch_memory_in_words(config(**LARGE), IMAGES, memory=10**10)
-    # in this process
-    assert batch_memory_in_words(config(**LARGE, policy_lag=2), IMAGES, memory=10**10) == in_turns
+    in_this_process = sentence(policy_lag=2)
+    assert in_this_process == sentence()
     # little memory is not worth a line
-    assert batch_memory_in_words(config(**LARGE), NUMBERS) is None
+    assert sentence(NUMBERS) is None
     assert batch_memory_in_words(config(), IMAGES) is None
 
 
@@ -58,7 +56,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_numbers() -> None:
         ConfigError,
         match=r"num_steps=256 .* 925 MB, .* this machine has 900 MB\. Lower `num_steps`",
     ):
-        batch_memory_in_words(config(**LARGE), IMAGES, memory=9 * 10**8)
+        sentence(memory=9 * 10**8)
 
 
 def test_the_memory_of_a_machine_is_limited_by_its_container(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_config
+from builders import tiny_run
 from matrix import REBUILD
 from recorder import Notes, Recorder
 
@@ -25,21 +25,13 @@ from dppo.records.files import episode_writer
 from dppo.records.files import episodes as recorded
 from dppo.records.files.episodes import RecordedEpisode, read_episodes
 
-SIZES = {
-    "env_id": "worlds.drawn:Drawn",
-    "total_timesteps": 320,
-    "num_samplers": 2,
-    "num_steps": 16,
-    "update_epochs": 1,
-    "hidden_sizes": (4,),
-    "progress": "off",
-}
 Capture = pytest.CaptureFixture[str]
 slow = pytest.mark.slow
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
-    return make_config({"run_dir": run_dir, **SIZES, **changes})
+    world = {"env_id": "worlds.drawn:Drawn", "hidden_sizes": (4,)}
+    return tiny_run(run_dir, samplers=2, iterations=10, **world | changes)
 
 
 def lines(run: Path) -> bytes:
@@ -93,7 +85,8 @@ def test_episodes_of_every_kind_are_played_again(
     stored = read_episodes(tmp_path / "run")
     assert stored
     assert len(stored) == len(recorder.episodes)
-    assert [episode.number for episode in stored] == list(range(1, len(stored) + 1))
+    numbers = [episode.number for episode in stored]
+    assert numbers == list(range(1, len(stored) + 1))
     for episode, reported in zip(stored, recorder.episodes, strict=True):
         assert episode.env == reported.env
         assert episode.episode == reported.index
@@ -117,7 +110,8 @@ def test_recording_does_not_change_the_weights_and_chooses_episodes(
         weights.add(result.weights_sha256)
     assert len(weights) == 1
     returns = [episode.episode_return for episode in read_episodes(run)]
-    assert numbers["every=3"] == list(range(3, len(returns) + 1, 3))
+    thirds = range(3, len(returns) + 1, 3)
+    assert numbers["every=3"] == list(thirds)
     records = []
     best = -np.inf
     for number, episode_return in enumerate(returns, 1):
@@ -162,9 +156,10 @@ def test_an_episode_with_too_many_actions_is_left_out_and_said_once(
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_steps=4))
     numbers = {episode.number for episode in read_episodes(tmp_path / "run")}
-    all_numbers = set(range(1, result.episodes + 1))
-    missing = min(all_numbers - numbers)
     assert numbers
+    all_numbers = set(range(1, result.episodes + 1))
+    left_out = all_numbers - numbers
+    missing = min(left_out)
     [line] = [text for text in notes.texts if "is not recorded" in text]
     assert line.startswith(f"episode {missing} is not recorded: the actions of its")
 
@@ -175,7 +170,8 @@ def test_episodes_are_listed_and_found_by_number_and_by_name(run: Path, capsys: 
     episodes = read_episodes(run)
     columns = head.split()
     assert columns == ["number", "sampler/env/episode", "return", "length", "env", "step"]
-    assert [row.split()[0] for row in rows] == [str(episode.number) for episode in episodes]
+    numbers = [int(row.split()[0]) for row in rows]
+    assert numbers == [episode.number for episode in episodes]
     assert last.startswith(f"{len(episodes)} recorded.")
     newest = episodes[-1]
     assert replayed(run, "--episode", newest.name) == 0

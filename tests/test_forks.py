@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import tiny_run
 from worlds.forking import Forking
 
 import dppo
@@ -14,33 +15,27 @@ from dppo.records.metrics.reading import read_metrics
 
 # of waitpid: code, or signal
 STATUS = {"exit": 7 << 8, "raise": 1 << 8, "return": 0, "in C": 0, "wait": 15}
-SETTINGS: dict[str, Any] = {
-    "num_samplers": 2,
-    "num_steps": 16,
-    "total_timesteps": 96,
-    "progress": "off",
-}
 
 
 def trained(at: str, way: str, tmp_path: Path, **changes: Any) -> dppo.Result:
     kwargs = {"at": at, "way": way, "log": str(tmp_path / "status")}
-    settings = SETTINGS | {"env_id": Forking, "env_kwargs": kwargs}
-    settings["run_dir"] = tmp_path / "run"
-    return dppo.train(dppo.Config(**settings | changes))
+    world: dict[str, Any] = {"env_id": Forking, "env_kwargs": kwargs}
+    return dppo.train(tiny_run(tmp_path / "run", samplers=2, **world | changes))
 
 
 def check(result: dppo.Result, way: str, tmp_path: Path, undisturbed: dppo.Result) -> None:
     assert result.weights_sha256 == undisturbed.weights_sha256
     rows = read_metrics(result.run_dir)
     assert len(rows) == 3
-    (status,) = tmp_path.glob("status-*")
-    assert int(status.read_text()) == STATUS[way]
+    [file] = tmp_path.glob("status-*")
+    status = int(file.read_text())
+    assert status == STATUS[way]
     assert not result.incidents
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
-    return trained("never", "return", tmp_path_factory.mktemp("quiet"))
+def undisturbed(module_path: Path) -> dppo.Result:
+    return trained("never", "return", module_path)
 
 
 @pytest.mark.proves("forks, and the child comes back from its code, exits or raises")
@@ -64,7 +59,8 @@ def test_a_fork_leaves_and_the_run_goes_on(
     assert os.getpid() == pid
     check(result, way, tmp_path, undisturbed)
     errors = capfd.readouterr().err
-    assert ("RuntimeError: bug in the child" in errors) == (way == "raise")
+    is_printed = "RuntimeError: bug in the child" in errors
+    assert is_printed == (way == "raise")
 
 
 @pytest.mark.slow

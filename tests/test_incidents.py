@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from builders import make_config
+from builders import tiny_run
 from matrix import REBUILD
 from recorder import Notes
 
@@ -20,19 +20,12 @@ from dppo.__main__ import main
 from dppo.errors import EnvironmentFault
 from dppo.records.files import incidents
 
-SIZES = {
-    "num_samplers": 2,
-    "num_steps": 16,
-    "total_timesteps": 128,
-    "update_epochs": 1,
-    "progress": "off",
-}
 Capture = pytest.CaptureFixture[str]
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
     world = {"env_id": "worlds.faulty:crashing", "env_kwargs": {"at_episode": 1, "at_step": 3}}
-    return make_config({"run_dir": run_dir, **SIZES, **world, **changes})
+    return tiny_run(run_dir, samplers=2, iterations=4, **world | changes)
 
 
 def incident_of(run_dir: Path, **changes: Any) -> Path:
@@ -101,9 +94,10 @@ def test_replay_repeats_the_fault(
     assert "The fault happens again" in out
     assert "step of episode 1" in out
     assert "the simulator failed in its step (episode 0, step 3)" in out
-    while faults[0].tb_next is not None:
-        faults[0] = faults[0].tb_next
-    assert faults[0].tb_frame.f_code.co_name == "_fail_if"
+    [innermost] = faults
+    while innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    assert innermost.tb_frame.f_code.co_name == "_fail_if"
 
 
 def test_replay_makes_the_environment_with_its_number_and_wrappers(
@@ -138,7 +132,8 @@ def test_incidents_of_a_run_that_goes_on_are_bounded_and_can_be_replayed(
     with Notes() as notes:
         result = dppo.train(config)
     folders = sorted((tmp_path / "run" / "incidents").iterdir())
-    assert [folder.name for folder in folders] == ["001", "002"]
+    names = [folder.name for folder in folders]
+    assert names == ["001", "002"]
     assert sum(result.incidents.values()) > 2
     assert any(f"dppo replay {folders[1]} --trust" in text for text in notes.texts)
     assert main(["replay", str(folders[1]), "--trust"]) == 0
@@ -169,7 +164,8 @@ def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_q
     folder = tmp_path / "my run" / "incidents" / "001"
     report = (folder / "report.txt").read_text()
     assert r"ValueError: cannot read frame\udcff.bin" in report
-    assert all(text.isprintable() for text in "".join(notes.texts).splitlines())
+    lines = "".join(notes.texts).splitlines()
+    assert all(line.isprintable() for line in lines)
     [text, *_] = [text for text in notes.texts if text.startswith(f"see {folder}")]
     assert shlex.split(text.partition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
 
