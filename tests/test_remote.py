@@ -208,6 +208,10 @@ def test_a_solver_that_fails_for_good_is_an_error_with_its_last_lines(
             r"ended before it connected \(exit status 0\), and has printed nothing",
         ),
         ({"command": "sh -c 'echo no licence >&2; exit 3'"}, r"status 3\)(.|\n)*no licence"),
+        (
+            {"command": "sh -c 'for i in 1 1; do echo dppo: why >&2; done; seq 100; exit 1'"},
+            r"lines:\n  dppo: why\n  89\n(.|\n)*\n  100$",
+        ),
         ({"command": ["sleep", "60"], "open_timeout_s": 0.3}, "no solver has connected .* 0.3 s"),
         ({"command": ["true"], "address": "5000"}, "write tcp:HOST:PORT"),
         ({"command": ["true"], "address": "tcp:192.0.2.1:5000"}, "cannot listen at tcp:192.0.2.1"),

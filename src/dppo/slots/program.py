@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 GUARD = str(Path(__file__).with_name("guard.py"))
 LOG = "solver.log"  # output of the program, in its folder
-END_BYTES = 4096
+END_BYTES = 2**15  # last bytes of the output in which these lines are looked for
 END_LINES = 12  # lines of output in an error; srun adds up to five after the last of the solver
+REASON = "dppo: "  # in lines of `dppo.h` that say why a solver ends
 START_S = 30.0  # longest start of the keeper, on a busy machine
 BY_SIGNAL = 128  # exit statuses of launchers beyond this stand for signals
 EXIT_S = 2.0  # longest wait for the exit of a program after its connection has closed
@@ -174,13 +175,20 @@ class Program:
         return None
 
     def last_lines(self) -> list[str]:
+        """Return the last lines of output, after the reasons before them that `dppo.h` has given.
+
+        A library may print a hundred lines when it ends, and hide the reason.
+        """
         try:
             with open(self._log, "rb") as log:
                 log.seek(max(0, self._log.stat().st_size - END_BYTES))
                 content = log.read()
         except OSError:
             return []
-        return content.decode("utf-8", "replace").splitlines()[-END_LINES:]
+        lines = content.decode("utf-8", "replace").splitlines()
+        reasons = [line for line in lines[:-END_LINES] if REASON in line]
+        # equal lines of several ranks count once
+        return [*dict.fromkeys(reasons), *lines[-END_LINES:]]
 
     def terminate(self, wait_s: float = 0.0) -> None:
         """Wait `wait_s` for the end of the program; then end all of its processes, and return when they are gone."""
