@@ -88,7 +88,7 @@ REUSE = Way(
 SAC = Way(
     {"algo": "sac"},
     0.25,
-    continuous=KnownTasks(8, 8_000, 109_000),
+    continuous=KnownTasks(10, 8_000, 109_000),
     discrete=None,
     reason="learns from all env steps so far",
 )
