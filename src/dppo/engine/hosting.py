@@ -104,9 +104,9 @@ class Hosting:
     def leave(self, actor: Actor) -> bool:
         """Let an actor accept no more questions; return False if it is leaving already, or is the only one running."""
         actor.unwanted = True
-        if actor.state in (ActorState.LEAVING, ActorState.LEFT) or self.running.keys() == {
-            actor.actor_id
-        }:
+        is_leaving = actor.state in (ActorState.LEAVING, ActorState.LEFT)
+        is_last = self.running.keys() == {actor.actor_id}
+        if is_leaving or is_last:
             return False
         self.running.pop(actor.actor_id, None)
         actor.state = ActorState.LEAVING if actor.has_process else ActorState.LEFT

@@ -136,13 +136,8 @@ class ReplayLedger:
 
 CARRY_FIELDS = [field.name for field in fields(SamplerCarry)]
 REQUIRED_FIELDS = CARRY_FIELDS[:5]
-REQUIRED_KINDS = [
-    "i",
-    "f",
-    "i",
-    "f",
-    "u",
-]  # kinds of NumPy's dtypes, in the order of the required arrays
+# kinds of NumPy's dtypes, in the order of REQUIRED_FIELDS
+REQUIRED_KINDS = ["i", "f", "i", "f", "u"]
 
 
 def _continued(before: _Moment | None, report: SegmentReport) -> tuple[Pieces, ...]:

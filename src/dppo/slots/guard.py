@@ -160,9 +160,8 @@ class Keeper:
         self._secret = secrets.token_hex(16)
         self._server = socket.create_server((launch["address"], 0))
         self._guards: dict[socket.socket, bytearray] = {}  # connection -> received part of a line
-        self._ranks: dict[
-            socket.socket, dict[str, Any]
-        ] = {}  # connection -> first report of the rank
+        # connection -> first report of the rank
+        self._ranks: dict[socket.socket, dict[str, Any]] = {}
         self._codes: dict[int, int] = {}  # rank -> exit code
         self._is_ending = False
         port = self._server.getsockname()[1]

@@ -46,7 +46,7 @@ class Curve(NamedTuple):
 
 
 class CurveGroup(NamedTuple):
-    """Runs that differ in their seeds only, as a rule."""
+    """Runs that usually differ in their seeds only."""
 
     label: str
     """The settings in which it differs from other groups, such as "8 actors"."""

@@ -124,6 +124,7 @@ class Distribution(ABC):
     def log_prob(self, head: Head, actions: Shaped[np.ndarray, " ..."]) -> LogProbs:
         """Return the log-probability of each of `actions` [*rows, *A] under its head."""
 
+    @abstractmethod
     def head_at(self, actions: Shaped[np.ndarray, " ..."], log_std: np.ndarray) -> Head:
         """Return heads [*rows, H] whose most likely actions are `actions` [*rows, *A].
 
@@ -131,8 +132,8 @@ class Distribution(ABC):
             actions: in the dtype of `log_std` if they are not integers.
             log_std: [width], log standard deviations of continuous elements; choices are uncertain by `OTHER_CHOICE`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def targets(
         self, head: Head, sampled: Shaped[np.ndarray, " ..."]
     ) -> tuple[Shaped[np.ndarray, " ..."], Shaped[np.ndarray, " ..."]]:
@@ -141,7 +142,6 @@ class Distribution(ABC):
         The mean log-likelihood of mean + deviation and mean - deviation of a normal variable is, up to a constant,
         minus the KL divergence from it. Of choices: the most likely ones, and those `sampled` [*rows, *A].
         """
-        raise NotImplementedError
 
     @abstractmethod
     def scores(self, head: TorchHead, actions: Shaped[Tensor, " rows *A"]) -> Scores:
@@ -161,8 +161,8 @@ class Distribution(ABC):
             if not isinstance(grad_entropies, torch.Tensor):
                 grad_entropies = torch.full_like(entropies, grad_entropies)
             grad_scores = (grad_logprobs, grad_entropies)
-            return torch.autograd.grad((logprobs, entropies), leaf, grad_scores, retain_graph=True)[
-                0
-            ]
+            scores = (logprobs, entropies)
+            (grad_head,) = torch.autograd.grad(scores, leaf, grad_scores, retain_graph=True)
+            return grad_head
 
         return ScoresWithGradient(logprobs.detach(), entropies.detach(), gradient)

@@ -51,7 +51,7 @@ PARTS = {
     "states": PartRule(FOLDER),
     "states/*": PartRule(FOLDER),
 }
-"""Files by path, which may be a pattern. All are checked before a run folder is used."""
+"""Files and folders by path, which may be a pattern. All are checked before a run folder is used."""
 INCIDENT_PART = PartRule(FILE, 2**24)
 """`incident.json` in a folder of `incidents`, which is checked when it is read."""
 

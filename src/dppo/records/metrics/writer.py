@@ -82,7 +82,8 @@ class MetricsWriter(FileWriter):
         os.close(self._file)
         self._file = open_file(self.path, os.O_RDWR | os.O_APPEND)
         logger.warning(
-            "%s: was deleted or replaced by somebody; all of its rows are written again", self.path
+            "%s: was deleted or replaced by another program; all of its rows are written again",
+            self.path,
         )
 
     def _append(self, line: bytes) -> None:

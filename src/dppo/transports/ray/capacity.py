@@ -29,9 +29,8 @@ class Demand:
     num_learners: int
     learner: dict[str, float]
     most_actors: int = 0  # 0 if the number of actors is fixed; else they join and leave, and `num_actors` is the fewest
-    alternatives: tuple[
-        dict[str, float], ...
-    ] = ()  # other resources than those of `actor` that an actor may take
+    # resources that an actor may take instead of `actor`
+    alternatives: tuple[dict[str, float], ...] = ()
     evaluators: int = 0  # further actors, which take the resources of `actor`
     # samplers of an actor whose CPUs are the cores of its environments' ranks
     samplers_with_cores: int = 0

@@ -59,9 +59,8 @@ class ActorNodes:
 
     def __init__(self, group: PlacementGroup) -> None:
         """Start the servers; end this process if a node is lost. Raise ConfigError if one lacks dppo at this path."""
-        self._keepers: list[
-            Any
-        ] = []  # handles of the servers, which end when the handles are dropped
+        # handles of the servers, which end when the handles are dropped
+        self._keepers: list[Any] = []
         calls = RayCalls("nodes")
         start = partial(self._start, group)
         further = calls.call(start, "starting on further nodes", timeout_s=2 * START_S)
