@@ -13,6 +13,7 @@ from builders import group_of
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import ROBOT, Scripted, Stepper, started
+from worlds.simple import Counting
 
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.returned import packer
@@ -23,6 +24,13 @@ from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, SamplerCarry
+
+
+def test_a_terminal_state_at_the_time_limit_has_both_flags_and_no_final_observation() -> None:
+    stepper = started(Counting(terminate_after=1, truncate_after=1), Counting(truncate_after=1))
+    assert stepper.step([0, 0]) == {1: [1]}
+    assert stepper.terminated.tolist() == [True, False]
+    assert stepper.truncated.tolist() == [True, True]
 
 
 def test_episodes_are_logged_once_with_their_success() -> None:

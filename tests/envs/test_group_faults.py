@@ -282,9 +282,7 @@ def test_a_fault_names_place_and_leaf() -> None:
             return obs
 
     words = r"env 1: step of episode 0 \(seed \d+, step 1\) returned an observation without part 'camera'"
-    sighted = Blind(space=ROBOT)
-    stepper = started(sighted, Blind(space=ROBOT))
-    sighted.steps = 1
+    stepper = started(Scripted(space=ROBOT), Blind(space=ROBOT))
     with pytest.raises(EnvironmentFault, match=words):
         stepper.step([0, 0])
 

@@ -1,4 +1,4 @@
-"""Advantages against the definition in the paper, and against hand-worked numbers."""
+"""Advantages against the definition in the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and Adam against slow twins, and at the corners of their definitions."""
+"""Losses and Adam against slow twins."""
 
 from __future__ import annotations
 
@@ -57,6 +57,12 @@ def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_new
 
 
 @pytest.mark.proves("value_loss")
+def test_value_loss_is_half_the_mean_squared_error() -> None:
+    loss, gradient = losses.value_loss(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 0.0]))
+    assert loss.item() == pytest.approx((1 + 0 + 9) / 3 / 2)
+    np.testing.assert_allclose(gradient, [-1 / 3, 0, 1])
+
+
 @pytest.mark.parametrize("moved", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.dtype) -> None:

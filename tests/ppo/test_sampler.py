@@ -31,6 +31,7 @@ from dppo.ppo.exchange.records import (
     SegmentReport,
     SegmentRequest,
 )
+from dppo.ppo.exchange.scales import Statistics
 from dppo.ppo.learning.batch import make_batch
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
@@ -109,6 +110,12 @@ def test_discounted_returns_run_through_segments_and_start_again_with_each_episo
         assert result.count == 4
         np.testing.assert_allclose(result.mean, np.mean(samples))
         np.testing.assert_allclose(result.m2, 4 * np.var(samples))
+
+
+def test_nothing_is_reported_for_normalizers_that_are_off() -> None:
+    sampler, spec = sampler_of([Counting()], num_steps=3, track=False)
+    report, _ = sampler.collect(SegmentRequest(0, 0), telling_snapshot(spec))
+    assert report.statistics == Statistics()
 
 
 def test_a_segment_is_not_modified_later() -> None:

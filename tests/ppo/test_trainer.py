@@ -36,13 +36,15 @@ from dppo.spaces.actions import Actions
 
 
 @ACTIONS
-@pytest.mark.parametrize("rewarded", [False, True])
-def test_small_advantages_bring_an_entropy_bonus_only_without_rewards(
-    actions: Actions, rewarded: bool
+@pytest.mark.parametrize(
+    ("reward", "norm_reward"), [(0.0, True), (1.0, True), (0.0, False)], ids=str
+)
+def test_small_advantages_bring_an_entropy_bonus_only_with_normalized_rewards_of_zero(
+    actions: Actions, reward: float, norm_reward: bool
 ) -> None:
     spec = spec_of(actions)
-    batch = replace(random_batch(spec), rewards=(float(rewarded),) * 2)
-    assert_equals_twin(make_trainer(spec, adv_floor=3.0), batch)
+    batch = replace(random_batch(spec), rewards=(reward, reward))
+    assert_equals_twin(make_trainer(spec, adv_floor=3.0, norm_reward=norm_reward), batch)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

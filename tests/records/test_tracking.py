@@ -256,7 +256,7 @@ class Fake:
 
 
 class Other(Fake):
-    """Another one."""
+    """A second tracker."""
 
 
 Use = Callable[[dict[str, type[Fake]]], None]
@@ -270,6 +270,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
         monkeypatch.setattr(tracking, "backend", trackers.get)
 
     monkeypatch.setattr(tracking, "require_package", lambda *_: None)
+    monkeypatch.setattr(Fake, "opened", [])
     return replace
 
 
