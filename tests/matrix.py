@@ -211,7 +211,10 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         "8 actors": {"num_actors": 8},
         "3 actors, killed from outside": {"num_actors": 3, "moments": []},
     },
-    "lost learner and resumed": {"after 2": {"at": 2}},
+    "lost learner and resumed": {
+        "after 2": {"at": 2},
+        "after 2, beside 2 actors": {"at": 2, "num_actors": 2},
+    },
 }
 
 
@@ -319,7 +322,7 @@ SLOW = cells(
             *POLICIES,
             *("every option", "reuse of 3", "recorded episodes", "some faults", "evaluations"),
             *("prior", "prior, memory", "prior of choices, lag"),
-            *("sac, lag", "info", *OPTIONS_OF_RESETS),
+            *("sac, lag", "info", "vector", "agents", *OPTIONS_OF_RESETS),
         ],
         ("killed", "in a step, threads"): ["recorded episodes, lag", "info", "graded"],
         ("killed", "in a step, standby copies"): ["info", "graded"],
@@ -332,5 +335,6 @@ SLOW = cells(
         ("two learners", "8 actors"): ["continuous"],
         ("two learners", "3 actors, killed from outside"): ["continuous"],
         ("lost learner and resumed", "after 2"): ["reuse of 3", "sac of 8"],
+        ("lost learner and resumed", "after 2, beside 2 actors"): ["reuse of 3"],
     }
 )

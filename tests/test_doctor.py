@@ -305,6 +305,7 @@ def test_endless_episodes_of_an_environment_with_a_state_need_no_replays() -> No
     facts: Facts = PLAYED | {"lengths": [], "state": ""}
     texts = [text for _, text in findings(facts, config_of())]
     assert texts[1].endswith("Use --env-state own, which sets its own state instead")
+    assert len([*findings(facts, config_of(env_state="own"))]) == 1
 
 
 def test_steps_that_are_played_back_are_checked_as_in_a_run() -> None:

@@ -197,8 +197,8 @@ def test_code_of_a_folder_runs_only_with_trust_and_that_of_a_result_always(
 def test_invalid_arguments_are_config_errors(
     arguments: dict[str, Any], words: str, trained: dppo.Result, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setenv("DISPLAY", ":0")
     """tests/commands/test_eval.py and test_controllers_played.py have others."""
+    monkeypatch.setenv("DISPLAY", ":0")
     with pytest.raises(ConfigError, match=words) as refused:
         dppo.evaluate(trained, **arguments)
     assert "--" not in str(refused.value)

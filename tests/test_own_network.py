@@ -26,7 +26,7 @@ from worlds.faulty import Faulty
 import dppo
 from dppo.__main__ import main
 from dppo.envs.spaces import choices_of
-from dppo.errors import ConfigError
+from dppo.errors import CheckpointError, ConfigError
 from dppo.hosts.builders import build_trainer
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.user_module import ModuleSpec
@@ -169,6 +169,27 @@ def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Resu
     np.testing.assert_array_equal(policy.act(obs[0]), policy.act(obs[:1])[0])
     drawn = [policy.act(obs, generator=np.random.default_rng(3)) for _ in range(2)]
     np.testing.assert_array_equal(*drawn)
+
+
+def test_a_network_that_cannot_be_imported_is_named(
+    trained: dppo.Result, monkeypatch: Patch
+) -> None:
+    monkeypatch.setitem(sys.modules, "worlds.models", None)
+    words = "cannot be built here: model=worlds.models:Plain: importing"
+    with pytest.raises(CheckpointError, match=words):
+        dppo.load_policy(trained.run_dir, trust=True)
+
+
+def test_the_network_to_trust_is_that_of_the_checkpoint(
+    trained: dppo.Result, tmp_path: Path, capsys: Capture
+) -> None:
+    """Whatever config.yaml says."""
+    checkpoint = checkpoints.load(trained.checkpoint)
+    checkpoint.state["model"]["model"] = "evil:Net"
+    checkpoints.save(tmp_path / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None)
+    (tmp_path / "config.yaml").write_text("env_id: Pendulum-v1")
+    assert main(["eval", str(tmp_path), "--episodes", "1"]) == 2
+    assert "it imports evil" in capsys.readouterr().err
 
 
 BROKEN = {  # class in worlds.models: part of the message

@@ -24,6 +24,16 @@ DATA = {
 }
 
 
+SCRIPT = """
+import dppo
+
+sizes = {"num_samplers": 1, "num_steps": 32, "total_timesteps": 64}
+if __name__ == "__main__":
+    result = dppo.train(dppo.Config(env_id="CartPole-v1", **sizes))
+    print(dppo.evaluate(result, episodes=1))
+"""
+
+
 def call(*words: str | Path, cwd: Path) -> str:
     """Run a command without our import path; return its output."""
     env = os.environ.copy()
@@ -79,6 +89,8 @@ def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Pat
     words = ["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"]
     trained = call(command, *words, cwd=tmp_path)
     assert "Done after 512 steps" in trained
+    (tmp_path / "first.py").write_text(SCRIPT)
+    assert "Evaluation(CartPole-v1" in call(python, "first.py", cwd=tmp_path)
     call(command, "report", "run", cwd=tmp_path)
     assert "<style>" in (tmp_path / "run" / "report.html").read_text(encoding="utf8")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,8 @@ class Trial:
 
 @pytest.fixture(autouse=True)
 def short_cloning(monkeypatch: Patch) -> None:
-    """Clone a controller in fewer epochs; equal weights say the same after any number."""
-    monkeypatch.setattr("dppo.ppo.learning.cloning.EPOCHS", 20)
+    """Clone controllers in 20 epochs instead of 500; ranks of learners are other processes and clone as ever."""
+    monkeypatch.setattr(cloning, "EPOCHS", 20)
 
 
 # ------------------------------------------------------------------ disturbances
@@ -203,9 +203,11 @@ def deadly(trial: Trial, moments: list[str]) -> Settings:
     """
     lag = make_config(trial.settings).lag
     step = trial.settings["num_steps"] * (lag + 1) + 7
-    return trial.wrapped(
-        "faulty:deadly", folder=str(trial.folder.parent), moments=moments, at_step=step
-    )
+    folder = str(trial.folder.parent)
+    if trial.settings["env_id"].startswith("worlds.joint:"):
+        assert moments == ["step"]
+        return trial.wrapped("joint:deadly", marker=f"{folder}/step", at_step=step)
+    return trial.wrapped("faulty:deadly", folder=folder, moments=moments, at_step=step)
 
 
 def killed_and_resumed(trial: Trial, at: int) -> dppo.Result:
@@ -225,9 +227,9 @@ def long_updates(trial: Trial) -> Settings:
     )
 
 
-def lost_learner_and_resumed(trial: Trial, at: int) -> dppo.Result:
+def lost_learner_and_resumed(trial: Trial, at: int, **changes: Any) -> dppo.Result:
     """The batch of the update holds segments of earlier iterations."""
-    learners = TWO_LEARNERS | long_updates(trial)
+    learners = TWO_LEARNERS | long_updates(trial) | changes
     trial.stop(at, **learners)
     with in_the_middle_of_an_update(send(signal.SIGKILL)):
         result = trial.resume(**learners)
@@ -262,14 +264,6 @@ def needs_ray(cell: Cell) -> bool:
 
 
 # ------------------------------------------------------------------ the table
-
-
-@pytest.fixture(autouse=True, scope="module")
-def short_clones() -> Iterator[None]:
-    """Clone controllers in 20 epochs instead of 500; ranks of learners are other processes and clone as ever."""
-    with Patch.context() as patch:
-        patch.setattr(cloning, "EPOCHS", 20)
-        yield
 
 
 Whole = Callable[[str, str], dppo.Result]

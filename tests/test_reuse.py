@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from builders import assert_same_bytes, spec_of, tiny_run
+from builders import assert_same_bytes, make_config, spec_of
+from matrix import RUNS
 from recorder import Recorder
 
 import dppo
@@ -223,21 +223,8 @@ def test_joined_segments_are_cut_where_the_sampler_started_anew() -> None:
     assert whole.followed[T - 1, 1] == ~whole.terminated[T - 1, 1]
 
 
-ITERATIONS = 5
-OPTIONS: dict[str, Any] = {
-    "reuse": 3,
-    "update_epochs": 2,
-    "minibatch_size": 40,
-    "learning_rate": 1e-3,
-    "norm_obs": True,
-    "norm_reward": True,
-    "norm_value": True,
-    "recompute_advantages": True,
-}
-
-
 def settings(run_dir: Path) -> dppo.Config:
-    return tiny_run(run_dir, samplers=2, steps=40, iterations=ITERATIONS, **OPTIONS)
+    return make_config(RUNS["reuse of 3"] | {"run_dir": run_dir})
 
 
 def test_the_segments_of_a_run_go_on_from_each_other(

@@ -17,7 +17,7 @@ Spaces
     acting:Masked, Hybrid, Combined  masks of choices; choices beside floats; any observation with any action
     memory:Recalls, Pictured, Named  only memory helps; the same as an image and as a Dict
     joint:vector, four, Native       vectors of Gymnasium; one that resets its rows by itself
-    joint:Agents, agents             a parallel environment of three agents
+    joint:Agents, agents, deadly     a parallel environment of three agents; one that kills its process
 
 What they ask for
     asking:Numbered                  its number, a scratch folder and a render mode

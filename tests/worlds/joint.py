@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -180,3 +184,26 @@ class Agents:
 
 def agents(**settings: Any) -> Agents:
     return Agents(**settings)
+
+
+def deadly(
+    world: str, world_kwargs: dict[str, Any], marker: str, at_step: int, num_envs: int
+) -> Any:
+    """Return an environment of this module. The first instance to reach step `at_step` kills its process.
+
+    The file `marker` shows that it has happened.
+    """
+    if world.endswith(":vector"):
+        world_kwargs = world_kwargs | {"num_envs": num_envs}
+    env = globals()[world.partition(":")[2]](**world_kwargs)
+    step = env.step
+    numbers = count(1)
+
+    def step_or_die(actions: Any) -> Any:
+        if next(numbers) == at_step and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(actions)
+
+    env.step = step_or_die
+    return env
