@@ -333,6 +333,19 @@ def test_pieces_of_a_minibatch_have_its_gradient(name: str, lagged: bool) -> Non
     np.testing.assert_allclose(whole.weights(), pieces.weights(), rtol=1e-9, atol=1e-12)
 
 
+def test_an_update_by_spo_differs_from_that_of_ppo_only_once_ratios_do() -> None:
+    """At ratio one, the gradients of both losses are the policy gradient."""
+    batch = random_batch(drift=0.0)
+    weights = {}
+    for name in LOSSES:
+        for epochs in (1, 2):
+            trainer = make_trainer(loss=name, minibatches=1, update_epochs=epochs)
+            train(trainer, batch, 1e-2)
+            weights[name, epochs] = trainer.weights()
+    np.testing.assert_allclose(weights["spo", 1], weights["ppo", 1], rtol=1e-9, atol=1e-12)
+    assert np.abs(weights["spo", 2] - weights["ppo", 2]).max() > 1e-6
+
+
 LAGGED = experience_of(lag=1)
 
 
