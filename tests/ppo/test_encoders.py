@@ -123,6 +123,17 @@ def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described(observed.WHOLE, drop_obs=observed.TEXTS)
     for count in (3, 0):  # of a segment in which every step has failed, too
         assert normalized_part(np.zeros(count, spaces.obs)).shape == (count, 2 + 1 + 2)
+    rows = np.zeros(2, spaces.obs)
+    rows["robot"]["arm"]["0"] = [[1, 20], [3, 60]]
+    rows["robot"]["arm"]["1"] = [700, 800]
+    rows["gear"] = 3
+    reader = reader_of(rows.dtype, "float32")
+    reader.load(Statistics(Moments.of(normalized_part(rows))).obs_scale())
+    inputs = reader.read(rows)
+    assert isinstance(inputs, dict)
+    np.testing.assert_allclose(inputs["robot.arm.0"], [[-1, -1], [1, 1]], rtol=1e-6)
+    np.testing.assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
+    np.testing.assert_array_equal(inputs["gear"], rows["gear"], strict=True)
 
 
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
