@@ -325,17 +325,20 @@ FORGED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fault", ["pipe", *FORGED])
+@pytest.mark.parametrize("fault", ["pipe", "terabyte", *FORGED])
 def test_forged_episodes_are_refused_or_skipped(
     fault: str, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """tests/records/test_folder_files.py has links, and files that are too large."""
+    """tests/records/test_folder_files.py has links."""
     copy = shutil.copytree(run, tmp_path / "run")
+    path = copy / "episodes.jsonl"
     if fault in FORGED:
         forged(copy, **FORGED[fault])
+    elif fault == "terabyte":
+        os.truncate(path, 2**40)
     else:
-        (copy / "episodes.jsonl").unlink()
-        os.mkfifo(copy / "episodes.jsonl")
+        path.unlink()
+        os.mkfifo(path)
     listed = main(["replay", str(copy), "--episodes"])
     assert listed == (0 if fault in FORGED else 2)
     code = replayed(copy, "--episode", "1")

@@ -179,19 +179,21 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("content", ["a pipe", *FORGED])
+@pytest.mark.parametrize("content", ["a pipe", "a terabyte", *FORGED])
 def test_a_forged_incident_is_refused(
     content: str, failed: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """tests/records/test_folder_files.py has links, and files that are too large."""
+    """tests/records/test_folder_files.py has links."""
     run = shutil.copytree(failed, tmp_path / "run")
     folder = run / "incidents" / "001"
     path = folder / "incident.json"
     path.unlink()
-    if content in FORGED:
-        path.write_text(FORGED[content])
-    else:
+    if content == "a pipe":
         os.mkfifo(path)
+    else:
+        path.write_text(FORGED.get(content, ""))
+    if content == "a terabyte":
+        os.truncate(path, 2**40)
     assert main(["replay", str(folder), "--trust"]) == 2
     text = capsys.readouterr().err
     assert "incident.json: " in text

@@ -120,6 +120,11 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) ->
 BATCH = np.zeros((2, 2, 2), np.int64)
 REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
     "float image": (IMAGE, np.zeros((8, 8, 3)), "dtype float64 instead of uint8"),
+    "pixel": (
+        IMAGE,
+        np.full((8, 8, 3), 300, np.uint16),
+        "that is 300 at index 0, outside uint8 from 0 to 255",
+    ),
     "nan": (spaces.Box(-9, 9, (2,)), [[0, 0], [0, np.nan]], "that is nan at index 3"),
     "low": (spaces.Discrete(4, start=2), [2, 5, 1], "that is 1, outside its space from 2 to 5"),
     "leaf": (
