@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -270,6 +271,13 @@ def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: 
         .read_text()
         .startswith(f"# branched from {json.dumps(origin)}\n")
     )
+
+
+def test_a_branch_keeps_the_normalization(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    """tests/remedies/commands.py has settings of the network."""
+    assert train("--resume", whole, "--branch", tmp_path / "new", "--no-norm-obs") == 2
+    assert re.search("norm_obs=False: .* was made with True", capsys.readouterr().err)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_branch_needs_a_new_folder(whole: Path, capsys: Capture) -> None:

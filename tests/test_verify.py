@@ -60,6 +60,12 @@ def newest(run: Path) -> Path:
     return checkpoints.paths_in(run)[-1]
 
 
+def test_each_nth_iteration_is_written_and_kept_if_asked_for(tmp_path: Path) -> None:
+    """The run is shorter than the interval of checkpoints."""
+    stored = {path.stem for path in checkpoints.paths_in(train(tmp_path / "run"))}
+    assert {f"iter_{number:06d}" for number in range(0, ITERATIONS + 1, 2)} <= stored
+
+
 @executes("tools/verify/certificate.py: Run dppo verify yourself")
 def test_an_untouched_run_is_equal_and_gets_a_certificate(run: Path, capsys: Capture) -> None:
     assert verify(run, "--seed", "1") == 0
