@@ -79,9 +79,9 @@ class Spread:
 @contextmanager
 def spread(folder: Path, heat: str, *cpus: int) -> Iterator[Spread]:
     with cluster(folder, *cpus) as hosts:
-        spread = Spread(hosts, folder, heat)
-        yield spread
-    spread.run.process.wait()
+        runs = Spread(hosts, folder, heat)
+        yield runs
+    runs.run.process.wait()
 
 
 @pytest.fixture
