@@ -282,7 +282,10 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def look_for(mark: str) -> tuple[list[int], bool]:
-    """Return the processes that have the mark, and whether some process has no readable environment yet."""
+    """Return the processes that have the mark, and whether some process has no readable environment yet.
+
+    The same rule stands in `hosts/keeper.py`, which does not import the package either.
+    """
     marked = []
     some_begin = False
     for pid in filter(str.isdigit, os.listdir("/proc")):
