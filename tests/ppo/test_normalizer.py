@@ -97,3 +97,23 @@ def test_value_targets_in_tiny_units_are_standardized() -> None:
     assert (tiny.mean, tiny.std) == pytest.approx(
         (scale.mean * 2.0**-40, scale.std * 2.0**-40), rel=1e-12
     )
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"obs.mean": np.zeros(4)},
+        {"obs.m2": np.zeros((1, 3))},
+        {"obs.m2": np.array([1.0, -1.0, 1.0])},
+        {"obs.count": np.array(-1.0)},
+        {"obs.count": np.array(np.nan)},
+    ],
+    ids=str,
+)
+def test_statistics_that_do_not_fit_are_refused(stored: dict[str, np.ndarray]) -> None:
+    here = Statistics(obs=Moments.empty((3,)))
+    good = Statistics(obs=Moments.of(chunks(5, [7])[0])).arrays()
+    loaded = here.loaded(good).arrays()
+    assert all(np.array_equal(loaded[name], good[name]) for name in good)
+    with pytest.raises(ValueError, match="obs has statistics of"):
+        here.loaded(good | stored)

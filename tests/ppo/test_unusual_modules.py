@@ -15,6 +15,7 @@ import torch
 from builders import DISCRETE
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils.parametrize import register_parametrization
 
 import dppo
 from dppo.errors import ConfigError
@@ -116,6 +117,17 @@ class Potential(Base):
 class Keyword(Base):
     def hidden(self, obs: Tensor) -> Tensor:
         return self.body(input=obs).tanh()
+
+
+class Double(nn.Module):
+    def forward(self, tensor: Tensor) -> Tensor:
+        return 2 * tensor
+
+
+class ParametrizedBias(Base):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        register_parametrization(self.body, "bias", Double())
 
 
 class Chain(Base):

@@ -102,7 +102,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def layer_forward(layer: nn.Linear, input: Tensor) -> Tensor:
-    """Compute a linear layer in place of `nn.Linear.forward`, whose name of the parameter `input` it has."""
+    """Compute a linear layer in place of `nn.Linear.forward`; `input` has the same name there."""
     parameters = layer.__dict__["_parameters"]
     weight: Tensor | None = parameters.get("weight")
     is_parametrized = weight is None or "bias" not in parameters  # torch computes them
