@@ -231,9 +231,11 @@ def lost_learner_and_resumed(trial: Trial, at: int, **changes: Any) -> dppo.Resu
     """The batch of the update holds segments of earlier iterations."""
     learners = TWO_LEARNERS | long_updates(trial) | changes
     trial.stop(at, **learners)
+    recorder = Recorder()
     with in_the_middle_of_an_update(send(signal.SIGKILL)):
-        result = trial.resume(**learners)
+        result = trial.train(recorder, resume=trial.folder, **learners)
     trial.losses = {"learners_rebuilt": 1}
+    assert "learners_rebuilt" in [incident.kind for incident in recorder.incidents]
     assert result.metrics[-1]["incidents/learners_rebuilt"] == 1
     return result
 

@@ -279,6 +279,19 @@ def check_cluster(nodes: list[Node], needed: Demand, notify: Any = pytest.fail) 
     in_ray_thread(partial(capacity.check_cluster, ray, needed, notify))
 
 
+def test_a_cluster_in_use_says_how_many_actors_start_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other jobs have a CPU of each machine."""
+    left = {"first": {"CPU": 1.0}, "second": {"CPU": 1.0}}
+    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: left)
+    notes: list[str] = []
+    check_cluster(machines(2, 2), demand(num_actors=4), notes.append)
+    assert notes == [
+        "the cluster has room for 2 of 4 actors now (1 CPU each); the others start when other jobs end."
+    ]
+    left["first"]["CPU"] = 2.0
+    check_cluster(machines(2, 2), demand(num_actors=3))
+
+
 @pytest.mark.parametrize(
     ("settings", "nodes", "refused"),
     [
