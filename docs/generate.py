@@ -369,10 +369,9 @@ PARTS: dict[str, Callable[[], str]] = {
 PARTS_OF_PAGES = {
     "docs/SETTINGS.md": ("defaults", "settings"),
     "docs/METRICS.md": ("metrics",),
-    "docs/FORMULAS.md": ("formulas",),
-    "docs/COMING_FROM.md": ("names",),
+    "docs/ALGORITHM.md": ("formulas",),
+    "docs/COMPARISON.md": ("names", "shares"),
     "docs/REPRODUCIBILITY.md": ("hashes",),
-    "docs/RESULTS.md": ("shares",),
     "benchmarks/results/samples.md": ("samples", "greedy", "crossings"),
 }
 

@@ -75,7 +75,7 @@ def test_the_figures_of_a_way_are_those_of_the_bench(
             by_both = [name for name in steps if ("dppo", name) in runs]
             shares = [steps[name] / needed("dppo", name) for name in by_both]
             assert way.share == round(median(shares), 2)
-    results = (ROOT / "docs" / "RESULTS.md").read_text()
+    results = (ROOT / "docs" / "COMPARISON.md").read_text()
     assert f"It needs {REUSE.share} of the env steps" in results
 
 

@@ -14,7 +14,7 @@ import dppo
 from dppo.config.aliases import ELSEWHERE
 from dppo.errors import ConfigError, DppoError
 
-PAGE = Path(__file__).parents[2] / "docs" / "COMING_FROM.md"
+PAGE = Path(__file__).parents[2] / "docs" / "COMPARISON.md"
 anything: Any = dppo
 
 

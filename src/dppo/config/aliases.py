@@ -1,6 +1,6 @@
 """Names in other libraries: of settings that we have under another name, and of what we do in another way.
 
-`docs/COMING_FROM.md` is printed from `other_names.yaml` and these tables, and suggestions for unknown names are taken
+`docs/COMPARISON.md` is printed from `other_names.yaml` and these tables, and suggestions for unknown names are taken
 from them.
 """
 
@@ -162,7 +162,7 @@ def answer_to(name: str, known: Collection[str]) -> str | None:
 
 
 def tables() -> Iterator[str]:
-    """Yield the lines of the tables of docs/COMING_FROM.md."""
+    """Yield the lines of the tables of docs/COMPARISON.md."""
     yield "| dppo | Stable-Baselines3 | RLlib | CleanRL |"
     yield "|---|---|---|---|"
     for row in other_names():
