@@ -158,9 +158,7 @@ def test_the_end_of_a_rank_ends_no_other_whose_number_begins_like_it(
 
 
 @pytest.mark.usefixtures("mpirun")
-@executes(
-    "tools/doctor/rank_findings.py: Start them by `slots.launch`, without an mpirun of your own"
-)
+@executes("tools/doctor/findings.py: Start them by `slots.launch`, without an mpirun of your own")
 def test_the_doctor_counts_all_ranks_and_sees_if_they_share_cores(tmp_path: Path) -> None:
     watch = ProcessWatch()
     before = watch.usage()

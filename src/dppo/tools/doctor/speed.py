@@ -17,6 +17,8 @@ from dppo.records.terminal.figures import duration
 
 Facts = dict[str, Any]
 """Facts about an environment by name; a fact that was not measured is absent."""
+Findings = Iterator[tuple[str, str]]
+"""Severity (ok, note, warning, error) and text of each finding."""
 
 # share of the time of acting that does not depend on the number of samplers in a process
 SHARED_ACTING = 0.3
