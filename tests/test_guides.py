@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from commandline import run
-from test_readme import PAGES, README, ROOT, STEPS, blocks, commands, words_for_dppo
+from test_readme import PAGES, ROOT, SIMULATOR, SMALL, blocks, commands, words_for_dppo
 
 import dppo
 
@@ -64,9 +64,11 @@ GUIDES = {
             "dppo verify runs/checked": "",
             "dppo train CartPole-v1 --seeds": "--total-timesteps 512 --seeds 1,2",
             "./dppo train Acrobot-v1": "--total-timesteps 512",
-            "dppo train Pendulum-v1 --algo sac": "--num-actors 0 --total-timesteps 512",
         },
         (f"{TRAIN} --run-dir runs/first", f"{TRAIN} --run-dir runs/second --seed 2"),
+    ),
+    "SCALE.md": Guide(
+        {"dppo train Pendulum-v1 --algo sac": "--num-actors 0 --total-timesteps 512"}
     ),
     "SETTINGS.md": Guide({"dppo train CartPole-v1": "--num-actors 0 --total-timesteps 512"}),
 }
@@ -80,7 +82,6 @@ NOT_RUN = {  # a pattern of commands, and why
     r"--video|--debug|--render|runs/first/incidents/": "run by tests/test_video.py, tests/test_episodes.py and "
     "tests/test_incidents.py: needs images, a debugger, a display or a fault",
     r"replay runs/first --episode|mysim:make --run-dir": "run by tests/test_episodes.py",
-    r"^dppo compare mysim:make": "run by tests/commands/test_compare.py",
     r"--track ": "run by tests/records/test_tracking.py, where the package is installed",
     r"^(\./)?dppo tune ": "run by tests/commands/test_tune.py",
     r"channel:make": "as in tests/ppo/test_critic_obs.py",
@@ -89,7 +90,7 @@ NOT_RUN = {  # a pattern of commands, and why
     r"openfoam:make": "run by tests/test_openfoam.py, with OpenFOAM",
     r"^dppo train CartPole-v1 #|^dppo train mysim:make --num-actors 8": "shown on the first pages, and run there",
     r"--baseline pi:PI": "run by tests/test_baseline.py, with a smaller plant",
-    r"^dppo doctor mysim:make #": "run on the page of the doctor",
+    r"^\./dppo doctor mysim:make$": "run on the page of the doctor",
     r"^tensorboard ": "starts a server of another package",
     r"^dppo eval runs/first --trust --num-actors": "run by tests/test_evaluate.py: needs actors",
     r"^dppo eval tanks:make --policy pi:PI": "run by tests/test_examples.py",
@@ -123,7 +124,7 @@ def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
         for command in commands(page):
             reasons = {pattern for pattern in NOT_RUN if re.search(pattern, command)}
             used |= reasons
-            first = page in (README, STEPS)  # tests/test_readme.py runs these
+            first = command in SMALL  # tests/test_readme.py runs these
             if not (first or reasons or command in known or page.parent == RESULTS):
                 unknown.append(f"{page.name}: {command}")
     assert not unknown, "\n".join(["Neither run in a short form nor listed in NOT_RUN:", *unknown])
@@ -171,7 +172,7 @@ def test_extras_and_packages_that_pages_install_exist() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_the_commands_of_a_guide_work(name: str, tmp_path: Path) -> None:
-    for snippet in blocks(STEPS, "python"):
+    for snippet in blocks(SIMULATOR, "python"):
         if file := re.match(r"# (\w+\.py)\b", snippet):
             (tmp_path / file[1]).write_text(snippet, encoding="utf8")
     guide = GUIDES[name]

@@ -28,7 +28,8 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-STEPS = ROOT / "docs" / "FIRST_STEPS.md"
+RUNS = ROOT / "docs" / "RUNS.md"
+SIMULATOR = ROOT / "docs" / "YOUR_SIMULATOR.md"
 OTHERS = [
     ROOT / name
     for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")
@@ -57,13 +58,12 @@ def commands(page: Path) -> list[str]:
 
 
 def first_commands() -> list[str]:
-    """Return the commands that a newcomer types: those of the README and of the first steps, without pip."""
-    return [
-        command
-        for page in (README, STEPS)
-        for command in commands(page)
-        if command != "pip install ."
+    """Return the commands that a newcomer types: all of the README but pip, and those of SMALL in the first guides."""
+    of_readme = [command for command in commands(README) if command != "pip install ."]
+    of_guides = [
+        command for page in (RUNS, SIMULATOR) for command in commands(page) if command in SMALL
     ]
+    return of_readme + of_guides
 
 
 class Small(NamedTuple):
@@ -117,7 +117,7 @@ SMALL = AS_A_NEWCOMER | {
         r"Done after 1,024 steps",
         fast="--num-actors 0 --total-timesteps 1024",
     ),
-    "./dppo train mysim:make --num-actors 64 --num-samplers 64 --address auto": Small(
+    "./dppo train heater:Heater --num-actors 64 --num-samplers 64 --address auto": Small(
         "--num-actors 2 --num-samplers 2 --total-timesteps 256", r"Done after 256 steps", fast=""
     ),
 }
@@ -125,8 +125,8 @@ SMALL = AS_A_NEWCOMER | {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the files that the first steps ask for."""
-    for snippet in (*blocks(README, "python"), *blocks(STEPS, "python")):
+    """Return a folder with the files that the first pages ask for."""
+    for snippet in (*blocks(README, "python"), *blocks(SIMULATOR, "python")):
         if name := re.match(r"# (\w+\.py)\b", snippet):
             (tmp_path / name[1]).write_text(snippet, encoding="utf8")
     return tmp_path
@@ -221,10 +221,10 @@ def test_python_of_the_readme_prints_as_shown(
 
 
 def test_the_picture_is_described_by_the_caption_of_its_command() -> None:
-    command = next(command for command in commands(STEPS) if "compare" in command)
+    command = next(command for command in commands(RUNS) if "compare" in command)
     options, settings = compare.parse(shlex.split(command)[2:])
     plan = compare.make_plan(options, settings, Path("unused"))
-    assert f"![{compare.caption(options, plan)}](compare.png)" in STEPS.read_text(encoding="utf8")
+    assert f"![{compare.caption(options, plan)}](compare.png)" in RUNS.read_text(encoding="utf8")
 
 
 def words_for_dppo(command: str) -> list[str]:
