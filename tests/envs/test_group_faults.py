@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from numpy.testing import assert_array_equal
 from scripted import OBS, ROBOT, Scripted, started
 from worlds.faulty import CrashingSimulator
 
@@ -120,7 +121,7 @@ def test_an_observation_of_another_dtype_is_converted(accepted: Any) -> None:
     stepper = started(Scripted(obs=accepted))
     stepper.step([0])
     stepper.step([0])
-    np.testing.assert_array_equal(stepper.obs[0], np.asarray(accepted, np.float32))
+    assert_array_equal(stepper.obs[0], np.asarray(accepted, np.float32))
 
 
 FIVE = "instead of (observation, reward, terminated, truncated, info)"
@@ -192,10 +193,10 @@ def test_a_nested_observation_is_packed_leaf_by_leaf(seed: int) -> None:
     packed = packer(OBS)(raw)
     assert (packed.dtype, packed.shape, len(packed.tobytes())) == (OBS, (), OBS.itemsize)
     named = leaves(packed)
-    np.testing.assert_array_equal(named["arm.0"], raw["arm"][0].astype(np.float32))
-    np.testing.assert_array_equal(named["arm.1"], raw["arm"][1])
-    np.testing.assert_array_equal(named["camera"], raw["camera"])
-    np.testing.assert_array_equal(named["lamps"], raw["lamps"])
+    assert_array_equal(named["arm.0"], raw["arm"][0].astype(np.float32))
+    assert_array_equal(named["arm.1"], raw["arm"][1])
+    assert_array_equal(named["camera"], raw["camera"])
+    assert_array_equal(named["lamps"], raw["lamps"])
     assert named["gear"] == raw["gear"]
 
 

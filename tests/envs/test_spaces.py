@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from scripted import OBS
 
 from dppo.envs.make import make_env
@@ -103,8 +104,8 @@ def test_spaces_become_plain_data() -> None:
     actions = describe_spaces(Shaped(act=spaces.Box(low, high, dtype=np.float64))).actions
     assert isinstance(actions, BoxActions)
     assert (actions.shape, actions.width, actions.low.dtype.type) == ((2, 1), 2, np.float64)
-    np.testing.assert_array_equal(actions.low, low)
-    np.testing.assert_array_equal(actions.high, high)
+    assert_array_equal(actions.low, low)
+    assert_array_equal(actions.high, high)
 
 
 def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import Tensor, from_numpy
 
 from dppo.ppo.distributions.base import Distribution
 from dppo.ppo.distributions.joint import Joint
@@ -47,9 +49,12 @@ class Part(NamedTuple):
 
 def choices(*counts: int) -> list[Part]:
     parts = []
-    for number, end in enumerate(np.cumsum(counts)):
-        columns = list(range(end - counts[number], end))
-        parts.append(Part(Categorical(counts[number]), columns, columns, number))
+    start = 0
+    for number, count in enumerate(counts):
+        columns = list(range(start, start + count))
+        part = Part(Categorical(count), columns, columns, number)
+        parts.append(part)
+        start += count
     return parts
 
 
@@ -67,12 +72,26 @@ PARTS = {
 
 
 def heads(rows: int, size: int, dtype: str = "float64") -> np.ndarray:
-    return (np.random.default_rng(7).normal(size=(rows, size)) * 3).astype(dtype)
+    normal = default_rng(7).normal(size=(rows, size))
+    return (3 * normal).astype(dtype)
+
+
+def noise_of(
+    distribution: Distribution, rows: int, dtype: str = "float64", seed: int = 6
+) -> np.ndarray:
+    """Return the noise of a sampler with these rows."""
+    noise = distribution.noise(default_rng(seed), 1, rows, dtype)
+    return noise[0]
 
 
 def drawn(distribution: Distribution, head: np.ndarray) -> np.ndarray:
-    noise = distribution.noise(np.random.default_rng(6), 1, len(head), str(head.dtype))[0]
+    noise = noise_of(distribution, len(head), str(head.dtype))
     return distribution.sample(head, noise)
+
+
+def scored(distribution: Distribution, head: np.ndarray, actions: np.ndarray) -> Any:
+    """Return the scores that are learned from."""
+    return distribution.scores_with_gradient(from_numpy(head), from_numpy(actions))
 
 
 def ones(size: int) -> Tensor:
@@ -83,31 +102,40 @@ def test_categorical_scores_extreme_logits() -> None:
     head = np.array([[1e4, 0.0, -1e4], [-3e38, 0.0, 1.0]])
     actions = np.array([0, 2])
     expected = [0.0, -math.log1p(math.exp(-1))]
-    np.testing.assert_allclose(Categorical(3).log_prob(head, actions), expected, atol=1e-12)
-    scored = Categorical(3).scores_with_gradient(torch.from_numpy(head), torch.from_numpy(actions))
-    np.testing.assert_allclose(scored.logprobs, expected, atol=1e-12)
-    assert torch.isfinite(scored.entropies).all()
-    assert torch.isfinite(scored.gradient(ones(2), 0.1)).all()
+    acted = Categorical(3).log_prob(head, actions)
+    assert_allclose(acted, expected, atol=1e-12)
+    learned = scored(Categorical(3), head, actions)
+    assert_allclose(learned.logprobs, expected, atol=1e-12)
+    assert torch.isfinite(learned.entropies).all()
+    gradient = learned.gradient(ones(2), 0.1)
+    assert torch.isfinite(gradient).all()
 
 
 @pytest.mark.proves("_Choices.sample")
 def test_categorical_samples_follow_their_probabilities() -> None:
     logits = np.array([0.0, 1.0, -1.0, 2.0, 0.5])
-    draws = 40_000
-    noise = Categorical(5).noise(np.random.default_rng(0), draws // 4, 4, "float32")
-    assert noise.shape == (draws // 4, 4, 5)
-    actions = Categorical(5).sample(np.broadcast_to(logits, (draws, 5)), noise.reshape(draws, 5))
-    expected = draws * np.exp(logits) / np.exp(logits).sum()
-    chi_square = (np.square(np.bincount(actions, minlength=5) - expected) / expected).sum()
+    steps = 10_000
+    rows = 4
+    draws = steps * rows
+    noise = Categorical(5).noise(default_rng(0), steps, rows, "float32")
+    assert noise.shape == (steps, rows, 5)
+    head = np.broadcast_to(logits, (draws, 5))
+    actions = Categorical(5).sample(head, noise.reshape(draws, 5))
+    counts = np.bincount(actions, minlength=5)
+    likelihoods = np.exp(logits)
+    expected = draws * likelihoods / likelihoods.sum()
+    deviations = np.square(counts - expected) / expected
     # 4 degrees of freedom: exceeded by chance once in a thousand, but the seed is fixed
-    assert chi_square < 18.5
+    assert deviations.sum() < 18.5
 
 
 def test_the_mode_is_the_most_likely_action() -> None:
-    head = heads(40, 5)
-    np.testing.assert_array_equal(Categorical(5).mode(head), head.argmax(axis=1))
+    logits = heads(40, 5)
+    most_likely = logits.argmax(axis=1)
+    assert_array_equal(Categorical(5).mode(logits), most_likely)
     head = heads(40, 4)
-    np.testing.assert_array_equal(DiagonalGaussian(2).mode(head), head[:, :2])
+    means = head[:, :2]
+    assert_array_equal(DiagonalGaussian(2).mode(head), means)
 
 
 @kinds
@@ -115,29 +143,39 @@ def test_the_mode_is_the_most_likely_action() -> None:
 def test_samples_keep_to_their_dtype_and_generator(kind: str, dtype: str) -> None:
     distribution = KINDS[kind]
     head = heads(6, distribution.head_size, dtype)
-    noise, repeated = (distribution.noise(np.random.default_rng(3), 2, 6, dtype) for _ in range(2))
-    exact = distribution.noise(np.random.default_rng(3), 2, 6, "float64")
-    np.testing.assert_array_equal(noise, repeated)
-    np.testing.assert_array_equal(noise, exact.astype(dtype))
-    assert (str(noise.dtype), noise.shape) == (dtype, (2, 6, distribution.noise_size))
-    sampled = distribution.sample(head, noise[0])
-    for actions in (sampled, distribution.mode(head)):
+
+    def noise(dtype: str) -> np.ndarray:
+        return distribution.noise(default_rng(3), 2, 6, dtype)
+
+    in_dtype = noise(dtype)
+    assert_array_equal(in_dtype, noise(dtype))
+    exact = noise("float64")
+    assert_array_equal(in_dtype, exact.astype(dtype))
+    assert str(in_dtype.dtype) == dtype
+    assert in_dtype.shape == (2, 6, distribution.noise_size)
+    sampled = distribution.sample(head, in_dtype[0])
+    modes = distribution.mode(head)
+    for actions in (sampled, modes):
         assert actions.dtype == distribution.action_dtype(dtype)
         assert actions.shape == (6, *distribution.action_shape)
-    assert distribution.log_prob(head, sampled).dtype == dtype
+    logprobs = distribution.log_prob(head, sampled)
+    assert logprobs.dtype == dtype
 
 
 @kinds
 def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
     distribution = KINDS[kind]
     head = heads(12, distribution.head_size, "float32")
-    noise = distribution.noise(np.random.default_rng(3), 1, 12, "float32")[0]
+    noise = noise_of(distribution, 12, "float32")
     actions = distribution.sample(head, noise)
-    stacked = distribution.sample(head.reshape(3, 4, -1), noise.reshape(3, 4, -1))
-    np.testing.assert_array_equal(stacked.reshape(actions.shape), actions)
-    logprobs = distribution.log_prob(head.reshape(3, 4, -1), stacked)
-    assert logprobs.shape == (3, 4)
-    np.testing.assert_array_equal(logprobs.reshape(12), distribution.log_prob(head, actions))
+    logprobs = distribution.log_prob(head, actions)
+    stacked_head = head.reshape(3, 4, -1)
+    stacked_noise = noise.reshape(3, 4, -1)
+    stacked = distribution.sample(stacked_head, stacked_noise)
+    assert_array_equal(stacked.reshape(actions.shape), actions)
+    stacked_logprobs = distribution.log_prob(stacked_head, stacked)
+    assert stacked_logprobs.shape == (3, 4)
+    assert_array_equal(stacked_logprobs.flatten(), logprobs)
 
 
 @pytest.mark.proves("_Choices.sample")
@@ -145,29 +183,49 @@ def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
 def test_samples_and_modes_are_those_of_the_parts(kind: str) -> None:
     whole = KINDS[kind]
     head = heads(24, whole.head_size)
-    noise = whole.noise(np.random.default_rng(5), 1, 24, "float64")[0]
+    noise = noise_of(whole, 24, seed=5)
     samples = whole.sample(head, noise)
     modes = whole.mode(head)
-    in_turn = np.random.default_rng(5)
-    for part, head_columns, noise_columns, action_columns in PARTS[kind]:
-        part_head = head[:, head_columns]
-        part_noise = noise[:, noise_columns]
+    in_turn = default_rng(5)
+    for part in PARTS[kind]:
+        distribution = part.distribution
+        part_head = head[:, part.head]
+        part_noise = noise[:, part.noise]
         if isinstance(whole, Joint):
-            np.testing.assert_array_equal(part_noise, part.noise(in_turn, 1, 24, "float64")[0])
-        np.testing.assert_array_equal(
-            samples[:, action_columns], part.sample(part_head, part_noise)
-        )
-        np.testing.assert_array_equal(modes[:, action_columns], part.mode(part_head))
+            noise_in_turn = distribution.noise(in_turn, 1, 24, "float64")
+            assert_array_equal(part_noise, noise_in_turn[0])
+        sampled = distribution.sample(part_head, part_noise)
+        assert_array_equal(samples[:, part.actions], sampled)
+        mode = distribution.mode(part_head)
+        assert_array_equal(modes[:, part.actions], mode)
 
 
 def torch_scores(distribution: Distribution, head: Tensor, actions: Tensor) -> tuple[Any, Any]:
     """Return log-probabilities and entropies from torch.distributions."""
     if isinstance(distribution, Categorical):
         categorical: Any = torch.distributions.Categorical(logits=head)
-        return categorical.log_prob(actions.long()), categorical.entropy()
+        logprobs = categorical.log_prob(actions.long())
+        return logprobs, categorical.entropy()
     mean, log_std = head.chunk(2, dim=1)
     normal: Any = torch.distributions.Normal(mean, log_std.exp())
-    return normal.log_prob(actions).sum(dim=1), normal.entropy().sum(dim=1)
+    logprobs = normal.log_prob(actions)
+    entropies = normal.entropy()
+    return logprobs.sum(dim=1), entropies.sum(dim=1)
+
+
+def torch_scores_of(kind: str, head: Tensor, actions: Tensor) -> tuple[Any, Any]:
+    """Return the sums over the parts of a distribution."""
+    if kind not in PARTS:
+        return torch_scores(KINDS[kind], head, actions)
+    logprobs = torch.zeros(len(head), dtype=head.dtype)
+    entropies = logprobs
+    for part in PARTS[kind]:
+        part_head = head[:, part.head]
+        part_actions = actions[:, part.actions]
+        scores = torch_scores(part.distribution, part_head, part_actions)
+        logprobs = logprobs + scores[0]
+        entropies = entropies + scores[1]
+    return logprobs, entropies
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "squashed"])
@@ -175,46 +233,45 @@ def torch_scores(distribution: Distribution, head: Tensor, actions: Tensor) -> t
 def test_scores_and_gradients_are_those_of_torchs_own(
     kind: str, dtype: str, tolerance: float
 ) -> None:
+    assert_close = partial(assert_allclose, rtol=tolerance, atol=tolerance)
     distribution = KINDS[kind]
-    head = torch.from_numpy(heads(20, distribution.head_size, dtype)).requires_grad_()
-    actions = torch.from_numpy(drawn(distribution, head.detach().numpy()))
-    grad_logprobs, by_rows = torch.from_numpy(
-        np.random.default_rng(5).normal(size=(2, 20)).astype(dtype)
-    )
-    if kind in PARTS:
-        scores = [
-            torch_scores(part, head[:, head_columns], actions[:, action_columns])
-            for part, head_columns, _, action_columns in PARTS[kind]
-        ]
-        logprobs, entropies = (torch.stack(column).sum(0) for column in zip(*scores, strict=True))
-    else:
-        logprobs, entropies = torch_scores(distribution, head, actions)
-    scored = distribution.scores_with_gradient(head.detach(), actions)
-    assert_close = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
-    assert_close(distribution.log_prob(head.detach().numpy(), actions.numpy()), logprobs.detach())
-    assert_close(scored.logprobs, logprobs.detach())
-    assert_close(scored.entropies, entropies.detach())
+    rows = heads(20, distribution.head_size, dtype)
+    actions = drawn(distribution, rows)
+    head = from_numpy(rows).requires_grad_()
+    logprobs, entropies = torch_scores_of(kind, head, from_numpy(actions))
+
+    acted = distribution.log_prob(rows, actions)
+    assert_close(acted, logprobs.detach())
+    learned = scored(distribution, rows, actions)
+    assert_close(learned.logprobs, logprobs.detach())
+    assert_close(learned.entropies, entropies.detach())
+
+    random = default_rng(5).normal(size=(2, 20))
+    grad_logprobs, by_rows = from_numpy(random.astype(dtype))
     grad_entropies: Any
     for grad_entropies in (0.7, by_rows, by_rows):  # the second call has changed nothing
-        loss = (grad_logprobs * logprobs + grad_entropies * entropies).sum()
-        (expected,) = torch.autograd.grad(loss, head, retain_graph=True)
-        assert_close(scored.gradient(grad_logprobs, grad_entropies), expected)
+        loss = grad_logprobs * logprobs + grad_entropies * entropies
+        (expected,) = torch.autograd.grad(loss.sum(), head, retain_graph=True)
+        gradient = learned.gradient(grad_logprobs, grad_entropies)
+        assert_close(gradient, expected)
 
 
 @pytest.mark.proves("SquashedGaussian")
 def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     head = heads(20, 4) / 3
     squashed = SquashedGaussian(2)
-    u = torch.from_numpy(drawn(squashed, head))
-    normal = torch.distributions.Normal(
-        torch.from_numpy(head[:, :2]), torch.from_numpy(head[:, 2:]).exp()
-    )
-    slopes = torch.distributions.TanhTransform().log_abs_det_jacobian(u, u.tanh())
-    expected = (normal.log_prob(u) - slopes).sum(dim=1)
-    np.testing.assert_allclose(squashed.log_prob(head, u.numpy()), expected, rtol=1e-8)
-    np.testing.assert_allclose(
-        squashed.scores_with_gradient(torch.from_numpy(head), u).logprobs, expected, rtol=1e-8
-    )
+    actions = drawn(squashed, head)
+    mean, log_std = from_numpy(head).chunk(2, dim=1)
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    u = from_numpy(actions)
+    transform = torch.distributions.TanhTransform()
+    slopes = transform.log_abs_det_jacobian(u, u.tanh())
+    densities = normal.log_prob(u) - slopes
+    expected = densities.sum(dim=1)
+    acted = squashed.log_prob(head, actions)
+    assert_allclose(acted, expected, rtol=1e-8)
+    learned = scored(squashed, head, actions)
+    assert_allclose(learned.logprobs, expected, rtol=1e-8)
 
 
 @pytest.mark.proves("SquashedGaussian")
@@ -223,56 +280,70 @@ def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
 def test_density_and_entropy_of_a_squashed_variable_are_integrals(mean: float, std: float) -> None:
     squashed = SquashedGaussian(1)
     head = np.array([[mean, math.log(std)]])
-    u = np.linspace(max(mean - 9 * std, -18.0), min(mean + 9 * std, 18.0), 200_001)
-    log_density = squashed.log_prob(np.repeat(head, len(u), axis=0), u[:, None])
-    # da/du of a = tanh(u): the integrals are over u
-    mass = np.exp(log_density) * (1 - np.square(np.tanh(u)))
+    lowest = max(mean - 9 * std, -18.0)
+    highest = min(mean + 9 * std, 18.0)
+    u = np.linspace(lowest, highest, 200_001)
     width = u[1] - u[0]
-    assert mass.sum() * width == pytest.approx(1.0, abs=1e-6)
-    scored = squashed.scores_with_gradient(
-        torch.from_numpy(head), torch.zeros(1, 1, dtype=torch.float64)
-    )
-    assert scored.entropies.item() == pytest.approx(-(mass * log_density).sum() * width, abs=5e-3)
+    many_heads = np.repeat(head, len(u), axis=0)
+    log_density = squashed.log_prob(many_heads, u[:, None])
+    # da/du of a = tanh(u): the integrals are over u
+    slope = 1 - np.square(np.tanh(u))
+    mass = np.exp(log_density) * slope * width
+    assert mass.sum() == pytest.approx(1.0, abs=1e-6)
+    entropy = -(mass * log_density).sum()
+    learned = scored(squashed, head, np.zeros((1, 1)))
+    assert learned.entropies.item() == pytest.approx(entropy, abs=5e-3)
 
 
 def test_the_gradient_of_a_squashed_entropy_is_that_of_differences() -> None:
     squashed = SquashedGaussian(2)
-    head = torch.from_numpy(heads(1, 4) / 3)
-    u = torch.zeros(1, 2, dtype=torch.float64)
-    gradient = squashed.scores_with_gradient(head, u).gradient(0 * ones(1), ones(1))
+    head = heads(1, 4) / 3
+    u = np.zeros((1, 2))
+
+    def entropy(head: np.ndarray) -> float:
+        return scored(squashed, head, u).entropies.item()
+
+    learned = scored(squashed, head, u)
+    gradient = learned.gradient(0 * ones(1), ones(1))
     for column in range(4):
-        step = torch.zeros_like(head)
+        step = np.zeros_like(head)
         step[0, column] = 1e-5
-        higher, lower = (
-            squashed.scores_with_gradient(head + sign * step, u).entropies.item()
-            for sign in (1, -1)
-        )
-        assert gradient[0, column].item() == pytest.approx((higher - lower) / 2e-5, rel=1e-5)
+        difference = entropy(head + step) - entropy(head - step)
+        expected = pytest.approx(difference / 2e-5, rel=1e-5)
+        assert gradient[0, column].item() == expected
 
 
 def test_a_squashed_variable_far_outside_scores_finitely() -> None:
+    squashed = SquashedGaussian(1)
     actions = np.array([[400.0], [-400.0]])
     head = np.array([[300.0, 5.0], [-300.0, 5.0]])
-    scored = SquashedGaussian(1).scores_with_gradient(
-        torch.from_numpy(head), torch.from_numpy(actions)
-    )
-    assert np.isfinite(SquashedGaussian(1).log_prob(head, actions)).all()
-    assert torch.isfinite(scored.logprobs).all()
-    assert torch.isfinite(scored.gradient(scored.logprobs, scored.entropies)).all()
+    acted = squashed.log_prob(head, actions)
+    assert np.isfinite(acted).all()
+    learned = scored(squashed, head, actions)
+    assert torch.isfinite(learned.logprobs).all()
+    gradient = learned.gradient(learned.logprobs, learned.entropies)
+    assert torch.isfinite(gradient).all()
 
 
 def test_a_mask_renormalizes_over_the_allowed_choices() -> None:
     """As logits of minus infinity do; these have no gradient."""
     distribution = Categorical(6)
-    head = torch.from_numpy(heads(40, 6, "float32"))
-    masks = torch.from_numpy(np.random.default_rng(2).random((40, 6)) < 0.5)
-    masks[:, 2] = True  # one choice remains
+    logits = heads(40, 6, "float32")
+    allowed = default_rng(2).random((40, 6)) < 0.5
+    allowed[:, 2] = True  # one choice remains
+    head = from_numpy(logits)
+    masks = from_numpy(allowed)
     limited = distribution.limited_in_torch(head, masks)
-    np.testing.assert_array_equal(limited, torch.where(masks, head, -1e9))
-    np.testing.assert_array_equal(distribution.limited(head.numpy(), masks.numpy()), limited)
-    actions = torch.from_numpy(drawn(distribution, limited.numpy()))
-    scored = distribution.scores_with_gradient(limited, actions)
-    assert torch.isfinite(scored.logprobs).all()
-    expected = torch_scores(distribution, head.masked_fill(~masks, -math.inf), actions)
-    torch.testing.assert_close((scored.logprobs, scored.entropies), expected)
-    assert (scored.gradient(torch.ones(40), torch.ones(40))[~masks] == 0).all()
+    assert_array_equal(limited, torch.where(masks, head, -1e9))
+    acted = distribution.limited(logits, allowed)
+    assert_array_equal(acted, limited)
+
+    actions = from_numpy(drawn(distribution, acted))
+    learned = distribution.scores_with_gradient(limited, actions)
+    assert torch.isfinite(learned.logprobs).all()
+    excluded = head.masked_fill(~masks, -math.inf)
+    expected = torch_scores(distribution, excluded, actions)
+    torch.testing.assert_close((learned.logprobs, learned.entropies), expected)
+    ones = torch.ones(40)
+    gradient = learned.gradient(ones, ones)
+    assert (gradient[~masks] == 0).all()

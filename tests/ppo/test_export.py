@@ -18,6 +18,8 @@ from builders import make_config, random_weights, tiny_run
 from encoder_kinds import KINDS as ENCODERS
 from kinds import KINDS as POLICIES
 from kinds import SMALL
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 from worlds.acting import SPACES
 from worlds.models import Plain
 
@@ -67,7 +69,7 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
     built = build_sampler(sampler_plan(config), 0)
     spaces = built.spaces
     spec = built.sampler.agent.spec
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     statistics = no_statistics(spaces, obs=config.norm_obs, returns=False)
     if statistics.obs is not None:
         shape = statistics.obs.mean.shape
@@ -86,7 +88,7 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
 
 def check(policy: Policy, env: Any, run: Any, steps: int = 6) -> None:
     """Compare `run`, of arrays by name, with `Policy.act` on sampled observations, masks and the states that follow."""
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     state = None
     env.observation_space.seed(3)
     for _ in range(steps):
@@ -110,12 +112,12 @@ def check(policy: Policy, env: Any, run: Any, steps: int = 6) -> None:
         action = policy.act(obs, state, action_mask=mask)
         if policy.state_size:
             action, state = action
-            np.testing.assert_allclose(computed["next_state"][0], state, rtol=1e-4, atol=1e-5)
+            assert_allclose(computed["next_state"][0], state, rtol=1e-4, atol=1e-5)
         for name, part in leaves(action).items():
             expected_values = computed[f"action.{name}".rstrip(".")]
             assert expected_values.shape == (1, *np.shape(part))
             assert expected_values.dtype == np.asarray(part).dtype
-            np.testing.assert_allclose(expected_values[0], part, rtol=1e-4, atol=1e-5)
+            assert_allclose(expected_values[0], part, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

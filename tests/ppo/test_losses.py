@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, spec_of
-from torch import Tensor
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
+from torch import Tensor, from_numpy
 
 from dppo.ppo.learning import losses
 from dppo.ppo.learning.adam import FlatAdam
@@ -15,7 +17,15 @@ from dppo.ppo.networks.parameters import FlatParameters
 
 
 def normal(rows: int, seed: int, scale: float = 1.0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=rows) * scale)
+    numbers = default_rng(seed).normal(size=rows)
+    return from_numpy(numbers * scale)
+
+
+def assert_some_are_clipped(gradient: Tensor) -> None:
+    """A row that is clipped has the gradient zero."""
+    is_clipped = gradient == 0
+    assert is_clipped.any()
+    assert not is_clipped.all()
 
 
 @pytest.mark.proves("policy_loss")
@@ -25,42 +35,49 @@ def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
     advantages = normal(500, 2)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    expected = torch.max(-advantages * ratio, -advantages * clipped).mean()
+    losses_of_rows = torch.max(-advantages * ratio, -advantages * clipped)
+    expected = losses_of_rows.mean()
     expected.backward()
+
     loss, gradient = losses.policy_loss(ratio.detach(), advantages, clip_coef)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     assert log_ratio.grad is not None
-    np.testing.assert_allclose(gradient, log_ratio.grad, rtol=1e-12)
-    share_clipped = float((gradient == 0).double().mean())
-    assert 0 < share_clipped < 1
+    assert_allclose(gradient, log_ratio.grad, rtol=1e-12)
+    assert_some_are_clipped(gradient)
 
 
 @pytest.mark.proves("policy_loss")
 def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_newest() -> None:
     """GePPO's objective (arXiv:2111.00072, eq. 9) is PPO's with advantages and clips of their own for the rows."""
-    new, now, old = (normal(500, seed, 0.3) for seed in range(3))
-    new.requires_grad_()
+    new = normal(500, 0, 0.3).requires_grad_()
+    now = normal(500, 1, 0.3)
+    old = normal(500, 2, 0.3)
     advantages = normal(500, 3)
     width = 0.1
     ratio = (new - old).exp()
     center = (now - old).exp()
-    clipped = torch.minimum(torch.maximum(ratio, center - width), center + width)
-    expected = torch.max(-advantages * ratio, -advantages * clipped).mean()
+    clipped = ratio.clamp(center - width, center + width)
+    losses_of_rows = torch.max(-advantages * ratio, -advantages * clipped)
+    expected = losses_of_rows.mean()
     expected.backward()
-    loss, gradient = losses.policy_loss(
-        (new - now).exp().detach(), advantages * center, width / center
-    )
+
+    ratio_to_newest = (new - now).exp().detach()
+    weighted = advantages * center
+    loss, gradient = losses.policy_loss(ratio_to_newest, weighted, width / center)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     assert new.grad is not None
-    np.testing.assert_allclose(gradient, new.grad, rtol=1e-9, atol=1e-12)
-    assert 0 < float((gradient == 0).double().mean()) < 1
+    assert_allclose(gradient, new.grad, rtol=1e-9, atol=1e-12)
+    assert_some_are_clipped(gradient)
 
 
 @pytest.mark.proves("value_loss")
 def test_value_loss_is_half_the_mean_squared_error() -> None:
-    loss, gradient = losses.value_loss(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 2.0, 0.0]))
-    assert loss.item() == pytest.approx((1 + 0 + 9) / 3 / 2)
-    np.testing.assert_allclose(gradient, [-1 / 3, 0, 1])
+    values = torch.tensor([1.0, 2.0, 3.0])
+    returns = torch.tensor([2.0, 2.0, 0.0])
+    loss, gradient = losses.value_loss(values, returns)
+    squared_errors = 1 + 0 + 9
+    assert loss.item() == pytest.approx(squared_errors / 3 / 2)
+    assert_allclose(gradient, [-1 / 3, 0, 1])
 
 
 @pytest.mark.parametrize("moved", [0.01, 0.3, 3.0])
@@ -69,15 +86,19 @@ def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.d
     """Also where nothing is clipped, although old + (new - old) differs from new in the last bits."""
     old = normal(2000, 6).to(dtype)
     returns = normal(2000, 7).to(dtype)
-    c = 0.2
-    values = (old + (moved * normal(2000, 5)).to(dtype)).requires_grad_()
-    clipped = old + (values - old).clamp(-c, c)
-    expected = 0.5 * torch.max((values - returns).square(), (clipped - returns).square()).mean()
+    step = normal(2000, 5, moved).to(dtype)
+    values = (old + step).requires_grad_()
+    clip_coef = 0.2
+    clipped = old + (values - old).clamp(-clip_coef, clip_coef)
+    errors = (values - returns).square()
+    clipped_errors = (clipped - returns).square()
+    expected = 0.5 * torch.max(errors, clipped_errors).mean()
     expected.backward()
-    loss, gradient = losses.clipped_value_loss(values.detach(), old, returns, c)
+
+    loss, gradient = losses.clipped_value_loss(values.detach(), old, returns, clip_coef)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert values.grad is not None
-    np.testing.assert_allclose(gradient, values.grad, rtol=1e-3, atol=1e-8)
+    assert_allclose(gradient, values.grad, rtol=1e-3, atol=1e-8)
     if moved == 0.01:
         assert (gradient != 0).all()
 
@@ -87,34 +108,38 @@ def test_approximate_kl_estimates_the_kl_of_two_normals() -> None:
     """KL(N(0, 1) | N(m, 1)) = m^2 / 2, from samples of the first, which is the old policy."""
     m = 0.3
     samples = normal(200_000, 9)
-    log_ratio = -0.5 * (samples - m) ** 2 + 0.5 * samples**2
-    assert losses.approximate_kl(log_ratio, log_ratio.exp()).item() == pytest.approx(
-        m**2 / 2, rel=0.02
-    )
+    old_logprobs = -0.5 * samples**2
+    logprobs = -0.5 * (samples - m) ** 2
+    log_ratio = logprobs - old_logprobs
+    kl = losses.approximate_kl(log_ratio, log_ratio.exp())
+    assert kl.item() == pytest.approx(m**2 / 2, rel=0.02)
 
 
 @pytest.mark.proves("FlatAdam")
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-13), ("float32", 1e-6)])
 def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
-    model = spec_of(BOX, dtype=dtype).mlp(1)
-    twin = spec_of(BOX, dtype=dtype).mlp(1)
+    spec = spec_of(BOX, dtype=dtype)
+    model = spec.mlp(1)
+    twin = spec.mlp(1)
     ours = FlatAdam(FlatParameters(model.parameters()))
     theirs = torch.optim.Adam(twin.parameters(), eps=1e-5)
-    rng = np.random.default_rng(0)
+    pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
+    rng = default_rng(0)
     for step in range(60):
         learning_rate = 0.01 / (1 + step)
         theirs.param_groups[0]["lr"] = learning_rate
-        for weights, expected in zip(model.parameters(), twin.parameters(), strict=True):
-            gradient = rng.normal(size=tuple(weights.shape)) * 10.0 ** rng.integers(-6, 3)
-            expected.grad = torch.from_numpy(gradient).to(expected.dtype)
+        for weights, expected in pairs:
+            direction = rng.normal(size=tuple(weights.shape))
+            size = 10.0 ** rng.integers(-6, 3)
+            expected.grad = from_numpy(direction * size).to(expected.dtype)
             assert weights.grad is not None
             weights.grad.copy_(expected.grad)
         ours.step(learning_rate)
         theirs.step()
-    for weights, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        np.testing.assert_allclose(
-            weights.detach(), expected.detach(), rtol=tolerance, atol=tolerance
-        )
+
+    for weights, expected in pairs:
+        moved = weights.detach()
+        assert_allclose(moved, expected.detach(), rtol=tolerance, atol=tolerance)
 
 
 def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None:
@@ -126,24 +151,25 @@ def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None
     adam = FlatAdam(flat, memory=4000, slowed=slowed, share=0.25)
     expected = torch.nn.Parameter(start.clone())
     twin = torch.optim.Adam([expected], lr=0.01, betas=(0.9, 0.99975), eps=1e-5)
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        gradient = torch.from_numpy(rng.normal(size=spec.num_parameters))
+    for seed in range(30):
+        gradient = normal(spec.num_parameters, seed)
         flat.gradient.copy_(gradient)
         expected.grad = gradient
         adam.step(0.01)
         twin.step()
+
     moved = flat.weights.detach() - start
     moved[slowed] *= 4
-    np.testing.assert_allclose(moved, expected.detach() - start, rtol=1e-9, atol=1e-12)
+    expected_move = expected.detach() - start
+    assert_allclose(moved, expected_move, rtol=1e-9, atol=1e-12)
 
 
 def test_free_deviations_are_the_place_of_log_std() -> None:
     spec = spec_of(BOX)
     places = free_deviations(spec)
-    assert (
-        places.stop - places.start
-        == spec.unflatten(np.zeros(spec.num_parameters))["log_std"].size
-        > 0
-    )
-    assert free_deviations(spec_of()) == slice(0, 0)
+    named = spec.unflatten(np.zeros(spec.num_parameters))
+    size = places.stop - places.start
+    assert size == named["log_std"].size
+    assert size > 0
+    discrete = spec_of()
+    assert free_deviations(discrete) == slice(0, 0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from builders import (
     random_weights,
 )
 from encoder_kinds import KINDS, config_of
-from torch import nn
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import from_numpy, nn
 from updates import gradient_of, load_random
 from worlds.models import Plain, Residual
 
@@ -37,7 +40,7 @@ from dppo.ppo.networks.choice import choose_network, learning_network
 from dppo.ppo.networks.network import NetworkSpec, RecurrentInputs
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.spaces.actions import Actions, DiscreteActions, NestedActions
-from dppo.spaces.spaces import Spaces, leaves
+from dppo.spaces.spaces import Categories, Spaces, leaves
 
 Make = Callable[[Actions, str], NetworkSpec]
 TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
@@ -45,7 +48,9 @@ VECTOR = np.dtype((np.float32, (2, 2)))
 LONG = np.dtype((np.float32, (111,)))
 IMAGE = np.dtype((np.uint8, (8, 8, 3)))
 NEST = np.dtype([("camera", IMAGE), ("speed", "<f4", (2,))])
-NO_IMAGES = np.dtype([("bits", np.int8, (2, 3, 4)), ("bytes", np.uint8, (1, 2, 2, 3, 4))])
+BITS = ("bits", np.int8, (2, 3, 4))
+BYTES = ("bytes", np.uint8, (1, 2, 2, 3, 4))
+NO_IMAGES = np.dtype([BITS, BYTES])
 ACTIONS: dict[str, Actions] = {
     "discrete": DISCRETE,
     "box": BOX,
@@ -64,10 +69,10 @@ def chosen(obs: np.dtype[Any], **settings: Any) -> Make:
 def encoder(kind: str) -> Make:
     def make(actions: Actions, dtype: str) -> NetworkSpec:
         config = config_of(kind, dtype=dtype)
-        spaces = build_sampler(sampler_plan(config), 0).spaces
-        return choose_network(
-            plan_of(config, actions).network, replace(spaces, actions=actions)
-        ).spec
+        built = build_sampler(sampler_plan(config), 0)
+        spaces = replace(built.spaces, actions=actions)
+        network = plan_of(config, actions).network
+        return choose_network(network, spaces).spec
 
     return make
 
@@ -105,26 +110,39 @@ def spec_of(network: str, actions: str, dtype: str) -> NetworkSpec:
     return NETWORKS[network](ACTIONS[actions], dtype)
 
 
+def random_numbers(
+    leaf: np.ndarray, categories: Categories | None, rng: np.random.Generator
+) -> np.ndarray:
+    """Return numbers of the kind and shape of a leaf."""
+    if categories is not None:
+        width = len(categories.counts)
+        codes = rng.integers(categories.counts, size=(leaf.size // width, width))
+        return (codes + categories.starts).reshape(leaf.shape)
+    if leaf.dtype.kind == "f":
+        return 3 * rng.normal(size=leaf.shape)
+    if leaf.dtype == np.uint8:
+        return rng.integers(0, 256, leaf.shape)
+    return rng.integers(0, 2, leaf.shape)
+
+
 def observations(spec: NetworkSpec, *shape: int) -> np.ndarray:
-    rng = np.random.default_rng(4)
+    rng = default_rng(4)
     obs = np.zeros(shape, spec.spaces.obs)
     for name, leaf in leaves(obs).items():
-        if name in spec.spaces.categories:
-            categories = spec.spaces.categories[name]
-            codes = rng.integers(categories.counts, size=(*shape, len(categories.counts)))
-            leaf[...] = (codes + categories.starts).reshape(leaf.shape)
-        elif leaf.dtype.kind == "f":
-            leaf[...] = rng.normal(size=leaf.shape) * 3
-        else:
-            leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+        categories = spec.spaces.categories.get(name)
+        leaf[...] = random_numbers(leaf, categories, rng)
     return obs
 
 
 def states_of(spec: NetworkSpec, *shape: int) -> np.ndarray | None:
     if not spec.state_size:
         return None
-    states = np.random.default_rng(3).normal(size=(*shape, spec.state_size))
+    states = default_rng(3).normal(size=(*shape, spec.state_size))
     return states.astype(spec.dtype)
+
+
+def noise_of(agent: PPOAgent, seed: int, samplers: int, rows: int) -> np.ndarray:
+    return agent.distribution.noise(default_rng(seed), samplers, rows, agent.spec.dtype)
 
 
 def sequences(by_step: np.ndarray) -> np.ndarray:
@@ -137,11 +155,46 @@ def inputs_of(
     spec: NetworkSpec, obs: np.ndarray, state: np.ndarray | None, starts: np.ndarray
 ) -> tuple[Any, RecurrentInputs | None]:
     """Return what a network learns from: observations [T, E] and, if it has memory, its state and `starts`."""
-    read = reader_of(spec.spaces.obs, spec.dtype).read(obs)
-    inputs = each_leaf(read, lambda leaf: torch.from_numpy(sequences(leaf)))
+    reader = reader_of(spec.spaces.obs, spec.dtype)
+    inputs = each_leaf(reader.read(obs), lambda leaf: from_numpy(sequences(leaf)))
     if state is None:
         return inputs, None
-    return inputs, RecurrentInputs(torch.from_numpy(state), torch.from_numpy(starts.T.copy()))
+    by_env = starts.T.copy()
+    return inputs, RecurrentInputs(from_numpy(state), from_numpy(by_env))
+
+
+class Acted(NamedTuple):
+    """The actions of a step, and the outputs of the network."""
+
+    actions: np.ndarray
+    head: np.ndarray
+    values: np.ndarray
+
+
+def act(agent: PPOAgent, obs: np.ndarray, starts: np.ndarray, first: np.ndarray | None) -> Acted:
+    """Act for T steps of E environments, and return the columns as a batch holds them."""
+    state = first
+    steps = []
+    for number, step_obs in enumerate(obs):
+        if state is not None:
+            state = np.where(starts[number, :, None], np.zeros_like(state), state)
+        before = copy.copy(state)
+        noise = noise_of(agent, number, 1, len(step_obs))
+        actions, outputs = agent.act(step_obs, noise[0], state)
+        best, _ = agent.decide(step_obs, state)
+        assert_array_equal(best, agent.distribution.mode(outputs.head))
+        values = agent.values(step_obs, state)
+        assert_array_equal(values, outputs.values)
+        assert_same_bytes(state, before)
+
+        steps.append(Acted(actions, outputs.head, outputs.values))
+        state = outputs.state
+        assert (state is None) == (first is None)
+        if state is not None:
+            assert state.dtype == agent.spec.dtype
+            assert state.shape == (len(step_obs), agent.spec.state_size)
+    columns = [sequences(np.stack(column)) for column in zip(*steps, strict=True)]
+    return Acted(*columns)
 
 
 @cases
@@ -154,38 +207,24 @@ def test_acting_step_by_step_equals_learning_over_sequences(
     model = PPOModel(spec, seed=9)
     load_random(model.network, spec, scale=0.1)
     obs = observations(spec, 12, 3)
-    starts = np.random.default_rng(2).random((12, 3)) < 0.2
-    first = state = states_of(spec, 3)
-    acted: list[tuple[np.ndarray, ...]] = []
-    for step_obs, is_start in zip(obs, starts, strict=True):
-        if state is not None:
-            state = np.where(is_start[:, None], np.zeros_like(state), state)
-        before = None if state is None else state.copy()
-        noise = agent.distribution.noise(np.random.default_rng(len(acted)), 1, 3, dtype)[0]
-        drawn, outputs = agent.act(step_obs, noise, state)
-        best, _ = agent.decide(step_obs, state)
-        np.testing.assert_array_equal(best, agent.distribution.mode(outputs.head))
-        np.testing.assert_array_equal(agent.values(step_obs, state), outputs.values)
-        assert_same_bytes(state, before)
-        acted.append((drawn, outputs.head, outputs.values))
-        state = outputs.state
-        assert (state is None) == (first is None)
-        if state is not None:
-            assert state.dtype == dtype
-            assert state.shape == (3, spec.state_size)
-    drawn, heads, values = (sequences(np.stack(column)) for column in zip(*acted, strict=True))
-    assert heads.dtype == values.dtype == dtype
-    inputs, recurrent = inputs_of(spec, obs, first, starts)
-    head, learned, _ = model.network.forward(inputs, recurrent)
-    scored = model.forward(inputs, torch.from_numpy(drawn), recurrent=recurrent)
-    logprobs = agent.distribution.log_prob(heads, drawn)
+    starts = default_rng(2).random((12, 3)) < 0.2
+    first = states_of(spec, 3)
+
+    acted = act(agent, obs, starts, first)
+    logprobs = agent.distribution.log_prob(acted.head, acted.actions)
+    assert acted.head.dtype == dtype
+    assert acted.values.dtype == dtype
     assert logprobs.dtype == dtype
+
+    inputs, recurrent = inputs_of(spec, obs, first, starts)
+    head, values, _ = model.network.forward(inputs, recurrent)
     tolerance = TOLERANCE[dtype]
-    np.testing.assert_allclose(heads, head, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(values, learned, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(
-        logprobs, scored.policy.logprobs, rtol=tolerance, atol=20 * tolerance
-    )
+    assert_allclose(acted.head, head, rtol=tolerance, atol=tolerance)
+    assert_allclose(acted.values, values, rtol=tolerance, atol=tolerance)
+
+    scored = model.forward(inputs, from_numpy(acted.actions), recurrent=recurrent)
+    learned = scored.policy.logprobs
+    assert_allclose(logprobs, learned, rtol=tolerance, atol=20 * tolerance)
 
 
 @networks
@@ -197,20 +236,25 @@ def test_gradients_are_finite_differences(network: str) -> None:
         load_random(learning, spec)
     starts = np.zeros((5, 2), bool)
     starts[3, 1] = True
-    inputs, recurrent = inputs_of(spec, observations(spec, 5, 2), states_of(spec, 2), starts)
-    gradient = gradient_of(learning, inputs, recurrent=recurrent)
+    obs = observations(spec, 5, 2)
+    inputs, recurrent = inputs_of(spec, obs, states_of(spec, 2), starts)
     weights = learning.parameters.weights.data
+
+    def loss() -> float:
+        head, values, _ = learning.forward(inputs, recurrent)
+        total = head.square().sum() + values.exp().sum()
+        return float(total)
 
     def difference(index: int) -> float:
         kept = weights[index].item()
-        losses = []
-        for step in (1e-6, -1e-6):
-            weights[index] = kept + step
-            head, values, _ = learning.forward(inputs, recurrent)
-            losses.append(float(head.square().sum() + values.exp().sum()))
+        weights[index] = kept + 1e-6
+        higher = loss()
+        weights[index] = kept - 1e-6
+        lower = loss()
         weights[index] = kept
-        return (losses[0] - losses[1]) / 2e-6
+        return (higher - lower) / 2e-6
 
+    gradient = gradient_of(learning, inputs, recurrent=recurrent)
     start = 0
     for name, shape in spec.shapes.items():
         size = math.prod(shape)
@@ -218,8 +262,10 @@ def test_gradients_are_finite_differences(network: str) -> None:
         if name == "frozen":
             assert not part.any()
         else:
-            for index in (np.abs(part).argmax(), np.random.default_rng(start).integers(size)):
-                expected = difference(start + int(index))
+            largest = int(np.abs(part).argmax())
+            another = int(default_rng(start).integers(size))
+            for index in (largest, another):
+                expected = difference(start + index)
                 assert part[index] == pytest.approx(expected, rel=1e-3, abs=2e-5), name
         start += size
 
@@ -235,17 +281,24 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
     def answers(obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None) -> list[Any]:
         drawn, outputs = agent.act(obs, noise, state)
         best, _ = agent.decide(obs, state)
-        return [drawn, *outputs, best, agent.values(obs, state)]
+        values = agent.values(obs, state)
+        return [drawn, *outputs, best, values]
+
+    def of_sampler(array: np.ndarray | None, sampler: int) -> np.ndarray | None:
+        if array is None:
+            return None
+        return array[sampler]
 
     for samplers, rows in ((1, 2), (2, 1), (3, 5), (8, 2), (2, 33)):
         obs = observations(spec, samplers, rows)
-        noise = agent.distribution.noise(np.random.default_rng(1), samplers, rows, dtype)
+        noise = noise_of(agent, 1, samplers, rows)
         states = states_of(spec, samplers, rows)
         together = answers(obs, noise, states)
-        for s in range(samplers):
-            state = None if states is None else states[s]
-            for stacked, alone in zip(together, answers(obs[s], noise[s], state), strict=True):
-                assert_same_bytes(None if stacked is None else stacked[s], alone)
+        for sampler in range(samplers):
+            state = of_sampler(states, sampler)
+            alone = answers(obs[sampler], noise[sampler], state)
+            for stacked, expected in zip(together, alone, strict=True):
+                assert_same_bytes(of_sampler(stacked, sampler), expected)
 
 
 @networks
@@ -253,86 +306,101 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
 def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -> None:
     """Flat weights and named parameters are the same numbers; torch's global state and default dtype have no effect."""
     spec = spec_of(network, "joint", dtype)
+    obs = observations(spec, 2)
 
     def weights_of(seed: int) -> np.ndarray:
         return learning_network(spec, seed).parameters.weights.numpy(force=True)
 
-    state = torch.get_rng_state()
+    def values_of_agent() -> np.ndarray:
+        return agent_of(spec).values(obs, states_of(spec, 2))
+
+    global_state = torch.get_rng_state()
     weights = weights_of(3)
-    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.get_rng_state(), global_state)
     assert weights.shape == (spec.num_parameters,)
     assert weights.dtype == dtype
+
     named = spec.unflatten(weights)
-    assert {name: array.shape for name, array in named.items()} == dict(spec.shapes)
-    np.testing.assert_array_equal(spec.flatten(dict(reversed(named.items()))), weights)
-    obs = observations(spec, 2)
-    values = agent_of(spec).values(obs, states_of(spec, 2))
+    shapes = {name: array.shape for name, array in named.items()}
+    assert shapes == dict(spec.shapes)
+    in_other_order = dict(reversed(named.items()))
+    assert_array_equal(spec.flatten(in_other_order), weights)
+
+    values = values_of_agent()
     torch.rand(10)
     torch.set_default_dtype(torch.float64)  # as an environment in the same process may do
     again = weights_of(3)
     other = weights_of(4)
-    values_again = agent_of(spec).values(obs, states_of(spec, 2))
+    values_again = values_of_agent()
     torch.set_default_dtype(torch.float32)
-    np.testing.assert_array_equal(again, weights)
-    np.testing.assert_array_equal(values_again, values)
+    assert_array_equal(again, weights)
+    assert_array_equal(values_again, values)
     assert not np.array_equal(other, weights)
+
     same = spec_of(network, "joint", dtype)
-    assert (same, same.as_json()) == (spec, spec.as_json())
-    assert spec_of(network, "joint", "float32" if dtype == "float64" else "float64") != spec
+    assert same == spec
+    assert same.as_json() == spec.as_json()
+    other_dtype = "float32" if dtype == "float64" else "float64"
+    assert spec_of(network, "joint", other_dtype) != spec
+
+
+def gram(weights: np.ndarray) -> np.ndarray:
+    """Return the products of all rows or, if these are fewer, of all columns."""
+    outputs, inputs = weights.shape
+    if outputs <= inputs:
+        return weights @ weights.T
+    return weights.T @ weights
 
 
 @pytest.mark.parametrize("kind", ENCODED)
 def test_encoders_and_heads_begin_with_the_gains_of_the_method(kind: str) -> None:
     spec = spec_of(kind, "box", "float32")
-    named = spec.unflatten(learning_network(spec, 3).parameters.weights.numpy(force=True))
+    network = learning_network(spec, 3)
+    weights = network.parameters.weights.numpy(force=True)
+    named = spec.unflatten(weights)
     policy = named["policy.weight"]
-    np.testing.assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(named["value.weight"]), 1, rtol=1e-4)
+    assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
+    value = named["value.weight"]
+    assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
+    assert not named["policy.bias"].any()
+    assert not named["value.bias"].any()
     for name, array in named.items():
-        if name.endswith("hidden.0.weight") or name.endswith("last.0.weight"):
-            gram = array @ array.T if len(array) <= array.shape[1] else array.T @ array
-            np.testing.assert_allclose(gram, 2 * np.eye(len(gram)), atol=1e-4)
-        if name in ("policy.bias", "value.bias"):
-            assert not array.any()
+        if name.endswith(("hidden.0.weight", "last.0.weight")):
+            products = gram(array)
+            assert_allclose(products, 2 * np.eye(len(products)), atol=1e-4)
 
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
     spec = spec_of("module with memory", "discrete", "float32")
     agent = agent_of(spec)
-    obs = observations(spec, 2, 1)
-    first = agent.decide(obs[0], agent.start(1))[1].state
-    assert first is not None
-    kept = first.copy()
-    agent.decide(obs[1], first)
-    np.testing.assert_array_equal(first, kept)
+    first_obs, second_obs = observations(spec, 2, 1)
+    _, outputs = agent.decide(first_obs, agent.start(1))
+    state = outputs.state
+    assert state is not None
+    kept = state.copy()
+    agent.decide(second_obs, state)
+    assert_array_equal(state, kept)
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
-        (
-            own.NoState,
-            "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state",
-        ),
-        (
-            own.WideState,
-            "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step",
-        ),
-        (own.MeanState, "depend on the other rows of the batch"),
-        (own.OddSize, "its state_size is (8,). It must be the number of elements"),
-        (
-            own.OneStep,
-            "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of",
-        ),
-    ],
-)
+REFUSED: list[tuple[type[nn.Module], str]] = [
+    (own.Backward, "its head of a sequence differ from those of its steps one after the other"),
+    (own.NoState, "returned a tuple of Tensor, Tensor. Return three tensors, head, values and state"),
+    (own.WideState, "returned state of shape (3, 16), not (3, 8): [rows, state_size], after the last step"),
+    (own.MeanState, "depend on the other rows of the batch"),
+    (own.OddSize, "its state_size is (8,). It must be the number of elements"),
+    (own.OneStep, "forward(obs, state, starts), with obs of shape (4, 3, 2, 2) and torch.float32, state of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "words"), REFUSED)
 def test_a_module_that_breaks_the_contract_is_refused(model: type[nn.Module], words: str) -> None:
+    spec = ModuleSpec(Spaces(VECTOR, DISCRETE), model, {}, "float32")
     with pytest.raises(ConfigError) as caught:
-        _ = ModuleSpec(Spaces(VECTOR, DISCRETE), model, {}, "float32").shapes
-    assert str(caught.value).startswith(f"model=worlds.memory_models:{model.__name__}: ")
-    assert words in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+        _ = spec.shapes
+    message = str(caught.value)
+    assert message.startswith(f"model=worlds.memory_models:{model.__name__}: ")
+    assert words in message
+    assert len(message.splitlines()) == 1
 
 
 def test_a_snapshot_is_copied_and_one_without_statistics_turns_normalization_off() -> None:
@@ -340,27 +408,38 @@ def test_a_snapshot_is_copied_and_one_without_statistics_turns_normalization_off
     agent = PPOAgent(spec)
     weights = random_weights(spec)
     mean = np.array([[0.5, -1.0], [100.0, 0.0]])
-    agent.load(PolicySnapshot(0, weights, ObsScale(mean, np.full((2, 2), 3.0))))
+    std = np.full((2, 2), 3.0)
+    agent.load(PolicySnapshot(0, weights, ObsScale(mean, std)))
     obs = observations(spec, 5)
     before = agent.values(obs)
-    np.testing.assert_array_equal(weights, random_weights(spec))
-    np.testing.assert_array_equal(obs, observations(spec, 5))
-    weights.flags.writeable = mean.flags.writeable = True
-    weights[:] = 7  # as an update in the same process would
-    mean[:] = 7
-    np.testing.assert_array_equal(agent.values(obs), before)
+    assert_array_equal(weights, random_weights(spec))
+    assert_array_equal(obs, observations(spec, 5))
+
+    for array in (weights, mean):
+        array.flags.writeable = True
+        array[:] = 7  # as an update in the same process would
+    assert_array_equal(agent.values(obs), before)
+
     agent.load(PolicySnapshot(1, random_weights(spec)))
-    np.testing.assert_array_equal(agent.values(obs), agent_of(spec).values(obs))
+    without_scale = agent_of(spec)
+    assert_array_equal(agent.values(obs), without_scale.values(obs))
 
 
 def test_weights_of_another_network_are_refused() -> None:
     spec = spec_of("mlp", "discrete", "float64")
     with pytest.raises(ValueError, match=r"got 1,00\d weights, this network has"):
         spec.unflatten(np.zeros(1003))
+
     named = spec.unflatten(random_weights(spec))
+    missing = dict(named)
+    del missing["value.4.bias"]
     with pytest.raises(ValueError, match=r"value\.4\.bias has shape None, this network has \(1,\)"):
-        spec.flatten({name: array for name, array in named.items() if name != "value.4.bias"})
+        spec.flatten(missing)
+
+    unexpected = named | {"log_std": np.zeros(2)}
     with pytest.raises(ValueError, match=r"log_std has shape \(2,\), this network has None"):
-        spec.flatten(named | {"log_std": np.zeros(2)})
+        spec.flatten(unexpected)
+
+    transposed = named["policy.0.weight"].T
     with pytest.raises(ValueError, match=r"policy\.0\.weight has shape \(4, 64\)"):
-        spec.flatten(named | {"policy.0.weight": named["policy.0.weight"].T})
+        spec.flatten(named | {"policy.0.weight": transposed})

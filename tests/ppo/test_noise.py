@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from builders import agent_of, sampler_of
+from numpy.random import default_rng
 from worlds.pushed import Pushed
 
 from dppo import streams
@@ -28,42 +32,49 @@ def noise_of(seed: int = 1, steps: int = 64, envs: int = 2) -> PinkNoise:
     def generator(index: int) -> np.random.Generator:
         return streams.generator(seed, Stream.ACTIONS, 0, index)
 
-    return PinkNoise(generator, DiagonalGaussian(3), (steps, envs), "float32")
+    shape = (steps, envs)
+    return PinkNoise(generator, DiagonalGaussian(3), shape, "float32")
 
 
 def test_each_process_follows_its_recursion() -> None:
     count = len(CORRELATIONS)
-    white = np.random.default_rng(1).standard_normal((count, 30, 2))
-    expected = np.zeros((30, 2))
+    steps = 30
+    white = default_rng(1).standard_normal((count, steps, 2))
+    expected = np.zeros((steps, 2))
     for correlation, noise in zip(CORRELATIONS, white, strict=True):
         share = np.sqrt(1 - correlation**2)
         state = noise[0]
         expected[0] += state
-        for step in range(1, 30):
+        for step in range(1, steps):
             state = correlation * state + share * noise[step]
             expected[step] += state
-    assert np.allclose(pink(white), expected / np.sqrt(count))
+    expected /= np.sqrt(count)
+    assert np.allclose(pink(white), expected)
 
 
 def test_its_variance_is_one_and_its_correlations_last() -> None:
     count = len(CORRELATIONS)
-    white = np.random.default_rng(2).standard_normal((count, 40, 20_000))
+    white = default_rng(2).standard_normal((count, 40, 20_000))
     noise = pink(white)
-    assert np.allclose(noise.var(axis=1), 1, atol=0.05)
+    variances = noise.var(axis=1)
+    assert np.allclose(variances, 1, atol=0.05)
     for lag in (1, 10):
         powers = [correlation**lag for correlation in CORRELATIONS]
+        expected = np.mean(powers)
         measured = np.mean(noise[5] * noise[5 + lag])
-        assert abs(measured - np.mean(powers)) < 0.05
+        assert abs(measured - expected) < 0.05
 
 
 def test_a_segment_has_the_same_noise_wherever_it_is_drawn() -> None:
     in_order = noise_of()
     segments = []
     for index in range(40):
-        segments.append(in_order.of_segment(index).copy())
+        noise = in_order.of_segment(index)
+        segments.append(noise.copy())
     first = segments[0]
     assert first.shape == (64, 2, 3)
     assert first.dtype == np.float32
+
     for index in (39, 3, 17):
         again = noise_of().of_segment(index)
         assert np.array_equal(again, segments[index])
@@ -78,46 +89,57 @@ def test_segments_of_any_length_join_without_a_break() -> None:
     segments = []
     for index in range(BLOCK_STEPS // 64):
         segments.append(short.of_segment(index))
-    assert np.array_equal(np.concatenate(segments), whole)
-    long = noise_of(steps=BLOCK_STEPS + 1).of_segment(1)
-    assert long.shape == (BLOCK_STEPS + 1, 2, 3)
+    joined = np.concatenate(segments)
+    assert np.array_equal(joined, whole)
+
+    length = BLOCK_STEPS + 1
+    longer = noise_of(steps=length).of_segment(1)
+    assert longer.shape == (length, 2, 3)
+
+
+def covered(exploration: WideExploration, segments: Iterable[int]) -> list[bool]:
+    """Return for each segment whether it explores widely."""
+    return [exploration.covers(index) for index in segments]
 
 
 def test_at_any_time_one_sampler_of_four_explores_widely() -> None:
     for index in (0, STRETCH - 1, STRETCH, 9 * STRETCH):
         flags = []
         for sampler in range(8):
-            flags.append(WideExploration(sampler, 64).covers(index))
+            exploration = WideExploration(sampler, 64)
+            flags.append(exploration.covers(index))
         assert sum(flags) == 8 // EVERY
 
 
 @pytest.mark.parametrize("num_steps", [64, 100, 3000])
 def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> None:
-    segments_of_stretch = -(-STRETCH_STEPS // num_steps)
-    segments = EVERY * segments_of_stretch
-    flags = []
-    for index in range(3 * segments):
-        flags.append(WideExploration(2, num_steps).covers(index))
-    assert sum(flags) == 3 * segments_of_stretch
-    assert flags[:segments] == flags[segments : 2 * segments]
+    stretch = math.ceil(STRETCH_STEPS / num_steps)
+    period = EVERY * stretch
+    exploration = WideExploration(2, num_steps)
+    flags = covered(exploration, range(3 * period))
+    assert sum(flags) == 3 * stretch
+    first_period = flags[:period]
+    second_period = flags[period : 2 * period]
+    assert first_period == second_period
 
 
 def test_nothing_is_wide_while_a_controller_acts() -> None:
     wide_from_the_start = WideExploration(3, 64)
+    assert covered(wide_from_the_start, (0, 4, 5)) == [True, True, True]
     later = WideExploration(3, 64, first_segment=5)
-    assert [wide_from_the_start.covers(index) for index in (0, 4, 5)] == [True, True, True]
-    assert [later.covers(index) for index in (0, 4, 5)] == [False, False, True]
+    assert covered(later, (0, 4, 5)) == [False, False, True]
 
 
 def test_noise_is_held_for_powers_of_two() -> None:
     white = np.arange(4000.0).reshape(2000, 2, 1)
-    noise = hold(white, np.random.default_rng(1))
+    noise = hold(white, default_rng(1))
     for env in range(2):
         of_env = noise[:, env, 0]
         values, lengths = np.unique(of_env, return_counts=True)
         is_drawn = np.isin(values, white[:, env])
         assert is_drawn.all()
-        assert set(lengths[:-1]) == {1, 2, 4, 8, 16, 32}
+        complete = lengths[:-1]
+        assert set(complete) == {1, 2, 4, 8, 16, 32}
     # nothing is held from before the segment
     assert np.array_equal(noise[0], white[0])
 
@@ -127,29 +149,29 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
     samplers: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(hidden_sizes=(8,), state_dependent_std=True)
-    spaces = Spaces(OBS, ACTIONS)
-    spec = choose_network(network, spaces).spec
+    spec = choose_network(network, Spaces(OBS, ACTIONS)).spec
     agent = agent_of(spec)
     is_alone = len(samplers) == 1
     # a single sampler has no axis
     shape: tuple[int, ...] = (2,)
     if not is_alone:
         shape = (len(samplers), 2)
-    random = np.random.default_rng(5)
-    obs = random.standard_normal((*shape, 3))
-    obs = obs.astype(np.float32)
+    random = default_rng(5).standard_normal((*shape, 3))
+    obs = random.astype(np.float32)
     noise = np.ones((*shape, 2), np.float32)
     _, usual = agent.act(obs, noise)
-    expected = usual.head.copy()
+
     # the random weights have deviations on both sides of this limit
     monkeypatch.setattr(wide, "LEAST_LOG_STD", 0.8)
+    expected = usual.head.copy()
     log_std = expected[..., 2:]
     if not is_alone:
         log_std = log_std[1]
-    assert 0 < (log_std < 0.8).mean() < 1
-    np.maximum(log_std, 0.8, out=log_std)
-    flags = np.array(samplers)
-    explorer = WideAgent(agent, flags)
+    is_raised = log_std < 0.8
+    assert 0 < is_raised.mean() < 1
+    log_std[is_raised] = 0.8
+
+    explorer = WideAgent(agent, np.array(samplers))
     actions, outputs = explorer.act(obs, noise)
     assert np.array_equal(outputs.head, expected)
     drawn = agent.distribution.sample(expected, noise)
@@ -162,9 +184,12 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
 )
 def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: bool) -> None:
     """Of this sampler, segment 1 explores widely; the episodes end in segment 2."""
-    sampler, _ = sampler_of([Pushed()], num_steps=1024, sampler_id=2, wide=WideExploration(2, 1024))
+    num_steps = 1024
+    exploration = WideExploration(2, num_steps)
+    sampler, _ = sampler_of([Pushed()], num_steps=num_steps, sampler_id=2, wide=exploration)
     assert sampler.wide is not None
-    assert [index for index in range(6) if sampler.wide.covers(index)] == [1, 5]
+    flags = covered(sampler.wide, range(6))
+    assert np.flatnonzero(flags).tolist() == [1, 5]
     episode = Episode(0, 0, 1.0, length, None, end=end)
     (marked,) = sampler.wide.marked([episode], index=2)
     assert marked.explored == explored

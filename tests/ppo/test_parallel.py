@@ -14,6 +14,9 @@ from builders import BOX, DISCRETE, at_rate, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import from_numpy
 from updates import make_trainer, random_batch, train, weighted
 
 from dppo.errors import TrainingDiverged
@@ -31,7 +34,7 @@ LAYERS = ("activation", "hidden_sizes")
 
 def scattered(rows: int) -> np.ndarray:
     """Give weight zero to two rows of three, anywhere."""
-    return np.random.default_rng(3).random(rows) < 0.35
+    return default_rng(3).random(rows) < 0.35
 
 
 def last_quarter(rows: int) -> np.ndarray:
@@ -127,9 +130,7 @@ def train_a_share(
 def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Train on all rows, with minibatches composed of those of the ranks."""
     trainer = trainer_of(case)
-    order: Any = OwnOrders(
-        [np.random.default_rng(rank) for rank in range(ranks)], trainer.minibatches
-    )
+    order: Any = OwnOrders([default_rng(rank) for rank in range(ranks)], trainer.minibatches)
     figures = trainer.train_on(batch_for(case), at_rate(trainer, LEARNING_RATE), order).figures
     return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
@@ -138,9 +139,7 @@ def assert_close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Check that weights, state and all metrics are equal up to rounding in float64."""
     assert actual["step"] == expected["step"]
     for name in actual.keys() - {"figures"}:
-        np.testing.assert_allclose(
-            actual[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name
-        )
+        assert_allclose(actual[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
     assert actual["figures"] == pytest.approx(expected["figures"], rel=1e-10, abs=1e-12)
 
 
@@ -148,7 +147,7 @@ def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks[1:]:
         assert rank["figures"] == ranks[0]["figures"]
         for name in rank.keys() - {"figures"}:
-            np.testing.assert_array_equal(rank[name], ranks[0][name], err_msg=name)
+            assert_array_equal(rank[name], ranks[0][name], err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -262,12 +261,12 @@ def test_sums_are_taken_in_the_order_of_ranks(
     for machines in ("one", "several"):
         for summed, in_memory in processes.all_do(size, sums_of, numbers, machines):
             assert in_memory == (machines == "one" and (size > 2 or (size == 2 and numbers > FEW)))
-            np.testing.assert_array_equal(summed, expected)
+            assert_array_equal(summed, expected)
 
 
 def addends(rank: int, numbers: int) -> np.ndarray:
     """Return the addends of `rank` to three sums."""
-    rng = np.random.default_rng(rank)
+    rng = default_rng(rank)
     rows = rng.normal(size=(3, numbers)) * 10.0 ** rng.integers(-4, 4, size=(3, numbers))
     return rows.astype(np.float32)
 
@@ -283,7 +282,7 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
     assert not tensor.any()
     summed = []
     for row in addends(group.rank, numbers):
-        tensor.copy_(torch.from_numpy(row))
+        tensor.copy_(from_numpy(row))
         group.sum_(tensor)
         summed.append(tensor.numpy().copy())
     return summed, group.vectors is not None
@@ -320,27 +319,27 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> N
     answers = Meeting(2).all_do(poisoned)
     assert all("SGD step 0 " in text for text, _ in answers)
     for _, weights in answers:
-        np.testing.assert_array_equal(weights, trainer_of({}).weights())
+        assert_array_equal(weights, trainer_of({}).weights())
 
 
 @pytest.mark.proves("merged_moments")
 @pytest.mark.parametrize("sizes", [(12,), (6, 6), (1, 5, 2), (3, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift: float) -> None:
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     parts = [
         rng.normal(shift + 5 * index, 1 + index, (3, size)) for index, size in enumerate(sizes)
     ]
-    merged = merged_moments(torch.stack([row_moments(torch.from_numpy(part)) for part in parts]))
+    merged = merged_moments(torch.stack([row_moments(from_numpy(part)) for part in parts]))
     everything = np.concatenate(parts, axis=1)
-    np.testing.assert_array_equal(merged[:, 0], sum(sizes))
-    np.testing.assert_allclose(merged[:, 1], everything.mean(axis=1), rtol=1e-14)
-    np.testing.assert_allclose(merged[:, 2], everything.var(axis=1) * sum(sizes), rtol=1e-8)
+    assert_array_equal(merged[:, 0], sum(sizes))
+    assert_allclose(merged[:, 1], everything.mean(axis=1), rtol=1e-14)
+    assert_allclose(merged[:, 2], everything.var(axis=1) * sum(sizes), rtol=1e-8)
 
 
 def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
-    moments = row_moments(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 7))))
+    moments = row_moments(from_numpy(default_rng(0).normal(size=(2, 7))))
     assert torch.equal(moments_of_all(moments, Parallel()), moments)
     assert row_moments(torch.tensor([[3.0], [-1.0]])).tolist() == [
         [1.0, 3.0, 0.0],

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from builders import DISCRETE, PLAIN, random_weights, sampler_of
+from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
+from torch.testing import assert_close
 from updates import DISCRETE_SPEC as SPEC
 from updates import make_trainer, random_batch, train
 
@@ -41,9 +43,7 @@ def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
         targets += returns[weights > 0].tolist()
         batch = replace(batch, returns=torch.where(weights > 0, returns, 1e9), weights=weights)
         figures = train(trainer, batch, seed=number)
-        np.testing.assert_allclose(
-            [figures["value_mean"], figures["value_std"]], mean_and_deviation(targets)
-        )
+        assert_allclose([figures["value_mean"], figures["value_std"]], mean_and_deviation(targets))
 
 
 @pytest.mark.proves("PopArt")
@@ -56,7 +56,7 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
         batch = random_batch(SPEC, seed=2)
         trainer.popart.learn(replace(batch, returns=batch.returns * 100 + shift), trainer.parallel)
         after = trainer.popart.scale.restore(trainer.model.values(obs))
-        torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+        assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.proves("PopArt")
@@ -79,7 +79,7 @@ def test_an_update_is_that_on_standardized_targets(options: dict[str, Any]) -> N
     )
     figures = train(trainer, batch)
     expected = train(twin, by_hand)
-    np.testing.assert_allclose(trainer.weights(), twin.weights(), rtol=1e-9, atol=1e-12)
+    assert_allclose(trainer.weights(), twin.weights(), rtol=1e-9, atol=1e-12)
     for name in ("value_loss", "explained_variance"):
         assert figures[name] == pytest.approx(expected[name], rel=1e-7)
 
@@ -94,8 +94,8 @@ def test_actors_report_values_in_units_of_rewards() -> None:
         segments.append(sampler.collect(SegmentRequest(0, 0), snapshot)[1])
     plain, restored = segments
     assert restored.values.dtype == plain.values.dtype
-    np.testing.assert_allclose(restored.values, plain.values * 40 - 300, rtol=1e-6)
-    np.testing.assert_allclose(restored.next_values, plain.next_values * 40 - 300, rtol=1e-6)
+    assert_allclose(restored.values, plain.values * 40 - 300, rtol=1e-6)
+    assert_allclose(restored.next_values, plain.next_values * 40 - 300, rtol=1e-6)
     assert restored.actions.tobytes() == plain.actions.tobytes()
 
 
@@ -151,7 +151,7 @@ def test_a_network_that_changes_the_values_of_its_last_layer_is_refused(output: 
 def test_checking_the_last_layer_changes_no_weight() -> None:
     spec = spec_with()
     checked = PPOTrainer(PPOModel(spec, 1), replace(PLAIN, norm_value=True), minibatches=1)
-    np.testing.assert_array_equal(checked.weights(), PPOModel(spec, 1).parameters.weights.detach())
+    assert_array_equal(checked.weights(), PPOModel(spec, 1).parameters.weights.detach())
 
 
 @pytest.mark.parametrize("last", ["Identity", "Flatten"])

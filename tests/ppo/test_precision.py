@@ -10,6 +10,7 @@ import torch
 from builders import collect, parts_of
 from encoder_kinds import config_of
 from torch import Tensor
+from torch.testing import assert_close
 from updates import train
 
 import dppo
@@ -64,8 +65,8 @@ def test_gradients_and_outputs_are_those_of_float32_to_two_digits(kind: str) -> 
     assert {tensor.dtype for tensor in (gradient, head, values)} == {torch.float32}
     assert not torch.equal(gradient, exact)  # else nothing was computed in bfloat16
     assert torch.linalg.vector_norm(gradient - exact) < 0.03 * torch.linalg.vector_norm(exact)
-    torch.testing.assert_close(head, exact_head, atol=0.01, rtol=0.02)
-    torch.testing.assert_close(values, exact_values, atol=0.02, rtol=0.02)  # 0.0098 apart at most
+    assert_close(head, exact_head, atol=0.01, rtol=0.02)
+    assert_close(values, exact_values, atol=0.02, rtol=0.02)  # 0.0098 apart at most
 
 
 @kinds

@@ -13,6 +13,7 @@ import pytest
 import torch
 from builders import assert_same_bytes, make_config, random_weights, sampler_of, telling_snapshot
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from numpy.testing import assert_allclose, assert_array_equal
 from updates import experience_of
 from worlds.faulty import DriftingSimulator
 from worlds.memory import Recalls
@@ -70,8 +71,8 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     assert np.argwhere(segment.truncated.T).tolist() == [[1, 1], [1, 3], [3, 4]]
     assert np.argwhere(segment.terminated.T).tolist() == [[2, 2]]
     assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
-    np.testing.assert_array_equal(segment.rewards, segment.actions)
-    np.testing.assert_allclose(segment.logprobs, np.log(1 / 4))
+    assert_array_equal(segment.rewards, segment.actions)
+    assert_allclose(segment.logprobs, np.log(1 / 4))
     assert segment.valid.all()
     assert segment.successors is None  # only segments whose advantages are recomputed hold them
     assert (report.sampler_id, report.index, report.policy_version, report.steps) == (0, 0, 0, 20)
@@ -79,7 +80,7 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     assert report.carry.episode_lengths.tolist() == [5, 1, 2, 0]
     assert [len(actions) for actions in report.open_actions] == [5, 1, 2, 0]
     for env, actions in enumerate(report.open_actions):
-        np.testing.assert_array_equal(actions, segment.actions[5 - len(actions) :, env])
+        assert_array_equal(actions, segment.actions[5 - len(actions) :, env])
     assert [(episode.env, episode.index) for episode in report.episodes] == [
         (1, 0),
         (2, 0),
@@ -108,8 +109,8 @@ def test_discounted_returns_run_through_segments_and_start_again_with_each_episo
         result = report.statistics.returns
         assert result is not None
         assert result.count == 4
-        np.testing.assert_allclose(result.mean, np.mean(samples))
-        np.testing.assert_allclose(result.m2, 4 * np.var(samples))
+        assert_allclose(result.mean, np.mean(samples))
+        assert_allclose(result.m2, 4 * np.var(samples))
 
 
 def test_nothing_is_reported_for_normalizers_that_are_off() -> None:
@@ -150,7 +151,7 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     words = "sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps"
     assert after.incidents[0].message.startswith(words)
     obs, _ = CartPoleEnv().reset(seed=streams.integer(1, Stream.EPISODES, 0, 0, 1))
-    np.testing.assert_array_equal(segment.obs[0, 0], obs)
+    assert_array_equal(segment.obs[0, 0], obs)
     assert after.carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
     assert after.carry.episode_lengths.tolist() == ([5, 10] if replay else [5, 5])
     returns = sum(0.9 ** (4 - t) * segment.rewards[t, 0] for t in range(5))
@@ -205,13 +206,11 @@ def test_values_and_states_are_those_of_each_environment_step_by_step(memory: st
             state = states[env]
             for t in range(STEPS):
                 if t % LENGTH == 0:
-                    np.testing.assert_allclose(
-                        segment.states[t // LENGTH, env], state, rtol=1e-9, atol=1e-14
-                    )
+                    assert_allclose(segment.states[t // LENGTH, env], state, rtol=1e-9, atol=1e-14)
                     assert bool(segment.states[t // LENGTH, env].any()) == bool(state.any())
                     ends["at the start of a sequence"] += not state.any()
                 _, decided = agent.decide(segment.obs[t, env][None], state[None])
-                np.testing.assert_allclose(segment.values[t, env], decided.values[0], rtol=1e-9)
+                assert_allclose(segment.values[t, env], decided.values[0], rtol=1e-9)
                 assert decided.state is not None
                 after = decided.state[0]
                 if segment.terminated[t, env]:
@@ -224,10 +223,10 @@ def test_values_and_states_are_those_of_each_environment_step_by_step(memory: st
                     follows = final_obs(segment.obs[t, env])
                 if follows is not None:
                     value = agent.values(follows[None].astype(np.float32), after[None])[0]
-                    np.testing.assert_allclose(segment.next_values[t, env], value, rtol=1e-9)
+                    assert_allclose(segment.next_values[t, env], value, rtol=1e-9)
                 state = np.zeros_like(after) if segment.truncated[t, env] else after
             assert report.carry.memory is not None
-            np.testing.assert_allclose(report.carry.memory[env], state, rtol=1e-9, atol=1e-14)
+            assert_allclose(report.carry.memory[env], state, rtol=1e-9, atol=1e-14)
             states[env] = state
     assert min(ends.values()) >= 2, ends
 
@@ -245,7 +244,7 @@ def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) ->
     (_, earlier), (_, later) = (sampler.collect(SegmentRequest(0, k), policy) for k in range(2))
     goes_on = ~(earlier.terminated | earlier.truncated)[-1]
     assert goes_on.any()
-    np.testing.assert_array_equal(earlier.next_values[-1][goes_on], later.values[0][goes_on])
+    assert_array_equal(earlier.next_values[-1][goes_on], later.values[0][goes_on])
 
 
 def test_an_abandoned_episode_starts_from_zero() -> None:
@@ -273,5 +272,5 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
         again = estimate_again(
             batch, CurrentNetwork(model, rows, None), experience_of([segment]), ppo
         )
-        np.testing.assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)
+        assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
+        assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)

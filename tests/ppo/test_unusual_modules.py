@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from builders import DISCRETE
-from torch import Tensor, nn
+from numpy.testing import assert_array_equal
+from torch import Tensor, from_numpy, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.parametrize import register_parametrization
+from torch.testing import assert_close
 
 import dppo
 from dppo.errors import ConfigError
@@ -203,13 +205,13 @@ def test_actors_and_learners_compute_what_torch_does_and_the_same_bits(
     actor = acting_network(spec)
     learner = learning_network(spec, 0)
     first = torch.cat([parameter.flatten() for parameter in plain.parameters()]).numpy(force=True)
-    obs = torch.from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype(dtype))
+    obs = from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype(dtype))
     for number in range(2):
         weights = first * (1 + number) + np.float32(0.3) * number
-        nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), plain.parameters())
+        nn.utils.vector_to_parameters(from_numpy(weights.copy()), plain.parameters())
         actor.load(weights)
         with torch.no_grad():
-            learner.parameters.weights.copy_(torch.from_numpy(weights))
+            learner.parameters.weights.copy_(from_numpy(weights))
         for rows in (obs, obs[:1]):
             plain.zero_grad()
             head, values = plain(rows)
@@ -220,10 +222,10 @@ def test_actors_and_learners_compute_what_torch_does_and_the_same_bits(
             ]
             learned, learned_values, residuals = learner.forward(rows)
             acted = actor.step(rows.numpy())
-            np.testing.assert_array_equal(acted.head, learned)
-            np.testing.assert_array_equal(acted.values, learned_values)
+            assert_array_equal(acted.head, learned)
+            assert_array_equal(acted.values, learned_values)
             learner.backward(residuals, 2 * learned, torch.ones_like(learned_values))
-            torch.testing.assert_close(
+            assert_close(
                 (learned, learned_values, learner.parameters.gradient),
                 (head.detach(), values.detach(), torch.cat([part.flatten() for part in expected])),
                 rtol=1e3 * TOLERANCE[dtype],

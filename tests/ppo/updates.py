@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from builders import BOX, DISCRETE, PLAIN, at_rate, random_weights, spec_of
-from torch import Tensor, nn
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
+from torch import Tensor, from_numpy, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from dppo.config.parts import ResolvedPPO
@@ -22,7 +25,7 @@ from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.reuse import OlderPolicies
 from dppo.ppo.learning.stages import LagCorrection, RecomputedAdvantages, Stage
-from dppo.ppo.learning.trainer import PPOTrainer
+from dppo.ppo.learning.trainer import NO_EXPERIENCE, PPOTrainer
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.mlp import MLP
 from dppo.ppo.networks.network import LearningNetwork, NetworkSpec, RecurrentInputs
@@ -30,6 +33,17 @@ from dppo.ppo.networks.network import LearningNetwork, NetworkSpec, RecurrentInp
 ACTIONS = pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "box"])
 COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
 DISCRETE_SPEC: BuiltInSpec = spec_of(DISCRETE)
+
+
+def stages_of(ppo: ResolvedPPO, parallel: Parallel, *, lagged: bool) -> list[Stage]:
+    stages: list[Stage] = []
+    if ppo.reuse > 1:
+        stages.append(OlderPolicies(ppo, parallel))
+    elif lagged:
+        stages.append(LagCorrection())
+    if ppo.recompute_advantages:
+        stages.append(RecomputedAdvantages(ppo))
+    return stages
 
 
 def make_trainer(
@@ -43,21 +57,14 @@ def make_trainer(
 ) -> PPOTrainer:
     """Return a trainer with the stages of these options, and random weights."""
     parallel = parallel or Parallel()
-    ppo = dataclasses.replace(PLAIN, **options)
-    stages: list[Stage] = []
-    if ppo.reuse > 1:
-        stages.append(OlderPolicies(ppo, parallel))
-    elif lagged:
-        stages.append(LagCorrection())
-    if ppo.recompute_advantages:
-        stages.append(RecomputedAdvantages(ppo))
+    ppo = replace(PLAIN, **options)
     trainer = PPOTrainer(
         PPOModel(spec, 1, zeros_like=parallel.zeros_like),
         ppo,
         minibatches=minibatches,
         micro_batch_size=micro_batch_size,
         parallel=parallel,
-        stages=stages,
+        stages=stages_of(ppo, parallel, lagged=lagged),
     )
     trainer.load(random_weights(spec), trainer.state())
     return trainer
@@ -67,48 +74,122 @@ def experience_of(
     segments: Sequence[Segment] = (), obs_scale: ObsScale | None = None, lag: int = 0
 ) -> Experience:
     """Return the origin of a batch of these segments, whose rewards are not scaled."""
-    return Experience(segments, PolicySnapshot(0, np.zeros(0), obs_scale), None, iteration=lag)
+    snapshot = PolicySnapshot(0, np.zeros(0), obs_scale)
+    return Experience(segments, snapshot, None, iteration=lag)
 
 
 def random_batch(
     spec: BuiltInSpec = DISCRETE_SPEC, rows: int = 50, seed: int = 0, drift: float = 0.3
 ) -> Batch:
     """Return rows of a policy near that of `make_trainer`: ratios on both sides of the clip, or 1 without drift."""
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.from_numpy(rng.normal(size=(rows, *shape)).astype(spec.dtype))
+        numbers = rng.normal(size=(rows, *shape))
+        return from_numpy(numbers.astype(spec.dtype))
 
     shape = spec.distribution.action_shape
-    actions = normal(*shape) if shape else torch.from_numpy(rng.integers(0, 3, rows))
+    if shape:
+        actions = normal(*shape)
+    else:
+        actions = from_numpy(rng.integers(0, 3, rows))
     obs = normal(*spec.spaces.obs.shape)
     scored = make_trainer(spec).model.forward(obs, actions)
-    logprobs = scored.policy.logprobs.clone()
+    logprobs = scored.policy.logprobs + drift * normal()
     values = scored.values.clone()
-    drifted, noise, advantages = (normal() for _ in range(3))
-    columns = (
-        obs,
-        actions,
-        logprobs + drift * drifted,
-        values + drift * noise,
-        advantages,
-        values + 2 * advantages,
-    )
+    old_values = values + drift * normal()
+    advantages = normal()
+    returns = values + 2 * advantages
+    columns = (obs, actions, logprobs, old_values, advantages, returns)
     return Batch(*columns, terminates=False, rewards=(0.0, 0.0))
 
 
 def weighted(batch: Batch, counted: np.ndarray) -> Batch:
     """Return the batch as `make_batch` would, with zeros in all rows but those that count, which weigh zero."""
-    weights = torch.from_numpy(counted).to(batch.values.dtype)
-    columns = {name: getattr(batch, name).clone() for name in COLUMNS}
-    for column in columns.values():
+    weights = from_numpy(counted).to(batch.values.dtype)
+    columns = {}
+    for name in COLUMNS:
+        column = getattr(batch, name).clone()
         column[weights == 0] = 0
-    return dataclasses.replace(batch, weights=weights, **columns)
+        columns[name] = column
+    return replace(batch, weights=weights, **columns)
 
 
-def train(trainer: PPOTrainer, batch: Batch, rate: float = 1e-3, seed: int = 0) -> dict[str, float]:
-    """Do an update with this learning rate, in minibatches drawn from `seed`; return its figures."""
-    return trainer.train_on(batch, at_rate(trainer, rate), np.random.default_rng(seed)).figures
+def train(
+    trainer: PPOTrainer,
+    batch: Batch,
+    rate: float = 1e-3,
+    experience: Experience = NO_EXPERIENCE,
+    *,
+    seed: int = 0,
+    order: Any = None,
+) -> dict[str, float]:
+    """Do an update with this learning rate, in minibatches drawn by `order` or from `seed`; return its figures."""
+    settings = at_rate(trainer, rate)
+    order = order or default_rng(seed)
+    update = trainer.train_on(batch, settings, order, experience)
+    return update.figures
+
+
+def counted_rows(batch: Batch, rows: np.ndarray) -> np.ndarray:
+    """Return those rows that weigh something."""
+    if batch.weights is None:
+        return rows
+    weights = batch.weights[rows].numpy()
+    return rows[weights > 0]
+
+
+def slow_ent_coef(model: MLP, batch: Batch, options: ResolvedPPO, floor: float) -> float:
+    """Return the coefficient of the entropy; discrete actions without a reward so far have a bonus."""
+    has_bonus = floor > 0 and not any(batch.rewards)
+    if not has_bonus or not options.norm_adv or model.log_std is not None:
+        return options.ent_coef
+    rows = counted_rows(batch, np.arange(len(batch)))
+    deviation = batch.advantages[rows].std().item()
+    return options.ent_coef + 0.01 * max(0.0, 1 - 2 * deviation / floor)
+
+
+def standardized(advantages: Tensor, floor: float) -> Tensor:
+    deviation = 0.0
+    if len(advantages) > 1:
+        deviation = float(advantages.std())
+    centered = advantages - advantages.mean()
+    return centered / (max(deviation, floor) + 1e-8)
+
+
+def slow_policy(model: MLP, obs: Tensor) -> Any:
+    head = model.policy(obs)
+    if model.log_std is None:
+        return Categorical(logits=head)
+    return Independent(Normal(head, model.log_std.exp()), 1)
+
+
+def slow_loss(
+    model: MLP, mb: SimpleNamespace, options: ResolvedPPO, floor: float, ent_coef: float
+) -> tuple[Tensor, float]:
+    """Return the loss of a minibatch, and the approximate KL."""
+    clip = options.clip_coef
+    policy = slow_policy(model, mb.obs)
+    logratio = policy.log_prob(mb.actions) - mb.logprobs
+    ratio = logratio.exp()
+    kl = ((ratio - 1) - logratio).mean().item()
+
+    advantages = mb.advantages
+    if options.norm_adv:
+        advantages = standardized(advantages, floor)
+    clipped_ratio = torch.clamp(ratio, 1 - clip, 1 + clip)
+    pg_loss = torch.max(-advantages * ratio, -advantages * clipped_ratio).mean()
+
+    value = model.value(mb.obs)[:, 0]
+    error = (value - mb.returns) ** 2
+    if options.clip_vloss:
+        clipped = mb.values + torch.clamp(value - mb.values, -clip, clip)
+        clipped_error = (clipped - mb.returns) ** 2
+        error = torch.max(error, clipped_error)
+    v_loss = 0.5 * error.mean()
+
+    entropy = policy.entropy().mean()
+    return pg_loss - ent_coef * entropy + options.vf_coef * v_loss, kl
 
 
 def slow_update(
@@ -121,42 +202,19 @@ def slow_update(
     """
     optimizer = torch.optim.Adam(model.parameters(), eps=1e-5)
     rates: list[float] = []
-    floor = options.adv_floor if options.norm_reward and not batch.has_learning_signal else 0.0
-    ent_coef = options.ent_coef
-    if floor and not any(batch.rewards) and options.norm_adv and model.log_std is None:
-        deviation = (
-            batch.advantages[slice(None) if batch.weights is None else batch.weights > 0]
-            .std()
-            .item()
-        )
-        ent_coef += 0.01 * max(0.0, 1 - 2 * deviation / floor)
+    floor = 0.0
+    if options.norm_reward and not batch.has_learning_signal:
+        floor = options.adv_floor
+    ent_coef = slow_ent_coef(model, batch, options, floor)
     for _ in range(options.update_epochs):
-        for drawn in np.array_split(order.permutation(len(batch)), minibatches):
-            rows = drawn if batch.weights is None else drawn[batch.weights[drawn].numpy() > 0]
+        permutation = order.permutation(len(batch))
+        for drawn in np.array_split(permutation, minibatches):
+            rows = counted_rows(batch, drawn)
             if not len(rows):
                 continue
-            mb = {name: getattr(batch, name)[rows] for name in COLUMNS}
-            head = model.policy(mb["obs"])
-            value = model.value(mb["obs"])[:, 0]
-            policy: Any = Categorical(logits=head)
-            if model.log_std is not None:
-                policy = Independent(Normal(head, model.log_std.exp()), 1)
-            logratio = policy.log_prob(mb["actions"]) - mb["logprobs"]
-            ratio = logratio.exp()
-            adv = mb["advantages"]
-            c = options.clip_coef
-            kl = ((ratio - 1) - logratio).mean().item()
-            if options.norm_adv:
-                deviation = float(adv.std()) if len(adv) > 1 else 0.0
-                adv = (adv - adv.mean()) / (max(deviation, floor) + 1e-8)
-            pg_loss = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - c, 1 + c)).mean()
-            error = (value - mb["returns"]) ** 2
-            if options.clip_vloss:
-                clipped = mb["values"] + torch.clamp(value - mb["values"], -c, c)
-                error = torch.max(error, (clipped - mb["returns"]) ** 2)
-            loss = (
-                pg_loss - ent_coef * policy.entropy().mean() + options.vf_coef * 0.5 * error.mean()
-            )
+            columns = {name: getattr(batch, name)[rows] for name in COLUMNS}
+            minibatch = SimpleNamespace(**columns)
+            loss, kl = slow_loss(model, minibatch, options, floor, ent_coef)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
@@ -173,36 +231,38 @@ def slow_update(
 def slowly_adapted(rate: float, kl: float, desired_kl: float) -> float:
     if kl > desired_kl * 2:
         return max(1e-5, rate / 1.5)
-    return min(1e-2, rate * 1.5) if kl < desired_kl / 2 else rate
+    if kl < desired_kl / 2:
+        return min(1e-2, rate * 1.5)
+    return rate
 
 
 def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, list[float]]:
     """Update both alike; return how far each weight moved, and the learning rate of each step."""
     spec = trainer.model.spec
-    adapts = trainer.ppo.desired_kl is not None
     assert isinstance(spec, BuiltInSpec)
-    twin = spec.mlp(0).double()
     before = trainer.weights()
-    twin.load_state_dict(
-        {name: torch.from_numpy(a) for name, a in spec.unflatten(before.copy()).items()}
-    )
-    rate = trainer.ppo.learning_rate if adapts else 3e-3
-    rates = slow_update(
-        twin, batch, rate, np.random.default_rng(5), trainer.ppo, trainer.minibatches
-    )
-    update = trainer.train_on(
-        batch, at_rate(trainer, math.nan if adapts else rate), np.random.default_rng(5)
-    )
+    named = spec.unflatten(before.copy())
+    twin = spec.mlp(0).double()
+    twin.load_state_dict({name: from_numpy(array) for name, array in named.items()})
+
+    ppo = trainer.ppo
+    adapts = ppo.desired_kl is not None
+    rate = ppo.learning_rate if adapts else 3e-3
+    rates = slow_update(twin, batch, rate, default_rng(5), ppo, trainer.minibatches)
+    settings = at_rate(trainer, math.nan if adapts else rate)
+    update = trainer.train_on(batch, settings, default_rng(5))
     assert update.learning_rate == pytest.approx(rates[-1])
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
-    np.testing.assert_allclose(trainer.weights(), expected, rtol=1e-9, atol=1e-12)
-    return np.abs(trainer.weights() - before), rates
+    weights = trainer.weights()
+    assert_allclose(weights, expected, rtol=1e-9, atol=1e-12)
+    return np.abs(weights - before), rates
 
 
 def load_random(network: LearningNetwork, spec: NetworkSpec, scale: float = 0.4) -> None:
     """Give the network the weights of `builders.agent_of`."""
+    weights = random_weights(spec, scale=scale)
     with torch.no_grad():
-        network.parameters.weights.copy_(torch.from_numpy(random_weights(spec, scale=scale)))
+        network.parameters.weights.copy_(from_numpy(weights))
 
 
 def gradient_of(
@@ -217,6 +277,7 @@ def gradient_of(
     for obs in pieces:
         gradient.fill_(1e6)
         head, values, residuals = network.forward(obs, recurrent)
-        network.backward(residuals, (2 * head).clone(), values.exp())
+        grad_head = (2 * head).clone()
+        network.backward(residuals, grad_head, values.exp())
         total += gradient.numpy()
     return total

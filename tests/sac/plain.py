@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, from_numpy, nn
 
 from dppo.ppo.distributions.simple import SquashedGaussian
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment
@@ -206,7 +206,7 @@ class PlainSAC:
             drawn = self._look_ahead(kept, chosen.flatten(), thresholds, normalize)
             for step in range(count):
                 rows[step] += drawn[step * size : (step + 1) * size]
-        noise = torch.from_numpy(np.concatenate(noises, axis=2)).double()
+        noise = from_numpy(np.concatenate(noises, axis=2)).double()
         for step in range(count):
             self._step(rows[step], noise[step], normalize)
 
@@ -233,7 +233,7 @@ class PlainSAC:
         obs = normalize(row.obs[None])
         head, _ = self.policy(obs)
         distribution = SquashedGaussian(self.spec.distribution.noise_size, state_dependent=True)
-        action = torch.from_numpy(row.action[None])
+        action = from_numpy(row.action[None])
         logprobs, _ = distribution.scores(head, action)
         difference = float(logprobs) - row.logprob
         return math.exp(difference)
@@ -245,7 +245,7 @@ class PlainSAC:
         ends = torch.tensor([float(row.terminated) for row in rows], dtype=torch.float64)
         num_steps = torch.tensor([row.num_steps for row in rows], dtype=torch.float64)
         discounts = self.settings.gamma**num_steps
-        actions = torch.tanh(torch.from_numpy(np.stack([row.action for row in rows])))
+        actions = torch.tanh(from_numpy(np.stack([row.action for row in rows])))
         temperature = self.log_temperature.detach().exp()
         with torch.no_grad():
             following, logprobs = self._draw(successors, noise[0])

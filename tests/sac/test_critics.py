@@ -10,7 +10,9 @@ import pytest
 import torch
 from builders import make_config
 from gymnasium import spaces
+from numpy.testing import assert_allclose
 from plain import flat, plain_critics
+from torch.testing import assert_close
 
 from dppo.config.resolve import facts_of, resolve
 from dppo.envs.spaces import describe_spaces, with_critic_obs
@@ -53,20 +55,20 @@ def test_values_and_gradients_are_those_of_autograd(sizes: tuple[int, ...], coun
     assert not critics.parameters.gradient.any()
     critics.backward(residuals, grad_values)
 
-    torch.testing.assert_close(values, expected.detach())
-    torch.testing.assert_close(grad_actions, gradients[0][:, -2:])
-    torch.testing.assert_close(critics.parameters.gradient, flat(modules))
+    assert_close(values, expected.detach())
+    assert_close(grad_actions, gradients[0][:, -2:])
+    assert_close(critics.parameters.gradient, flat(modules))
 
 
 def test_targets_follow_slowly() -> None:
     critics = Critics(INPUTS, (4,), 2, torch.Generator().manual_seed(1))
     inputs = torch.randn(ROWS, INPUTS)
-    torch.testing.assert_close(critics.target_values(inputs), critics.forward(inputs)[0])
+    assert_close(critics.target_values(inputs), critics.forward(inputs)[0])
     before = critics.targets.clone()
     weights = critics.parameters.weights.detach()
     weights.add_(1.0)
     critics.follow(0.25)
-    torch.testing.assert_close(critics.targets, before + 0.25)
+    assert_close(critics.targets, before + 0.25)
 
 
 @pytest.mark.proves("sample")
@@ -76,8 +78,8 @@ def test_samples_are_those_of_the_distribution_that_acts() -> None:
     noise = numbers(ROWS, 2, seed=1)
     drawn = sample(head, noise)
     u = squashed.sample(head.numpy(), noise.numpy())
-    np.testing.assert_allclose(drawn.actions.numpy(), np.tanh(u))
-    np.testing.assert_allclose(drawn.logprobs.numpy(), squashed.log_prob(head.numpy(), u))
+    assert_allclose(drawn.actions.numpy(), np.tanh(u))
+    assert_allclose(drawn.logprobs.numpy(), squashed.log_prob(head.numpy(), u))
 
 
 @pytest.mark.proves("head_gradient")
@@ -91,7 +93,7 @@ def test_gradient_of_the_head_is_that_of_autograd() -> None:
     (expected,) = torch.autograd.grad(loss, head)
     with torch.no_grad():
         gradient = head_gradient(head, sample(head, noise), grad_actions, temperature)
-    torch.testing.assert_close(gradient, expected)
+    assert_close(gradient, expected)
 
 
 @pytest.mark.proves("head_gradient")

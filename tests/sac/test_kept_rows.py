@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from plain import Row, World
 
 from dppo import Config
@@ -39,7 +40,7 @@ def check(rows: KeptRows, expected: list[Row]) -> None:
     assert (drawn.num_steps == 1).all()
     for number, row in enumerate(expected):
         assert same(drawn.obs[number], row.obs)
-        np.testing.assert_array_equal(drawn.actions[number], row.action)
+        assert_array_equal(drawn.actions[number], row.action)
         assert drawn.rewards[0, number] == row.reward
         assert drawn.terminated[number] == row.terminated
         assert row.terminated or same(drawn.successors[number], row.successor)
@@ -141,7 +142,7 @@ def test_several_steps_stop_where_the_episode_does() -> None:
             chain.append(following)
         assert drawn.num_steps[number] == len(chain)
         rewards = [row.reward for row in chain] + [0.0] * (n_step - len(chain))
-        np.testing.assert_array_equal(drawn.rewards[:, number], rewards)
+        assert_array_equal(drawn.rewards[:, number], rewards)
         assert drawn.terminated[number] == chain[-1].terminated
         assert chain[-1].terminated or same(drawn.successors[number], chain[-1].successor)
     assert set(drawn.num_steps) == {1, 2, 3}

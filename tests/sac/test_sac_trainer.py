@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from meetings import Meeting
+from numpy.testing import assert_array_equal
 from plain import PlainSAC, Row, World, experience_of, flat, plain_critics
 from remedies import executes
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from dppo.config.parts import Network
 from dppo.errors import TrainingDiverged
@@ -177,7 +179,7 @@ def assert_learned(trainer: SACTrainer, twin: PlainSAC, start: np.ndarray) -> No
         "critics.targets": flat(twin.targets),
         "temperature.log": twin.log_temperature.detach(),
     }.items():
-        torch.testing.assert_close(torch.tensor(state[name]), expected, atol=1e-7, rtol=1e-6)
+        assert_close(torch.tensor(state[name]), expected, atol=1e-7, rtol=1e-6)
 
 
 def test_values_of_the_network_stay_as_they_began() -> None:
@@ -272,7 +274,7 @@ def test_a_state_of_another_run_begins_without_rows() -> None:
         trainer.update(experience)
     fresh = trainer_of()
     fresh.load(trainer.weights(), {})
-    np.testing.assert_array_equal(fresh.weights(), trainer.weights())
+    assert_array_equal(fresh.weights(), trainer.weights())
     assert "rows.obs" not in fresh.state()
     update: Update = fresh.update(experiences(count=1)[0])
     assert update.figures["kept_rows"] == 24
