@@ -14,7 +14,6 @@ import dppo
 from dppo.config.aliases import ELSEWHERE
 from dppo.errors import ConfigError, DppoError
 
-PAGE = Path(__file__).parents[2] / "docs" / "COMPARISON.md"
 anything: Any = dppo
 
 
