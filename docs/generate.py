@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import re
 import sys
@@ -34,6 +35,39 @@ OFF_POLICY_SIDES = {
     "reuse": SIDES["reuse"],
     "sb3-sac": "SB3's SAC",
     "crossq": "SB3's CrossQ",
+}
+API: dict[str, tuple[str, ...]] = {
+    "Training": (
+        "dppo.train",
+        "dppo.Result",
+        "dppo.records.comparison.BaselineComparison",
+        "dppo.records.differences.Difference",
+    ),
+    "Settings": ("dppo.Config",),
+    "Policies": (
+        "dppo.evaluate",
+        "dppo.Evaluation",
+        "dppo.export_onnx",
+        "dppo.load_policy",
+        "dppo.Policy",
+    ),
+    "Observe a run": ("dppo.Observer", "dppo.RunInfo"),
+    "Numerics": ("dppo.portable_numerics",),
+    "Networks": (
+        "dppo.Spaces",
+        "dppo.spaces.actions",
+        "dppo.spaces.spaces.leaves",
+        "dppo.over_time",
+    ),
+    "Errors": ("dppo.errors",),
+}
+"""Headings of the page of the API, and what mkdocstrings shows below each."""
+API_OPTIONS = {
+    "dppo.Result": "separate_signature: false",
+    "dppo.Config": "show_bases: false",
+    "dppo.spaces.actions": "members: [Actions, DiscreteActions, MultiDiscreteActions, BoxActions, NestedActions]",
+    "dppo.errors": "members: [DppoError, ConfigError, CheckpointError, NotBetter, CheckpointNotWritten, "
+    "EnvironmentFault, ControllerFault, ClusterError, TrainingDiverged, OutOfMemory, GPUFailed]",
 }
 
 
@@ -240,6 +274,30 @@ def names() -> str:
     return "\n".join(tables())
 
 
+def api() -> str:
+    """Return a table of the names of `dppo`, and for each heading what mkdocstrings shows on the site."""
+    import dppo
+
+    shown = [name for names_shown in API.values() for name in names_shown]
+    missing = [name for name in dppo.__all__ if f"dppo.{name}" not in shown]
+    if missing:
+        raise ValueError(f"API of docs/generate.py has no heading for {', '.join(missing)}")
+    rows = []
+    for name in (name.removeprefix("dppo.") for name in shown):
+        if name in dppo.__all__:
+            definition = inspect.unwrap(getattr(dppo, name))
+            title = (inspect.getdoc(definition) or "").splitlines()[0]
+            file = Path(inspect.getsourcefile(definition) or "").relative_to(ROOT)
+            rows.append((f"`{name}`", title.removesuffix("."), f"`{file.as_posix()}`"))
+    parts = [_table(("name", "is", "source"), rows)]
+    for heading, names_shown in API.items():
+        parts.append(f"## {heading}")
+        for name in names_shown:
+            options = API_OPTIONS.get(name)
+            parts.append(f"::: {name}" + (f"\n    options:\n      {options}" if options else ""))
+    return "\n\n".join(parts)
+
+
 def hashes() -> str:
     """Return the hashes of weights that benchmarks/numerics.py has stored."""
     stored = json.loads(HASHES.read_text(encoding="utf8"))
@@ -360,6 +418,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "formulas": formulas,
     "names": names,
+    "api": api,
     "hashes": hashes,
     "samples": samples,
     "shares": shares,
@@ -369,6 +428,7 @@ PARTS: dict[str, Callable[[], str]] = {
 PARTS_OF_PAGES = {
     "docs/SETTINGS.md": ("defaults", "settings"),
     "docs/METRICS.md": ("metrics",),
+    "docs/API.md": ("api",),
     "docs/ALGORITHM.md": ("formulas",),
     "docs/COMPARISON.md": ("names", "shares"),
     "docs/REPRODUCIBILITY.md": ("hashes",),
