@@ -65,7 +65,7 @@ GUIDES = {
             "dppo train CartPole-v1 --seeds": "--total-timesteps 512 --seeds 1,2",
             "./dppo train Acrobot-v1": "--total-timesteps 512",
         },
-        (f"{TRAIN} --run-dir runs/first", f"{TRAIN} --run-dir runs/second --seed 2"),
+        (f"{TRAIN} --run-dir runs/first",),
     ),
     "SCALE.md": Guide(
         {"dppo train Pendulum-v1 --algo sac": "--num-actors 0 --total-timesteps 512"}

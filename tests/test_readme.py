@@ -58,8 +58,8 @@ def commands(page: Path) -> list[str]:
 
 
 def first_commands() -> list[str]:
-    """Return the commands that a newcomer types: all of the README but pip, and those of SMALL in the first guides."""
-    of_readme = [command for command in commands(README) if command != "pip install ."]
+    """Return the commands that a newcomer types: all of the README, and those of SMALL in the first guides."""
+    of_readme = commands(README)
     of_guides = [
         command for page in (RUNS, SIMULATOR) for command in commands(page) if command in SMALL
     ]

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 CENTRED = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
 VALVES = BoxActions(np.full(2, 0.0, np.float32), np.full(2, 1.0, np.float32))
 FACTS: dict[str, Any] = {
-    "step": {"mean": 0.02},
+    "step": {"mean": 0.02, "median": 0.02, "worst": 0.02},
     "reset": {"mean": 0.0},
     "lengths": [100],
     "busy": 0.05,
