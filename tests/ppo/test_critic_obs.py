@@ -24,13 +24,11 @@ class Channel(gym.Env[Any, Any]):
     """A flow with sensors and a field, as of a simulation; the reward asks for an action opposite to the sensors."""
 
     def __init__(self) -> None:
-        self.observation_space = spaces.Dict(
-            sensors=spaces.Box(-9.0, 9.0, (2,)),
-            field=spaces.Dict(
-                pressure=spaces.Box(-9.0, 9.0, (3, 4)),
-                image=spaces.Box(0, 255, (8, 8, 1), np.uint8),
-            ),
+        field = spaces.Dict(
+            pressure=spaces.Box(-9.0, 9.0, (3, 4)), image=spaces.Box(0, 255, (8, 8, 1), np.uint8)
         )
+        sensors = spaces.Box(-9.0, 9.0, (2,))
+        self.observation_space = spaces.Dict(sensors=sensors, field=field)
         self.action_space = spaces.Box(-1.0, 1.0, (2,))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -39,20 +37,18 @@ class Channel(gym.Env[Any, Any]):
         return self._observation(), {}
 
     def _observation(self) -> dict[str, Any]:
-        self._sensors = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        return {
-            "sensors": self._sensors,
-            "field": {
-                "pressure": self.np_random.normal(size=(3, 4)).astype(np.float32),
-                "image": np.full((8, 8, 1), self._steps, np.uint8),
-            },
-        }
+        sensors = self.np_random.uniform(-1, 1, 2)
+        pressure = self.np_random.normal(size=(3, 4))
+        image = np.full((8, 8, 1), self._steps, np.uint8)
+        self._sensors = sensors.astype(np.float32)
+        field = {"pressure": pressure.astype(np.float32), "image": image}
+        return {"sensors": self._sensors, "field": field}
 
     def step(self, action: np.ndarray) -> Any:
         self._steps += 1
-        reward = -float(np.square(action + self._sensors).sum())
+        distance = np.square(action + self._sensors).sum()
         truncated = self._steps == 10
-        return self._observation(), reward, False, truncated, {}
+        return self._observation(), -float(distance), False, truncated, {}
 
 
 def settings(run_dir: Path, **changes: Any) -> dppo.Config:
@@ -76,11 +72,16 @@ def test_the_head_does_not_depend_on_what_only_the_value_reads() -> None:
     assert described.critic_obs == ("field.pressure",)
     layers = Layers(image_encoder="grid", image_features=8, memory="gru", shared=False)
     network = BuiltInSpec(described, layers, "float32").module(0)
-    obs = {name: torch.rand((1, 5, *leaf.shape)) for name, leaf in described.leaves().items()}
-    other = obs | {"field.pressure": obs["field.pressure"] + 1}
-    memory = (torch.zeros((5, layers.state_size)), torch.zeros((1, 5), dtype=torch.bool))
-    head, values, _ = network(obs, *memory)
-    other_head, other_values, _ = network(other, *memory)
+    obs = {}
+    for name, leaf in described.leaves().items():
+        obs[name] = torch.rand((1, 5, *leaf.shape))
+    pressure = obs["field.pressure"]
+    other_obs = obs | {"field.pressure": pressure + 1}
+    state = torch.zeros((5, layers.state_size))
+    starts = torch.zeros((1, 5), dtype=torch.bool)
+
+    head, values, _ = network(obs, state, starts)
+    other_head, other_values, _ = network(other_obs, state, starts)
     assert torch.equal(head, other_head)
     assert not torch.equal(values, other_values)
 
@@ -107,19 +108,28 @@ def test_a_trained_policy_acts_with_and_without_the_field(
     config = settings(tmp_path / "run", **changes)
     run = dppo.train(config)
     policy = dppo.load_policy(run)
+
+    def act(obs: Any) -> np.ndarray:
+        acted = policy.act(obs)
+        if not policy.state_size:
+            return acted
+        action, _ = acted
+        return action
+
     observation, _ = Channel().reset(seed=3)
-    measured = observation["sensors"]
-    batch = {"sensors": np.stack([measured] * 4)}
-    acted = [policy.act(obs) for obs in (observation, {"sensors": measured}, batch)]
-    if policy.state_size:
-        acted = [action for action, _ in acted]
-    assert np.array_equal(acted[0], acted[1])
-    assert acted[2].shape == (4, 2)
-    assert np.allclose(acted[2], acted[1])
+    sensors = observation["sensors"]
+    action = act(observation)
+    without_field = act({"sensors": sensors})
+    of_batch = act({"sensors": np.stack([sensors] * 4)})
+    assert np.array_equal(action, without_field)
+    assert of_batch.shape == (4, 2)
+    assert np.allclose(of_batch, without_field)
+
     evaluated = dppo.evaluate(run, episodes=1)
     assert len(evaluated.returns) == 1
     longer = replace(config, total_timesteps=96)
-    assert dppo.train(longer, resume=run.run_dir).global_step == 96
+    resumed = dppo.train(longer, resume=run.run_dir)
+    assert resumed.global_step == 96
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import re
 import runpy
 import shutil
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ from dppo.policies.policy import Policy, _rows_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.spaces.spaces import leaves
+from dppo.ppo.exchange.scales import ObsScale
+from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.export import policies as export
 from dppo.tools.export.modules import ExportedPolicy
 
@@ -42,12 +45,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PENDULUM = {"env_id": "Pendulum-v1", "norm_obs": True}
 SQUASHED = PENDULUM | {"action_bounds": "squash", "state_dependent_std": True, "hidden_sizes": ()}
 SINGLE = {"env_id": "worlds.observed:Level", "norm_obs": True}
-ACTING = {
-    kind: {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}} for kind in SPACES
-}
-KINDS = (
-    POLICIES | ENCODERS | ACTING | {"pendulum": PENDULUM, "squashed": SQUASHED, "single": SINGLE}
-)
+ACTING: dict[str, dict[str, Any]] = {}
+for _kind in SPACES:
+    ACTING[_kind] = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": _kind}}
+NUMBERS = {"pendulum": PENDULUM, "squashed": SQUASHED, "single": SINGLE}
+KINDS = POLICIES | ENCODERS | ACTING | NUMBERS
 EXPORTED = [
     *POLICIES,
     "nature",
@@ -63,71 +65,99 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
+def random_scale(spaces: Spaces, norm_obs: bool) -> ObsScale | None:
+    """Return the scale of observations by random statistics."""
+    statistics = no_statistics(spaces, obs=norm_obs, returns=False)
+    if statistics.obs is None:
+        return None
+    rng = default_rng(1)
+    shape = statistics.obs.mean.shape
+    stored = {
+        "obs.count": np.array(5.0),
+        "obs.mean": rng.normal(size=shape),
+        "obs.m2": rng.uniform(1, 9, shape),
+    }
+    return statistics.loaded(stored).obs_scale()
+
+
 def policy_of(kind: str) -> tuple[Policy, Any]:
     """Return a policy with random weights and statistics, and its environment."""
     config = make_config(SMALL | KINDS[kind] | {"run_dir": None, "reuse": 1})
     built = build_sampler(sampler_plan(config), 0)
     spaces = built.spaces
     spec = built.sampler.agent.spec
-    rng = default_rng(1)
-    statistics = no_statistics(spaces, obs=config.norm_obs, returns=False)
-    if statistics.obs is not None:
-        shape = statistics.obs.mean.shape
-        statistics = statistics.loaded(
-            {
-                "obs.count": np.array(5.0),
-                "obs.mean": rng.normal(size=shape),
-                "obs.m2": rng.uniform(1, 9, shape),
-            }
-        )
-    snapshot = PolicySnapshot(0, random_weights(spec), statistics.obs_scale())
+    scale = random_scale(spaces, config.norm_obs)
+    snapshot = PolicySnapshot(0, random_weights(spec), scale)
     state = {"iteration": 0, "global_step": 0, "config": plain_settings(config)}
-    env = make_prepared(config.env_id, config.env_kwargs, Preparation.by_attributes(config))
-    return Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state), env
+    policy = Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state)
+
+    preparation = Preparation.by_attributes(config)
+    return policy, make_prepared(config.env_id, config.env_kwargs, preparation)
+
+
+def random_mask(choices: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Return a mask in which the last choice of each is allowed."""
+    mask = rng.random(sum(choices)) < 0.5
+    last_choices = np.cumsum(choices) - 1
+    mask[last_choices] = True
+    return mask
+
+
+def inputs_of(policy: Policy, obs: Any, mask: Any, state: Any) -> dict[str, np.ndarray]:
+    """Return the inputs of an exported policy by name, each with one row."""
+    rows, *_ = _rows_of(obs, policy.spaces)
+    inputs = {f"obs.{name}".rstrip("."): leaf.copy() for name, leaf in leaves(rows).items()}
+    if mask is not None:
+        inputs["action_mask"] = mask[None]
+    if policy.state_size:
+        if state is None:
+            state = np.zeros(policy.state_size, policy.spec.dtype)
+        inputs["state"] = state[None].copy()
+    return inputs
+
+
+assert_near = partial(assert_allclose, rtol=1e-4, atol=1e-5)
 
 
 def check(policy: Policy, env: Any, run: Any, steps: int = 6) -> None:
     """Compare `run`, of arrays by name, with `Policy.act` on sampled observations, masks and the states that follow."""
+    spaces = policy.spaces
+    choices = spaces.actions.choices or ()
     rng = default_rng(2)
-    state = None
     env.observation_space.seed(3)
+    state = None
     for _ in range(steps):
         obs = env.observation_space.sample()
         mask = None
-        if policy.spaces.mask is not None:
-            mask = rng.random(sum(policy.spaces.actions.choices or ())) < 0.5
-            mask[np.cumsum(policy.spaces.actions.choices or ()) - 1] = True
-            if policy.spaces.mask == "leaf":
-                obs = obs | {"action_mask": mask.astype(obs["action_mask"].dtype)}
-                mask = None
-        rows = {
-            f"obs.{name}".rstrip("."): leaf
-            for name, leaf in leaves(_rows_of(obs, policy.spaces)[0]).items()
-        }
-        rows |= {} if mask is None else {"action_mask": mask[None]}
-        if policy.state_size:
-            before = np.zeros(policy.state_size, policy.spec.dtype) if state is None else state
-            rows["state"] = before[None]
-        computed = run({name: leaf.copy() for name, leaf in rows.items()})
+        if spaces.mask is not None:
+            mask = random_mask(choices, rng)
+        if spaces.mask == "leaf":
+            assert mask is not None
+            obs = obs | {"action_mask": mask.astype(obs["action_mask"].dtype)}
+            mask = None
+        computed = run(inputs_of(policy, obs, mask, state))
+
         action = policy.act(obs, state, action_mask=mask)
         if policy.state_size:
             action, state = action
-            assert_allclose(computed["next_state"][0], state, rtol=1e-4, atol=1e-5)
+            assert_near(computed["next_state"][0], state)
         for name, part in leaves(action).items():
-            expected_values = computed[f"action.{name}".rstrip(".")]
-            assert expected_values.shape == (1, *np.shape(part))
-            assert expected_values.dtype == np.asarray(part).dtype
-            assert_allclose(expected_values[0], part, rtol=1e-4, atol=1e-5)
+            key = f"action.{name}".rstrip(".")
+            rows = computed[key]
+            assert rows.shape == (1, *np.shape(part))
+            assert rows.dtype == np.asarray(part).dtype
+            assert_near(rows[0], part)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_exported_module_is_the_policy(kind: str) -> None:
     policy, env = policy_of(kind)
     module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
-    assert all(not parameter.requires_grad for parameter in module.parameters())
+    assert not any(parameter.requires_grad for parameter in module.parameters())
 
     def run(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = module.outputs({name: torch.from_numpy(leaf) for name, leaf in rows.items()})
+        inputs = {name: torch.from_numpy(leaf) for name, leaf in rows.items()}
+        outputs = module.outputs(inputs)
         return {name: value.numpy() for name, value in outputs.items()}
 
     check(policy, env, run)
@@ -139,22 +169,27 @@ def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     policy, env = policy_of(kind)
-    message = dppo.export_onnx(policy, tmp_path / "policy.onnx")
-    assert re.search(
-        r"Checked in ONNX Runtime \S+ on 1,000 observations; the largest difference is \S+, and no",
-        message,
+    file = tmp_path / "policy.onnx"
+    message = dppo.export_onnx(policy, file)
+    words = (
+        r"Checked in ONNX Runtime \S+ on 1,000 observations; the largest difference is \S+, and no"
     )
-    session = onnxruntime.InferenceSession(
-        str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"]
-    )
-    names = [output.name for output in session.get_outputs()]
-    check(policy, env, lambda rows: dict(zip(names, session.run(None, rows), strict=True)))
+    assert re.search(words, message)
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    inputs = [value.name for value in session.get_inputs()]
+    outputs = [output.name for output in session.get_outputs()]
+
+    def run(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values = session.run(None, rows)
+        return dict(zip(outputs, values, strict=True))
+
+    check(policy, env, run)
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["env_id"] == policy.state["config"]["env_id"]
-    assert list(json.loads(metadata["inputs"])) == [value.name for value in session.get_inputs()]
-    assert str(Path(__file__).parents[2]) not in (tmp_path / "policy.onnx").read_bytes().decode(
-        "latin1"
-    )
+    assert list(json.loads(metadata["inputs"])) == inputs
+    repository = Path(__file__).parents[2]
+    assert str(repository) not in file.read_bytes().decode("latin1")
 
 
 @pytest.fixture(scope="module")
@@ -168,26 +203,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (["{run}", "policy.onnx"], "it imports worlds.models and calls Plain(). Add --trust"),
-        (["{run}"], "1 words instead of RUN and a target"),
-        (["{run}", "policy.onxx"], "policy.onxx: is neither NAME.onnx nor a folder"),
-        (["missing", "policy.onnx"], "missing: does not exist"),
-        (["{run}", "card/"], "it imports worlds.models"),
+        ("{run} policy.onnx", "it imports worlds.models and calls Plain(). Add --trust"),
+        ("{run}", "1 words instead of RUN and a target"),
+        ("{run} policy.onxx", "policy.onxx: is neither NAME.onnx nor a folder"),
+        ("missing policy.onnx", "missing: does not exist"),
+        ("{run} card/", "it imports worlds.models"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(
-    words: list[str],
-    refusal: str,
-    trained: Path,
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: Patch,
+    words: str, refusal: str, trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: name)
-    assert main(["export", *(word.format(run=trained) for word in words)]) == 2
+    arguments = [word.format(run=trained) for word in words.split()]
+    assert main(["export", *arguments]) == 2
     assert refusal in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(
@@ -195,19 +230,17 @@ def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(
 ) -> None:
     """The newest checkpoint in a folder counts, and files of the other run would be lost."""
     copy = shutil.copytree(trained, tmp_path / "other")
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    with pytest.raises(
-        ConfigError, match=r"other: contains a run, or an earlier export\. Use another folder"
-    ):
+    before = contents(copy)
+    words = r"other: contains a run, or an earlier export\. Use another folder"
+    with pytest.raises(ConfigError, match=words):
         export.export_folder(trained, copy, episodes=0, trust=True)
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert contents(copy) == before
 
 
 def test_a_missing_package_is_named(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package onnx\. Install it: .* -m pip install onnx onnxscript"
-    ):
+    words = r"needs the package onnx\. Install it: .* -m pip install onnx onnxscript"
+    with pytest.raises(ConfigError, match=words):
         dppo.export_onnx(trained, tmp_path / "policy.onnx")
 
 
@@ -232,8 +265,9 @@ def test_a_network_that_torch_cannot_export_is_refused(
     model: Any, refusal: str, trained: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxscript")
+    policy = dppo.load_policy(trained, model=model)
     with pytest.raises(ConfigError, match=rf"^model=.*{re.escape(refusal)}"):
-        dppo.export_onnx(dppo.load_policy(trained, model=model), tmp_path / "policy.onnx")
+        dppo.export_onnx(policy, tmp_path / "policy.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -244,17 +278,26 @@ def test_a_file_that_differs_from_the_policy_is_not_written(
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     expected = export._expected
-    monkeypatch.setattr(
-        export,
-        "_expected",
-        lambda *arguments: {name: value * 1.01 for name, value in expected(*arguments).items()},
-    )
-    with pytest.raises(
-        ConfigError,
-        match=r"compared with the policy on 1,000 observations; the largest .*Nothing was",
-    ):
-        dppo.export_onnx(policy_of("pendulum")[0], tmp_path / "policy.onnx")
+
+    def differing(*arguments: Any) -> Any:
+        return {name: value * 1.01 for name, value in expected(*arguments).items()}
+
+    monkeypatch.setattr(export, "_expected", differing)
+    policy, _ = policy_of("pendulum")
+    words = r"compared with the policy on 1,000 observations; the largest .*Nothing was"
+    with pytest.raises(ConfigError, match=words):
+        dppo.export_onnx(policy, tmp_path / "policy.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+CARD = {
+    "README.md",
+    "policy.onnx",
+    "config.yaml",
+    "metrics.jsonl",
+    "learning_curve.png",
+    "checkpoints",
+}
 
 
 @pytest.mark.slow
@@ -265,25 +308,24 @@ def test_the_example_plays_without_dppo_and_the_folder_with_it(
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(trained), "policy.onnx", "--trust"]) == 0
-    source = (EXAMPLES / "onnx_policy.py").read_text()
-    assert "import dppo" not in source
+    example = EXAMPLES / "onnx_policy.py"
+    assert "import dppo" not in example.read_text()
     monkeypatch.setattr(sys, "argv", ["onnx_policy.py", "policy.onnx", "CartPole-v1"])
-    runpy.run_path(str(EXAMPLES / "onnx_policy.py"), run_name="__main__")
+    runpy.run_path(str(example), run_name="__main__")
     assert re.search(r"episode 2: return \d+\.0", capsys.readouterr().out)
+
     assert main(["export", str(trained), "card/", "--episodes", "3", "--trust"]) == 0
     assert re.search(r"(?m)^hf upload YOUR_NAME/ppo-CartPole-v1 card$", capsys.readouterr().out)
-    front, body = (tmp_path / "card" / "README.md").read_text().split("---\n")[1:]
+    card = tmp_path / "card"
+    assert {path.name for path in card.iterdir()} == CARD
+    readme = (card / "README.md").read_text()
+    _, front, body = readme.split("---\n")
     [result] = yaml.safe_load(front)["model-index"][0]["results"]
     assert result["dataset"]["name"] == "CartPole-v1"
-    assert re.fullmatch(r"\d+\.\d\d \+/- \d+\.\d\d", result["metrics"][0]["value"])
-    assert f"| mean return of 3 greedy episodes | {result['metrics'][0]['value']} |" in body
-    computed = {path.name for path in (tmp_path / "card").iterdir()}
-    assert computed == {
-        "README.md",
-        "policy.onnx",
-        "config.yaml",
-        "metrics.jsonl",
-        "learning_curve.png",
-        "checkpoints",
-    }
-    assert dppo.load_policy("card").weights.tobytes() == dppo.load_policy(trained).weights.tobytes()
+    mean_return = result["metrics"][0]["value"]
+    assert re.fullmatch(r"\d+\.\d\d \+/- \d+\.\d\d", mean_return)
+    assert f"| mean return of 3 greedy episodes | {mean_return} |" in body
+
+    exported = dppo.load_policy("card")
+    original = dppo.load_policy(trained)
+    assert exported.weights.tobytes() == original.weights.tobytes()

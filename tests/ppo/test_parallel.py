@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -10,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from builders import BOX, DISCRETE, at_rate, spec_of
+from builders import BOX, DISCRETE, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meetings import Meeting, OwnOrders, Processes
@@ -87,60 +88,83 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 OVER_GLOO = (
-    *("plain", "advantages as they are", "stops in the middle", "hardly a row", "all at once"),
+    "plain",
+    "advantages as they are",
+    "stops in the middle",
+    "hardly a row",
+    "all at once",
     "a rank without a row that counts",
 )
 
 
 def spec_for(case: dict[str, Any], dtype: str) -> BuiltInSpec:
     layers = {name: case[name] for name in LAYERS if name in case}
-    return spec_of(BOX if case.get("box") else DISCRETE, dtype=dtype, **layers)
+    actions = BOX if case.get("box") else DISCRETE
+    return spec_of(actions, dtype=dtype, **layers)
 
 
 def trainer_of(
     case: dict[str, Any], parallel: Parallel | None = None, dtype: str = "float64"
 ) -> PPOTrainer:
-    options = {
-        name: value for name, value in case.items() if name not in (*LAYERS, "box", "weighed")
-    }
+    options = dict(case)
+    for name in (*LAYERS, "box", "weighed"):
+        options.pop(name, None)
     return make_trainer(spec_for(case, dtype), parallel, **options)
 
 
 def batch_for(case: dict[str, Any], dtype: str = "float64") -> Batch:
     """Return rows that differ more and more from the first ones."""
     batch = random_batch(spec_for(case, dtype), ROWS)
-    slope = torch.linspace(0.5, 1.5, ROWS, dtype=batch.advantages.dtype)
-    batch = replace(batch, advantages=slope * (batch.advantages + 3))
+    advantages = batch.advantages
+    slope = torch.linspace(0.5, 1.5, ROWS, dtype=advantages.dtype)
+    batch = replace(batch, advantages=slope * (advantages + 3))
     counted = case.get("weighed")
-    return batch if counted is None else weighted(batch, counted(ROWS))
+    if counted is None:
+        return batch
+    return weighted(batch, counted(ROWS))
+
+
+def share_of(batch: Batch, parallel: Parallel) -> Batch:
+    """Return the rows of a rank."""
+    rows = ROWS // parallel.size
+    shares = batch.split([rows] * parallel.size)
+    return shares[parallel.rank]
+
+
+def learned(trainer: PPOTrainer, figures: dict[str, float]) -> dict[str, Any]:
+    """Return weights, optimizer state and metrics."""
+    return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
 
 
 def train_a_share(
     case: dict[str, Any], parallel: Parallel, dtype: str = "float64"
 ) -> dict[str, Any]:
-    """Train one rank, and return its weights, optimizer state and metrics."""
-    share = batch_for(case, dtype).split([ROWS // parallel.size] * parallel.size)[parallel.rank]
+    """Train one rank."""
+    share = share_of(batch_for(case, dtype), parallel)
     if share.weights is not None and share.weights.all():
         share = replace(share, weights=None)  # as for segments without invalid rows
     trainer = trainer_of(case, parallel, dtype)
     figures = train(trainer, share, LEARNING_RATE, seed=parallel.rank)
-    return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
+    return learned(trainer, figures)
 
 
 def train_alone(case: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Train on all rows, with minibatches composed of those of the ranks."""
     trainer = trainer_of(case)
-    order: Any = OwnOrders([default_rng(rank) for rank in range(ranks)], trainer.minibatches)
-    figures = trainer.train_on(batch_for(case), at_rate(trainer, LEARNING_RATE), order).figures
-    return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
+    generators = [default_rng(rank) for rank in range(ranks)]
+    order = OwnOrders(generators, trainer.minibatches)
+    figures = train(trainer, batch_for(case), LEARNING_RATE, order=order)
+    return learned(trainer, figures)
 
 
 def assert_close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Check that weights, state and all metrics are equal up to rounding in float64."""
     assert actual["step"] == expected["step"]
     for name in actual.keys() - {"figures"}:
-        assert_allclose(actual[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
-    assert actual["figures"] == pytest.approx(expected["figures"], rel=1e-10, abs=1e-12)
+        array = actual[name]
+        assert_allclose(array, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    figures = pytest.approx(expected["figures"], rel=1e-10, abs=1e-12)
+    assert actual["figures"] == figures
 
 
 def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
@@ -150,16 +174,25 @@ def assert_same_bits(ranks: list[dict[str, Any]]) -> None:
             assert_array_equal(rank[name], ranks[0][name], err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+SIZES = pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        2,
+        pytest.param(4, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+
+
+@SIZES
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_that_share_the_rows_equal_one_trainer(case: str, size: int) -> None:
     options = CASES[case]
     alone = assert_ranks_equal_one_trainer(options, size)
     if case.startswith("stops"):
+        minibatches = options["minibatches"]
         steps = alone["figures"]["minibatches"]
-        assert options["minibatches"] < steps < options["update_epochs"] * options["minibatches"]
+        assert minibatches < steps < options["update_epochs"] * minibatches
 
 
 OPTIONS: dict[str, list[Any]] = {
@@ -184,22 +217,24 @@ OPTIONS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_ranks_equal_one_trainer_with_any_options(examples: int) -> None:
-    cases = st.fixed_dictionaries(
-        {name: st.sampled_from(values) for name, values in OPTIONS.items()}
-    )
+    drawn = {name: st.sampled_from(values) for name, values in OPTIONS.items()}
+    cases = st.fixed_dictionaries(drawn)
+    sizes = st.sampled_from([1, 2, 4])
 
+    @settings(max_examples=examples, deadline=None)
+    @given(case=cases, size=sizes)
     def check(case: dict[str, Any], size: int) -> None:
         assert_ranks_equal_one_trainer(case, size)
 
-    combined = given(case=cases, size=st.sampled_from([1, 2, 4]))(check)
-    settings(max_examples=examples, deadline=None)(combined)()
+    check()
 
 
 def has_something_to_learn(case: dict[str, Any]) -> bool:
     """Return False where only advantages count, and each minibatch may have one row: standardized, that is zero."""
-    settings = {"norm_adv": True, "vf_coef": 0.5, "ent_coef": 0.01} | case
-    has_other_losses = settings["vf_coef"] > 0 or settings["ent_coef"] > 0
-    return has_other_losses or not settings["norm_adv"] or case.get("weighed") is not only_two
+    options = {"norm_adv": True, "vf_coef": 0.5, "ent_coef": 0.01} | case
+    if options["vf_coef"] > 0 or options["ent_coef"] > 0:
+        return True
+    return not options["norm_adv"] or case.get("weighed") is not only_two
 
 
 def assert_ranks_equal_one_trainer(case: dict[str, Any], size: int) -> dict[str, Any]:
@@ -219,9 +254,7 @@ def processes() -> Any:
         yield processes
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@SIZES
 def test_processes_connected_by_gloo_equal_one_trainer(processes: Processes, size: int) -> None:
     cases = [CASES[name] for name in OVER_GLOO]
     answers = processes.all_do(size, train_shares_over_gloo, cases, "float64")
@@ -232,12 +265,13 @@ def test_processes_connected_by_gloo_equal_one_trainer(processes: Processes, siz
 
 
 def test_processes_get_the_same_bits_each_time_in_float32(processes: Processes) -> None:
-    once, again = (
-        processes.all_do(4, train_shares_over_gloo, [CASES["all at once"]], "float32")
-        for _ in range(2)
-    )
-    assert_same_bits([rank[0] for rank in once + again])
-    assert once[0][0]["weights"].dtype == np.float32
+    cases = [CASES["all at once"]]
+    answers = []
+    for _ in range(2):
+        answers += processes.all_do(4, train_shares_over_gloo, cases, "float32")
+    ranks = [rank[0] for rank in answers]
+    assert_same_bits(ranks)
+    assert ranks[0]["weights"].dtype == np.float32
 
 
 def train_shares_over_gloo(cases: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
@@ -246,29 +280,39 @@ def train_shares_over_gloo(cases: list[dict[str, Any]], dtype: str) -> list[dict
     return [train_a_share(case, RankGroup(), dtype) for case in cases]
 
 
+def sum_in_order(ranks: Sequence[int], numbers: int) -> np.ndarray:
+    first, *later = ranks
+    total = addends(first, numbers)
+    for rank in later:
+        total += addends(rank, numbers)
+    return total
+
+
 @pytest.mark.parametrize("numbers", [1, 3, 1000, FEW + 7])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_sums_are_taken_in_the_order_of_ranks(
     processes: Processes, size: int, numbers: int
 ) -> None:
-    expected = addends(0, numbers)
-    for rank in range(1, size):
-        expected += addends(rank, numbers)
+    expected = sum_in_order(range(size), numbers)
     if size > 2 and numbers >= 1000:  # the order matters
-        assert not np.array_equal(
-            sum(addends(rank, numbers) for rank in reversed(range(size))), expected
-        )
+        reverse = sum_in_order(range(size)[::-1], numbers)
+        assert not np.array_equal(reverse, expected)
+
+    is_worth_memory = size > 2 or (size == 2 and numbers > FEW)
     for machines in ("one", "several"):
+        has_memory = machines == "one" and is_worth_memory
         for summed, in_memory in processes.all_do(size, sums_of, numbers, machines):
-            assert in_memory == (machines == "one" and (size > 2 or (size == 2 and numbers > FEW)))
+            assert in_memory == has_memory
             assert_array_equal(summed, expected)
 
 
 def addends(rank: int, numbers: int) -> np.ndarray:
     """Return the addends of `rank` to three sums."""
     rng = default_rng(rank)
-    rows = rng.normal(size=(3, numbers)) * 10.0 ** rng.integers(-4, 4, size=(3, numbers))
-    return rows.astype(np.float32)
+    shape = (3, numbers)
+    rows = rng.normal(size=shape)
+    sizes = 10.0 ** rng.integers(-4, 4, size=shape)
+    return (rows * sizes).astype(np.float32)
 
 
 def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
@@ -299,16 +343,15 @@ def test_memory_of_another_process_is_identified_by_its_token() -> None:
 def test_without_memfd_create_ranks_act_as_on_several_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        os, "memfd_create", mock.Mock(side_effect=OSError("none here")), raising=False
-    )
+    failing = mock.Mock(side_effect=OSError("none here"))
+    monkeypatch.setattr(os, "memfd_create", failing, raising=False)
     with sums.offered_memory(100) as (pid, file, token):
         assert sums.open_memory(pid, file, token, 100) is None
 
 
 def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> None:
     def poisoned(parallel: Parallel) -> tuple[str, np.ndarray]:
-        share = batch_for({}).split([ROWS // 2] * 2)[parallel.rank]
+        share = share_of(batch_for({}), parallel)
         if parallel.rank == 1:
             share.returns[0] = float("nan")
         trainer = trainer_of({"minibatches": 1}, parallel)
@@ -316,10 +359,10 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> N
             train(trainer, share, LEARNING_RATE)
         return str(raised.value), trainer.weights()
 
-    answers = Meeting(2).all_do(poisoned)
-    assert all("SGD step 0 " in text for text, _ in answers)
-    for _, weights in answers:
-        assert_array_equal(weights, trainer_of({}).weights())
+    before = trainer_of({}).weights()
+    for text, weights in Meeting(2).all_do(poisoned):
+        assert "SGD step 0 " in text
+        assert_array_equal(weights, before)
 
 
 @pytest.mark.proves("merged_moments")
@@ -327,21 +370,27 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_with_their_weights() -> N
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift: float) -> None:
     rng = default_rng(1)
-    parts = [
-        rng.normal(shift + 5 * index, 1 + index, (3, size)) for index, size in enumerate(sizes)
-    ]
-    merged = merged_moments(torch.stack([row_moments(from_numpy(part)) for part in parts]))
+    parts = []
+    for index, size in enumerate(sizes):
+        mean = shift + 5 * index
+        std = 1 + index
+        parts.append(rng.normal(mean, std, (3, size)))
+    of_parts = [row_moments(torch.from_numpy(part)) for part in parts]
+    merged = merged_moments(torch.stack(of_parts))
+    counts, means, sums_of_squares = merged.unbind(1)
+
     everything = np.concatenate(parts, axis=1)
-    assert_array_equal(merged[:, 0], sum(sizes))
-    assert_allclose(merged[:, 1], everything.mean(axis=1), rtol=1e-14)
-    assert_allclose(merged[:, 2], everything.var(axis=1) * sum(sizes), rtol=1e-8)
+    count = sum(sizes)
+    variance = everything.var(axis=1)
+    assert_array_equal(counts, count)
+    assert_allclose(means, everything.mean(axis=1), rtol=1e-14)
+    assert_allclose(sums_of_squares, variance * count, rtol=1e-8)
 
 
 def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
-    moments = row_moments(from_numpy(default_rng(0).normal(size=(2, 7))))
+    samples = default_rng(0).normal(size=(2, 7))
+    moments = row_moments(torch.from_numpy(samples))
     assert torch.equal(moments_of_all(moments, Parallel()), moments)
-    assert row_moments(torch.tensor([[3.0], [-1.0]])).tolist() == [
-        [1.0, 3.0, 0.0],
-        [1.0, -1.0, 0.0],
-    ]
+    of_single_samples = row_moments(torch.tensor([[3.0], [-1.0]]))
+    assert of_single_samples.tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]

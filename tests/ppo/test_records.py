@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,46 +23,73 @@ T = 3
 E = 2
 
 
+def zeros() -> np.ndarray:
+    return np.zeros((T, E))
+
+
+def no_flags() -> np.ndarray:
+    return np.zeros((T, E), bool)
+
+
 def segment(**changes: Any) -> Segment:
-    rows = np.zeros((T, E))
-    flags = np.zeros((T, E), bool)
-    columns: dict[str, Any] = {"obs": np.zeros((T, E, 4)), "actions": np.zeros((T, E), np.int64)}
-    columns |= {name: rows.copy() for name in ("logprobs", "values", "next_values", "rewards")}
-    columns |= {name: flags.copy() for name in ("terminated", "truncated", "valid")}
+    columns: dict[str, Any] = {
+        "obs": np.zeros((T, E, 4)),
+        "actions": np.zeros((T, E), np.int64),
+        "logprobs": zeros(),
+        "values": zeros(),
+        "next_values": zeros(),
+        "rewards": zeros(),
+        "terminated": no_flags(),
+        "truncated": no_flags(),
+        "valid": no_flags(),
+    }
     return Segment(**columns | changes)
 
 
 def batch(**changes: Any) -> Batch:
+    rows = torch.zeros(6)
     columns: dict[str, Any] = {
-        name: torch.zeros(6) for name in ("logprobs", "values", "advantages", "returns")
+        "obs": torch.zeros(6, 4),
+        "actions": torch.zeros(6, 2),
+        "logprobs": rows,
+        "values": rows,
+        "advantages": rows,
+        "returns": rows,
     }
-    return Batch(**{"obs": torch.zeros(6, 4), "actions": torch.zeros(6, 2)} | columns | changes)
+    return Batch(**columns | changes)
 
 
 def carry(**changes: Any) -> SamplerCarry:
     columns: dict[str, Any] = {
-        name: np.zeros(E, np.int64) for name in ("episodes", "episode_lengths")
+        "episodes": np.zeros(E, np.int64),
+        "episode_lengths": np.zeros(E, np.int64),
+        "episode_returns": np.zeros(E),
+        "discounted_returns": np.zeros(E),
+        "checksums": np.zeros(E, np.uint32),
     }
-    columns |= {name: np.zeros(E) for name in ("episode_returns", "discounted_returns")}
-    return SamplerCarry(**columns | {"checksums": np.zeros(E, np.uint32)} | changes)
+    return SamplerCarry(**columns | changes)
 
 
 def scale() -> ObsScale:
     return ObsScale(np.zeros(4), np.ones(4))
 
 
+TOO_WIDE = np.zeros((T, E + 1))
+NO_BOOLEANS = np.ones((T, E))
 WRONG: dict[str, Callable[[], object]] = {
-    "a column of a segment": lambda: segment(rewards=np.zeros((T, E + 1))),
-    "a column of a segment that has another dtype": lambda: segment(valid=np.ones((T, E))),
-    "a leaf of a batch": lambda: batch(obs={"arm": torch.zeros(5, 4)}),
-    "what a sampler carries": lambda: carry(checksums=np.zeros(E + 1, np.uint32)),
-    "a loss": lambda: policy_loss(torch.ones(3), torch.ones(3, 1), 0.2),
+    "a column of a segment": partial(segment, rewards=TOO_WIDE),
+    "a column of a segment that has another dtype": partial(segment, valid=NO_BOOLEANS),
+    "a leaf of a batch": partial(batch, obs={"arm": torch.zeros(5, 4)}),
+    "what a sampler carries": partial(carry, checksums=np.zeros(E + 1, np.uint32)),
+    "a loss": partial(policy_loss, torch.ones(3), torch.ones(3, 1), 0.2),
 }
 
 
 @pytest.mark.parametrize("wrong", list(WRONG))
 def test_a_wrong_shape_fails_in_tests(wrong: str) -> None:
-    segment(), batch(), carry()
+    segment()
+    batch()
+    carry()
     with pytest.raises(TypeCheckError):
         WRONG[wrong]()
 
@@ -78,18 +106,32 @@ def test_a_wrong_shape_fails_where_anything_may_be_returned() -> None:
 
 
 def made() -> list[Any]:
-    rebuild = Rebuild(carry(), (np.zeros((2, 3)),))
-    return [segment(), carry(), scale(), rebuild, PolicySnapshot(0, np.zeros(5), scale())]
+    return [
+        segment(),
+        carry(),
+        scale(),
+        Rebuild(carry(), (np.zeros((2, 3)),)),
+        PolicySnapshot(0, np.zeros(5), scale()),
+    ]
+
+
+def arrays_of(record: Any) -> list[np.ndarray]:
+    """Return the arrays in the fields, also those in a tuple."""
+    arrays = []
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        elements = value if isinstance(value, tuple) else (value,)
+        arrays += [element for element in elements if isinstance(element, np.ndarray)]
+    return arrays
 
 
 @pytest.mark.parametrize("pickled", [False, True])
 def test_the_arrays_of_a_record_are_read_only(pickled: bool) -> None:
-    for record in pickle.loads(pickle.dumps(made())) if pickled else made():
-        values = [getattr(record, field.name) for field in dataclasses.fields(record)]
-        arrays = [
-            array for value in values for array in (value if isinstance(value, tuple) else (value,))
-        ]
-        arrays = [array for array in arrays if isinstance(array, np.ndarray)]
+    records = made()
+    if pickled:
+        records = pickle.loads(pickle.dumps(records))
+    for record in records:
+        arrays = arrays_of(record)
         assert arrays
         for array in arrays:
             with pytest.raises(ValueError, match="read-only"):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from builders import assert_same_bytes, make_config, random_weights, sampler_of, telling_snapshot
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.testing import assert_allclose, assert_array_equal
-from updates import experience_of
+from updates import experience_of, load_random
 from worlds.faulty import DriftingSimulator
 from worlds.memory import Recalls
 from worlds.simple import Counting
@@ -46,10 +47,13 @@ Collected = list[tuple[SegmentReport, Segment]]
 
 def collect_counting(*, num_steps: int, segments: int = 1, ends: Ends = ({},)) -> Collected:
     """Return segments of Counting under a uniform policy with values 100 + 10 * obs."""
-    sampler, spec = sampler_of([Counting(**end) for end in ends], num_steps=num_steps)
-    return [
-        sampler.collect(SegmentRequest(0, k), telling_snapshot(spec, k)) for k in range(segments)
-    ]
+    envs = [Counting(**end) for end in ends]
+    sampler, spec = sampler_of(envs, num_steps=num_steps)
+    collected = []
+    for index in range(segments):
+        policy = telling_snapshot(spec, index)
+        collected.append(sampler.collect(SegmentRequest(0, index), policy))
+    return collected
 
 
 def column(array: np.ndarray, env: int = 0) -> list[Any]:
@@ -57,36 +61,44 @@ def column(array: np.ndarray, env: int = 0) -> list[Any]:
     return result
 
 
+ENDS: Ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
+
+
 def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
-    ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
-    report, segment = collect_counting(num_steps=5, ends=ends)[0]
-    counts = [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0], [0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]
-    assert [column(segment.obs[..., 0], env) for env in range(4)] == counts
+    [(report, segment)] = collect_counting(num_steps=5, ends=ENDS)
+    obs = segment.obs[..., 0]
+    assert column(obs, 0) == [0, 1, 2, 3, 4]
+    assert column(obs, 1) == [0, 1, 0, 1, 0]
+    assert column(obs, 2) == [0, 1, 2, 0, 1]
+    assert column(obs, 3) == [0, 1, 2, 3, 4]
     assert column(segment.values, 1) == [100, 110, 100, 110, 100]
     # the last one is of the state after the segment
     assert column(segment.next_values, 0) == [110, 120, 130, 140, 150]
     assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
     # 150, not 100 as in the new episode
     assert column(segment.next_values, 3) == [110, 120, 130, 140, 150]
+    assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
+
     assert np.argwhere(segment.truncated.T).tolist() == [[1, 1], [1, 3], [3, 4]]
     assert np.argwhere(segment.terminated.T).tolist() == [[2, 2]]
-    assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
     assert_array_equal(segment.rewards, segment.actions)
     assert_allclose(segment.logprobs, np.log(1 / 4))
     assert segment.valid.all()
     assert segment.successors is None  # only segments whose advantages are recomputed hold them
-    assert (report.sampler_id, report.index, report.policy_version, report.steps) == (0, 0, 0, 20)
+
+    assert report.sampler_id == 0
+    assert report.index == 0
+    assert report.policy_version == 0
+    assert report.steps == 20
+    lengths = [5, 1, 2, 0]
     assert report.carry.episodes.tolist() == [0, 2, 1, 1]
-    assert report.carry.episode_lengths.tolist() == [5, 1, 2, 0]
-    assert [len(actions) for actions in report.open_actions] == [5, 1, 2, 0]
+    assert report.carry.episode_lengths.tolist() == lengths
+    assert [len(actions) for actions in report.open_actions] == lengths
     for env, actions in enumerate(report.open_actions):
-        assert_array_equal(actions, segment.actions[5 - len(actions) :, env])
-    assert [(episode.env, episode.index) for episode in report.episodes] == [
-        (1, 0),
-        (2, 0),
-        (1, 1),
-        (3, 0),
-    ]
+        since_reset = segment.actions[5 - len(actions) :, env]
+        assert_array_equal(actions, since_reset)
+    finished = [(episode.env, episode.index) for episode in report.episodes]
+    assert finished == [(1, 0), (2, 0), (1, 1), (3, 0)]
 
 
 @pytest.mark.proves("PPOSampler._statistics")
@@ -100,17 +112,18 @@ def test_discounted_returns_run_through_segments_and_start_again_with_each_episo
         samples = []
         for reward in column(segment.rewards):
             running = 0.9 * running + reward
-            steps = steps + 1
+            steps += 1
             samples.append(running)
             if steps in end.values():
                 running = 0.0
                 steps = 0
+
         assert report.carry.discounted_returns.tolist() == pytest.approx([running])
-        result = report.statistics.returns
-        assert result is not None
-        assert result.count == 4
-        assert_allclose(result.mean, np.mean(samples))
-        assert_allclose(result.m2, 4 * np.var(samples))
+        moments = report.statistics.returns
+        assert moments is not None
+        assert moments.count == 4
+        assert_allclose(moments.mean, np.mean(samples))
+        assert_allclose(moments.m2, 4 * np.var(samples))
 
 
 def test_nothing_is_reported_for_normalizers_that_are_off() -> None:
@@ -121,20 +134,26 @@ def test_nothing_is_reported_for_normalizers_that_are_off() -> None:
 
 def test_a_segment_is_not_modified_later() -> None:
     sampler, spec = sampler_of([Counting(truncate_after=7)], num_steps=10)
-    policies = [PolicySnapshot(k, random_weights(spec, seed=k)) for k in range(2)]
-    first = sampler.collect(SegmentRequest(0, 0), policies[0])
+    first_policy = snapshot_of(spec, 0)
+    second_policy = snapshot_of(spec, 1)
+    first = sampler.collect(SegmentRequest(0, 0), first_policy)
     kept = copy.deepcopy(first)
-    _, second = sampler.collect(SegmentRequest(0, 1), policies[1])
+    _, second_segment = sampler.collect(SegmentRequest(0, 1), second_policy)
     assert_same_bytes(first, kept)
+    _, first_segment = first
     for field in dataclasses.fields(Segment):
-        arrays = (getattr(first[1], field.name), getattr(second, field.name))
-        assert not np.shares_memory(*arrays), field.name
+        array = getattr(first_segment, field.name)
+        later = getattr(second_segment, field.name)
+        assert not np.shares_memory(array, later), field.name
 
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bool) -> None:
+    """The first environment differs in a replay; without replays, the second one's episode is lost, too."""
+
     def sampler() -> tuple[PPOSampler, NetworkSpec]:
-        return sampler_of([DriftingSimulator(CartPoleEnv()), CartPoleEnv()], num_steps=5)
+        envs = [DriftingSimulator(CartPoleEnv()), CartPoleEnv()]
+        return sampler_of(envs, num_steps=5)
 
     first, spec = sampler()
     ledger = ReplayLedger(1, replay=replay)
@@ -142,24 +161,34 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     report, _ = first.collect(SegmentRequest(0, 0), policy)
     assert report.carry.episodes.tolist() == [0, 0]
     ledger.record(report)
+    rebuilt, _ = sampler()
     request = SegmentRequest(0, 1, ledger.rebuild(0, 1))
-    after, segment = sampler()[0].collect(request, policy)
-    kind = "replay_mismatch" if replay else "episode_abandoned"
-    lost = [0] if replay else [0, 1]
-    incidents = [(element.kind, element.env, element.lost_steps) for element in after.incidents]
-    assert incidents == [(kind, env, 5) for env in lost]
+    after, segment = rebuilt.collect(request, policy)
+
+    incidents = [(incident.kind, incident.env, incident.lost_steps) for incident in after.incidents]
+    if replay:
+        assert incidents == [("replay_mismatch", 0, 5)]
+    else:
+        assert incidents == [("episode_abandoned", 0, 5), ("episode_abandoned", 1, 5)]
+    message = after.incidents[0].message
     words = "sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps"
-    assert after.incidents[0].message.startswith(words)
-    obs, _ = CartPoleEnv().reset(seed=streams.integer(1, Stream.EPISODES, 0, 0, 1))
-    assert_array_equal(segment.obs[0, 0], obs)
-    assert after.carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
-    assert after.carry.episode_lengths.tolist() == ([5, 10] if replay else [5, 5])
-    returns = sum(0.9 ** (4 - t) * segment.rewards[t, 0] for t in range(5))
-    assert after.carry.discounted_returns[0] == pytest.approx(returns)
+    assert message.startswith(words)
+
+    seed_of_next = streams.integer(1, Stream.EPISODES, 0, 0, 1)
+    first_obs, _ = CartPoleEnv().reset(seed=seed_of_next)
+    assert_array_equal(segment.obs[0, 0], first_obs)
+    carry = after.carry
+    assert carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
+    assert carry.episode_lengths.tolist() == ([5, 10] if replay else [5, 5])
+    discounts = 0.9 ** np.arange(4, -1, -1)
+    expected = discounts @ segment.rewards[:, 0]
+    assert carry.discounted_returns[0] == pytest.approx(expected)
+
     ledger.record(after)
     rebuild = ledger.rebuild(0, 2)
     assert rebuild is not None
-    assert [len(actions) for actions in rebuild.actions] == ([5, 10] if replay else [])
+    replayed = [len(actions) for actions in rebuild.actions]
+    assert replayed == ([5, 10] if replay else [])
 
 
 STEPS = 24
@@ -168,67 +197,123 @@ memories = pytest.mark.parametrize("memory", ["gru", "lstm"])
 
 
 def memory_spec(memory: str) -> NetworkSpec:
-    small = {"memory": memory, "memory_size": 5, "hidden_sizes": (6,), "dtype": "float64"}
-    return choose_network(
-        make_config({"env_id": "Test-v0", **small}).network, describe_spaces(Recalls())
-    ).spec
+    config = make_config(
+        {
+            "env_id": "Test-v0",
+            "memory": memory,
+            "memory_size": 5,
+            "hidden_sizes": (6,),
+            "dtype": "float64",
+        }
+    )
+    spaces = describe_spaces(Recalls())
+    return choose_network(config.network, spaces).spec
 
 
 def memory_sampler(memory: str, *, sampler_id: int = 0, **options: Any) -> PPOSampler:
-    agent = PPOAgent(memory_spec(memory))
-    sizes: dict[str, Any] = {"num_steps": STEPS, "sequence_length": LENGTH, "track": False}
-    return sampler_of(
-        [Recalls(), Recalls()], sampler_id=sampler_id, agent=agent, **sizes, **options
-    )[0]
+    sampler, _ = sampler_of(
+        [Recalls(), Recalls()],
+        num_steps=STEPS,
+        sampler_id=sampler_id,
+        agent=PPOAgent(memory_spec(memory)),
+        sequence_length=LENGTH,
+        track=False,
+        **options,
+    )
+    return sampler
 
 
 def snapshot_of(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
-    return PolicySnapshot(version, random_weights(spec, seed=version))
+    weights = random_weights(spec, seed=version)
+    return PolicySnapshot(version, weights)
 
 
-def collected(memory: str, segments: int, **options: Any) -> list[tuple[SegmentReport, Segment]]:
+def collected(memory: str, segments: int, **options: Any) -> Collected:
     sampler = memory_sampler(memory, **options)
     spec = memory_spec(memory)
-    return [sampler.collect(SegmentRequest(0, k), snapshot_of(spec, k)) for k in range(segments)]
+    pairs = []
+    for index in range(segments):
+        request = SegmentRequest(0, index)
+        pairs.append(sampler.collect(request, snapshot_of(spec, index)))
+    return pairs
+
+
+assert_near = partial(assert_allclose, rtol=1e-9)
+assert_same_state = partial(assert_allclose, rtol=1e-9, atol=1e-14)
+
+
+class Walk:
+    """An environment of a segment, step by step: the loop knows nothing of segments but their arrays."""
+
+    def __init__(self, agent: PPOAgent, segment: Segment, env: int) -> None:
+        self.agent = agent
+        self.segment = segment
+        self.env = env
+        self.ends: Counter[str] = Counter()
+
+    def at(self, name: str, t: int) -> Any:
+        return getattr(self.segment, name)[t, self.env]
+
+    def check_start(self, t: int, state: np.ndarray) -> None:
+        """Compare the state that the segment holds for a sequence."""
+        stored = self.at("states", t // LENGTH)
+        assert_same_state(stored, state)
+        assert stored.any() == state.any()
+        self.ends["at the start of a sequence"] += not state.any()
+
+    def follows(self, t: int) -> np.ndarray | None:
+        """Return the observation that the step led to, or None if it is in the next segment."""
+        if self.at("truncated", t):
+            return final_obs(self.at("obs", t))
+        if t + 1 < STEPS:
+            return self.at("obs", t + 1)
+        return None
+
+    def step(self, t: int, state: np.ndarray) -> np.ndarray:
+        """Compare the values of a step, and return the state after it."""
+        obs = self.at("obs", t)
+        _, decided = self.agent.decide(obs[None], state[None])
+        assert_near(self.at("values", t), decided.values[0])
+        assert decided.state is not None
+        after = decided.state[0]
+        if self.at("terminated", t):
+            self.ends["terminated"] += 1
+            return np.zeros_like(after)
+
+        following = self.follows(t)
+        if following is not None:
+            row = following[None].astype(np.float32)
+            (value,) = self.agent.values(row, after[None])
+            assert_near(self.at("next_values", t), value)
+        if self.at("truncated", t):
+            self.ends["truncated"] += 1
+            return np.zeros_like(after)
+        return after
 
 
 @memories
 def test_values_and_states_are_those_of_each_environment_step_by_step(memory: str) -> None:
-    """Compare two segments with a loop over steps and environments that knows nothing of segments."""
+    """Compare two segments with a loop over steps and environments."""
     spec = memory_spec(memory)
     agent = PPOAgent(spec)
     states = np.zeros((2, spec.state_size))
-    ends = {"terminated": 0, "truncated": 0, "at the start of a sequence": 0}
-    for k, (report, segment) in enumerate(collected(memory, 2)):
-        agent.load(snapshot_of(spec, k))
-        assert segment.states is not None
+    ends: Counter[str] = Counter()
+    for index, (report, segment) in enumerate(collected(memory, 2)):
+        agent.load(snapshot_of(spec, index))
+        assert report.carry.memory is not None
         for env in range(2):
+            walk = Walk(agent, segment, env)
             state = states[env]
             for t in range(STEPS):
                 if t % LENGTH == 0:
-                    assert_allclose(segment.states[t // LENGTH, env], state, rtol=1e-9, atol=1e-14)
-                    assert bool(segment.states[t // LENGTH, env].any()) == bool(state.any())
-                    ends["at the start of a sequence"] += not state.any()
-                _, decided = agent.decide(segment.obs[t, env][None], state[None])
-                assert_allclose(segment.values[t, env], decided.values[0], rtol=1e-9)
-                assert decided.state is not None
-                after = decided.state[0]
-                if segment.terminated[t, env]:
-                    ends["terminated"] += 1
-                    state = np.zeros_like(after)
-                    continue
-                follows = segment.obs[t + 1, env] if t + 1 < STEPS else None
-                if segment.truncated[t, env]:
-                    ends["truncated"] += 1
-                    follows = final_obs(segment.obs[t, env])
-                if follows is not None:
-                    value = agent.values(follows[None].astype(np.float32), after[None])[0]
-                    assert_allclose(segment.next_values[t, env], value, rtol=1e-9)
-                state = np.zeros_like(after) if segment.truncated[t, env] else after
-            assert report.carry.memory is not None
-            assert_allclose(report.carry.memory[env], state, rtol=1e-9, atol=1e-14)
+                    walk.check_start(t, state)
+                state = walk.step(t, state)
+            assert_same_state(report.carry.memory[env], state)
             states[env] = state
-    assert min(ends.values()) >= 2, ends
+            ends += walk.ends
+    assert ends["terminated"] >= 2
+    assert ends["truncated"] >= 2
+    assert ends["at the start of a sequence"] >= 2
 
 
 def final_obs(before: np.ndarray) -> np.ndarray:
@@ -241,18 +326,24 @@ def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) ->
     """The value after a segment is that of the first row of the next one, under the same weights."""
     sampler = memory_sampler(memory)
     policy = snapshot_of(memory_spec(memory))
-    (_, earlier), (_, later) = (sampler.collect(SegmentRequest(0, k), policy) for k in range(2))
-    goes_on = ~(earlier.terminated | earlier.truncated)[-1]
+    _, earlier = sampler.collect(SegmentRequest(0, 0), policy)
+    _, later = sampler.collect(SegmentRequest(0, 1), policy)
+    ends = earlier.terminated | earlier.truncated
+    goes_on = ~ends[-1]
     assert goes_on.any()
-    assert_array_equal(earlier.next_values[-1][goes_on], later.values[0][goes_on])
+    after = earlier.next_values[-1]
+    first = later.values[0]
+    assert_array_equal(after[goes_on], first[goes_on])
 
 
 def test_an_abandoned_episode_starts_from_zero() -> None:
     ((report, _),) = collected("gru", 1)
-    assert report.carry.memory is not None
-    carry = replace(report.carry, memory=np.full_like(report.carry.memory, 9.0))
+    memory = report.carry.memory
+    assert memory is not None
+    carry = replace(report.carry, memory=np.full_like(memory, 9.0))
     request = SegmentRequest(0, 1, Rebuild(carry, ()))
-    after, segment = memory_sampler("gru").collect(request, snapshot_of(memory_spec("gru")))
+    policy = snapshot_of(memory_spec("gru"))
+    after, segment = memory_sampler("gru").collect(request, policy)
     assert len(after.incidents) == 2
     assert segment.states is not None
     assert not segment.states[0].any()
@@ -264,13 +355,12 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
     spec = memory_spec(memory)
     ((_, segment),) = collected(memory, 1, recompute_advantages=True)
     model = PPOModel(spec, 1)
-    with torch.no_grad():
-        model.parameters.weights.copy_(torch.from_numpy(random_weights(spec)))
+    load_random(model.network, spec)
     ppo = PPO(gamma=0.9, gae_lambda=0.8)
     batch = make_batch([segment], None, None, ppo, LENGTH)
+    experience = experience_of([segment])
     for rows in (LENGTH, 10, 1000):
-        again = estimate_again(
-            batch, CurrentNetwork(model, rows, None), experience_of([segment]), ppo
-        )
+        network = CurrentNetwork(model, rows, None)
+        again = estimate_again(batch, network, experience, ppo)
         assert_allclose(again.advantages, batch.advantages, rtol=1e-10, atol=1e-12)
         assert_allclose(again.returns, batch.returns, rtol=1e-10, atol=1e-12)

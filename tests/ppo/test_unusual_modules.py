@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 import torch
-from builders import DISCRETE
+from builders import DISCRETE, make_config
+from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 from torch import Tensor, from_numpy, nn
 from torch.func import functional_call, grad, vmap
@@ -48,7 +48,9 @@ class Base(nn.Module):
 class Sliced(Base):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.net = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU())
+        used = [nn.Linear(3, 16), nn.Tanh()]
+        unused = [nn.Linear(16, 16), nn.ReLU()]
+        self.net = nn.Sequential(*used, *unused)
 
     def hidden(self, obs: Tensor) -> Tensor:
         return self.net[:2](obs)
@@ -63,7 +65,8 @@ class Copied(Base):
 
 class GeneratedBias(Base):
     def hidden(self, obs: Tensor) -> Tensor:
-        return functional_call(self.body, {"bias": self.body.bias + self.shift}, (obs,)).tanh()
+        generated = {"bias": self.body.bias + self.shift}
+        return functional_call(self.body, generated, (obs,)).tanh()
 
 
 class GeneratedBiasOfChain(Base):
@@ -74,7 +77,8 @@ class GeneratedBiasOfChain(Base):
         self.net = nn.Sequential(nn.Linear(3, 16), nn.Tanh())
 
     def hidden(self, obs: Tensor) -> Tensor:
-        return functional_call(self.net, {"0.bias": self.net[0].bias + self.shift}, (obs,))
+        generated = {"0.bias": self.net[0].bias + self.shift}
+        return functional_call(self.net, generated, (obs,))
 
 
 class GeneratedBiasOfConvolution(Base):
@@ -85,9 +89,9 @@ class GeneratedBiasOfConvolution(Base):
         self.conv = nn.Conv1d(1, 16, 3)
 
     def hidden(self, obs: Tensor) -> Tensor:
-        return functional_call(
-            self.conv, {"bias": self.conv.bias + self.shift}, (obs[:, None],)
-        ).flatten(1)
+        generated = {"bias": self.conv.bias + self.shift}
+        channel = obs[:, None]
+        return functional_call(self.conv, generated, (channel,)).flatten(1)
 
 
 class Rotated(Base):
@@ -95,10 +99,12 @@ class Rotated(Base):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
+        angles = torch.arange(8.0)
+        self.register_buffer("turns", torch.polar(torch.ones(8), angles))
 
     def hidden(self, obs: Tensor) -> Tensor:
-        turned = torch.view_as_complex(self.body(obs).view(-1, 8, 2)) * self.turns
+        pairs = self.body(obs).view(-1, 8, 2)
+        turned = torch.view_as_complex(pairs) * self.turns
         return torch.view_as_real(turned).flatten(1)
 
 
@@ -113,7 +119,11 @@ class Potential(Base):
         self.back = nn.Linear(3, 16)
 
     def hidden(self, obs: Tensor) -> Tensor:
-        return self.back(grad(lambda tensor: self.body(tensor).tanh().sum())(obs))
+        force = grad(self.potential)(obs)
+        return self.back(force)
+
+    def potential(self, obs: Tensor) -> Tensor:
+        return self.body(obs).tanh().sum()
 
 
 class Keyword(Base):
@@ -139,8 +149,14 @@ class Chain(Base):
         super().__init__(*args)
         shared = self.linear(65, 65)
         self.chain = nn.Sequential(
-            self.linear(3, 65), nn.Tanh(), shared, nn.Tanh(), shared, nn.ReLU(), self.linear(65, 16)
-        )
+            self.linear(3, 65),
+            nn.Tanh(),
+            shared,
+            nn.Tanh(),
+            shared,
+            nn.ReLU(),
+            self.linear(65, 16),
+        )  # fmt: skip
 
     def linear(self, inputs: int, outputs: int) -> nn.Linear:
         return nn.Linear(inputs, outputs)
@@ -191,6 +207,25 @@ class Transposed(Chain):
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def computed_by_torch(plain: Base, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return head and values, and the gradient of the sum of head ** 2 and values."""
+    plain.zero_grad()
+    head, values = plain(rows)
+    loss = head.square().sum() + values.sum()
+    loss.backward()
+    gradients = []
+    for parameter in plain.parameters():
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        gradients.append(gradient)
+    return head.detach(), values.detach(), flat(gradients)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", [Base, *Base.__subclasses__(), *Chain.__subclasses__()])
 def test_actors_and_learners_compute_what_torch_does_and_the_same_bits(
@@ -202,35 +237,28 @@ def test_actors_and_learners_compute_what_torch_does_and_the_same_bits(
     plain = kind(SPACES, 3)
     if dtype == "float64":
         plain.double()
+    first = flat(plain.parameters()).numpy(force=True)
     actor = acting_network(spec)
     learner = learning_network(spec, 0)
-    first = torch.cat([parameter.flatten() for parameter in plain.parameters()]).numpy(force=True)
-    obs = from_numpy(np.random.default_rng(0).normal(size=(8, 3)).astype(dtype))
-    for number in range(2):
-        weights = first * (1 + number) + np.float32(0.3) * number
-        nn.utils.vector_to_parameters(from_numpy(weights.copy()), plain.parameters())
+    random = default_rng(0).normal(size=(8, 3))
+    obs = from_numpy(random.astype(dtype))
+    tolerance = TOLERANCE[dtype]
+
+    for weights in (first, 2 * first + np.float32(0.3)):
+        as_tensor = from_numpy(weights.copy())
+        nn.utils.vector_to_parameters(as_tensor, plain.parameters())
         actor.load(weights)
         with torch.no_grad():
-            learner.parameters.weights.copy_(from_numpy(weights))
+            learner.parameters.weights.copy_(as_tensor)
         for rows in (obs, obs[:1]):
-            plain.zero_grad()
-            head, values = plain(rows)
-            (head.square().sum() + values.sum()).backward()
-            expected = [
-                torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-                for tensor in plain.parameters()
-            ]
-            learned, learned_values, residuals = learner.forward(rows)
+            expected = computed_by_torch(plain, rows)
             acted = actor.step(rows.numpy())
-            assert_array_equal(acted.head, learned)
-            assert_array_equal(acted.values, learned_values)
-            learner.backward(residuals, 2 * learned, torch.ones_like(learned_values))
-            assert_close(
-                (learned, learned_values, learner.parameters.gradient),
-                (head.detach(), values.detach(), torch.cat([part.flatten() for part in expected])),
-                rtol=1e3 * TOLERANCE[dtype],
-                atol=TOLERANCE[dtype],
-            )
+            head, values, residuals = learner.forward(rows)
+            assert_array_equal(acted.head, head)
+            assert_array_equal(acted.values, values)
+            learner.backward(residuals, 2 * head, torch.ones_like(values))
+            learned = (head, values, learner.parameters.gradient)
+            assert_close(learned, expected, rtol=1e3 * tolerance, atol=tolerance)
 
 
 class MakesBuffer(Base):
@@ -243,10 +271,10 @@ class MakesBuffer(Base):
 
 
 def test_a_buffer_that_is_made_in_a_forward_pass_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"its buffer scale is made in a forward pass. Make it in the constructor"
-    ):
-        assert ModuleSpec(SPACES, MakesBuffer, {}, "float32").num_parameters
+    spec = ModuleSpec(SPACES, MakesBuffer, {}, "float32")
+    words = r"its buffer scale is made in a forward pass. Make it in the constructor"
+    with pytest.raises(ConfigError, match=words):
+        assert spec.num_parameters
 
 
 class Bits(nn.Module):
@@ -259,13 +287,17 @@ class Bits(nn.Module):
         self.value = nn.Linear(9, 1)
 
     def forward(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        hidden = torch.cat([self.codes(obs["bits"].long()).mean(1), obs["level"]], 1)
+        codes = self.codes(obs["bits"].long())
+        hidden = torch.cat([codes.mean(1), obs["level"]], 1)
         return self.head(hidden), self.value(hidden).squeeze(-1)
 
 
 def test_a_network_may_look_up_the_integers_of_a_leaf() -> None:
-    obs = np.dtype([("bits", np.int8, (4,)), ("level", np.float32, (1,))])
-    assert ModuleSpec(Spaces(obs, DISCRETE), Bits, {}, "float32").num_parameters
+    bits = ("bits", np.int8, (4,))
+    level = ("level", np.float32, (1,))
+    spaces = Spaces(np.dtype([bits, level]), DISCRETE)
+    spec = ModuleSpec(spaces, Bits, {}, "float32")
+    assert spec.num_parameters
 
 
 @contextmanager
@@ -284,15 +316,19 @@ def autocast() -> AbstractContextManager[Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
-    sizes: dict[str, Any] = {
+    folder = tmp_path_factory.mktemp("unusual")
+    settings = {
+        "env_id": "Pendulum-v1",
+        "model": Base,
         "num_samplers": 1,
         "num_steps": 16,
         "total_timesteps": 16,
         "minibatch_size": 16,
+        "num_actors": 0,
+        "progress": "off",
+        "run_dir": folder / "run",
     }
-    run_dir: Path = tmp_path_factory.mktemp("unusual") / "run"
-    options: dict[str, Any] = {"num_actors": 0, "progress": "off", "run_dir": run_dir}
-    return dppo.train(dppo.Config(env_id="Pendulum-v1", model=Base, **sizes, **options))
+    return dppo.train(make_config(settings))
 
 
 @pytest.mark.parametrize("state", [default_device, autocast, torch.inference_mode])
@@ -301,8 +337,11 @@ def test_a_policy_is_loaded_and_acts_whatever_a_program_has_set(
 ) -> None:
     obs = np.ones((2, 3), np.float32)
     policy = dppo.load_policy(trained)
-    wanted = policy.act(obs)
+    expected = policy.act(obs)
     monkeypatch.setattr(user_module, "_facts_of_class", WeakKeyDictionary())
     with state():
-        assert np.array_equal(policy.act(obs), wanted)
-        assert np.array_equal(dppo.load_policy(trained).act(obs), wanted)
+        acted = policy.act(obs)
+        loaded = dppo.load_policy(trained)
+        acted_by_loaded = loaded.act(obs)
+    assert np.array_equal(acted, expected)
+    assert np.array_equal(acted_by_loaded, expected)
