@@ -263,11 +263,12 @@ def _about_resources(facts: Facts, config: Config) -> Findings:
 
 
 def _about_times_and_memory(facts: Facts, config: Config) -> Findings:
-    times = facts.get("step", {"worst": 0.0, "median": 0.0})
-    if times["worst"] > max(1.0, 50 * times["median"]):
+    times = facts.get("step", {})
+    worst = times.get("worst", 0.0)
+    if worst > 1.0 and worst > 50 * times["median"]:
         yield (
             "warning",
-            f"one step took {times['worst']:.1f} s, others {times['median']:.2g} s: all wait for it, unless "
+            f"one step took {worst:.1f} s, others {times['median']:.2g} s: all wait for it, unless "
             f"--policy-lag has them go on",
         )
     env_mb = facts.get("env_mb", 0.0)
