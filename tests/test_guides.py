@@ -34,7 +34,6 @@ GUIDES = {
     "DEPLOY.md": Guide(
         {
             "dppo train": "--total-timesteps 512",
-            "dppo eval": "--episodes 2",
             "./dppo train": "--total-timesteps 512",
             "./dppo export": "",
         }
@@ -50,7 +49,6 @@ GUIDES = {
     "EVALUATION.md": Guide(
         {
             "dppo train CartPole-v1 --num-actors 8": "--num-actors 0 --total-timesteps 512 --eval-every 256",
-            "dppo train mysim:make --info-keys": "--total-timesteps 512",
         }
     ),
     "REPRODUCIBILITY.md": Guide(
@@ -67,9 +65,6 @@ GUIDES = {
         },
         (f"{TRAIN} --run-dir runs/first",),
     ),
-    "SCALE.md": Guide(
-        {"dppo train Pendulum-v1 --algo sac": "--num-actors 0 --total-timesteps 512"}
-    ),
     "SETTINGS.md": Guide({"dppo train CartPole-v1": "--num-actors 0 --total-timesteps 512"}),
 }
 NOT_RUN = {  # a pattern of commands, and why
@@ -84,7 +79,6 @@ NOT_RUN = {  # a pattern of commands, and why
     r"replay runs/first --episode|mysim:make --run-dir": "run by tests/test_episodes.py",
     r"--track ": "run by tests/records/test_tracking.py, where the package is installed",
     r"^(\./)?dppo tune ": "run by tests/commands/test_tune.py",
-    r"channel:make": "as in tests/ppo/test_critic_obs.py",
     r"mysim:make --num-samplers 64|mysim:ScaledReward|agents:make|energyplus:|^cd |^~/": "needs files of yours or a "
     "simulator; tests/test_joint_envs.py and tests/test_simulators.py run these",
     r"openfoam:make": "run by tests/test_openfoam.py, with OpenFOAM",
@@ -92,12 +86,10 @@ NOT_RUN = {  # a pattern of commands, and why
     r"--baseline pi:PI": "run by tests/test_baseline.py, with a smaller plant",
     r"^\./dppo doctor mysim:make$": "run on the page of the doctor",
     r"^tensorboard ": "starts a server of another package",
-    r"^dppo eval runs/first --trust --num-actors": "run by tests/test_evaluate.py: needs actors",
     r"^dppo eval tanks:make --policy pi:PI": "run by tests/test_examples.py",
     r"^dppo doctor mysim:make --baseline mycontroller:PI": "run by tests/test_doctor_controllers.py",
     r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",
     r"^dppo verify .*--num-actors": "run by tests/test_verify.py: needs actors",
-    r"--samplers-per-actor": "run by tests/test_single_instances.py, with actors on Ray",
     r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",
 }
 OTHER_PACKAGES = {"channel", "mysim", "pi", "huggingface_hub", "envpool"}
