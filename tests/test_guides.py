@@ -48,7 +48,7 @@ GUIDES = {
     ),
     "EVALUATION.md": Guide(
         {
-            "dppo train CartPole-v1 --num-actors 8": "--num-actors 0 --total-timesteps 512 --eval-every 256",
+            "dppo train CartPole-v1 --num-actors 8": "--num-actors 0 --total-timesteps 512 --eval-every 256"
         }
     ),
     "REPRODUCIBILITY.md": Guide(
@@ -87,7 +87,6 @@ NOT_RUN = {  # a pattern of commands, and why
     r"^\./dppo doctor mysim:make$": "run on the page of the doctor",
     r"^tensorboard ": "starts a server of another package",
     r"^dppo eval tanks:make --policy pi:PI": "run by tests/test_examples.py",
-    r"^dppo doctor mysim:make --baseline mycontroller:PI": "run by tests/test_doctor_controllers.py",
     r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",
     r"^dppo verify .*--num-actors": "run by tests/test_verify.py: needs actors",
     r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",
