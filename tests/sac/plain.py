@@ -20,35 +20,53 @@ from dppo.sac.settings import SACSettings
 from dppo.streams import Stream, generator
 
 
+class FlatWeights:
+    """The flat vector of `Critics`, from which the tensors of all critics are taken one after the other."""
+
+    def __init__(self, weights: Tensor, count: int) -> None:
+        self.weights = weights
+        self.count = count
+        self.start = 0
+
+    def take(self, *shape: int) -> Tensor:
+        """Return the next tensor of each critic."""
+        size = self.count * math.prod(shape)
+        end = self.start + size
+        tensors = self.weights[self.start : end].view(self.count, *shape)
+        self.start = end
+        return tensors
+
+
 def plain_critics(
     count: int, inputs: int, sizes: Sequence[int], weights: Tensor
 ) -> list[nn.Module]:
     """Return each critic as a module with its part of the flat `weights`."""
-    modules: list[nn.Module] = []
-    for critic in range(count):
-        layers: list[nn.Module] = []
-        fan_in = inputs
-        start = 0
-        for fan_out in (*sizes, 1):
+    flat_weights = FlatWeights(weights, count)
+    layers: list[list[nn.Module]] = [[] for _ in range(count)]
+    fan_in = inputs
+    for fan_out in (*sizes, 1):
+        kernels = flat_weights.take(fan_in, fan_out)
+        biases = flat_weights.take(fan_out)
+        for critic in range(count):
             layer = nn.Linear(fan_in, fan_out, dtype=weights.dtype)
-            end = start + count * fan_in * fan_out
-            stacked = weights[start:end].view(count, fan_in, fan_out)
-            layer.weight.data = stacked[critic].t().clone()
-            start = end + count * fan_out
-            layer.bias.data = weights[end:start].view(count, fan_out)[critic].clone()
-            layers += [layer, nn.LayerNorm(fan_out, elementwise_affine=False), nn.SiLU()]
-            fan_in = fan_out
-        modules.append(nn.Sequential(*layers[:-2]))
-    return modules
+            layer.weight.data = kernels[critic].t().clone()
+            layer.bias.data = biases[critic].clone()
+            norm = nn.LayerNorm(fan_out, elementwise_affine=False)
+            layers[critic] += [layer, norm, nn.SiLU()]
+        fan_in = fan_out
+    # the last layer has neither a norm nor an activation
+    return [nn.Sequential(*of_critic[:-2]) for of_critic in layers]
 
 
 def flat(modules: Sequence[nn.Module]) -> Tensor:
     """Return the weights of the modules in the order of the flat vector of `Critics`."""
-    named = [list(module.parameters()) for module in modules]
+    parameters = [list(module.parameters()) for module in modules]
     parts = []
-    for tensors in zip(*named, strict=True):
+    for tensors in zip(*parameters, strict=True):
         stacked = torch.stack([tensor.detach() for tensor in tensors])
-        parts.append((stacked.mT if stacked.dim() == 3 else stacked).flatten())
+        if stacked.dim() == 3:
+            stacked = stacked.mT
+        parts.append(stacked.flatten())
     return torch.cat(parts)
 
 
@@ -84,20 +102,27 @@ class World:
 
     def _obs(self, count: int) -> np.ndarray:
         obs = np.zeros(count, self.dtype)
-        leaves = [obs] if self.dtype.names is None else [obs[name] for name in self.dtype.names]
+        leaves = [obs]
+        if self.dtype.names is not None:
+            leaves = [obs[name] for name in self.dtype.names]
         for leaf in leaves:
             leaf[...] = self.random.normal(3, 2, leaf.shape)
         return obs
 
     def segments(self, num_steps: int) -> list[Segment]:
-        steps: list[list[Row | None]] = [[] for _ in range(num_steps)]
-        segments = [
-            self._segment(sampler, num_steps, steps) for sampler in range(self.num_samplers)
-        ]
-        self.rows += [row for step in steps for row in step if row is not None]
+        segments = []
+        transitions = []
+        for sampler in range(self.num_samplers):
+            segment, led_to = self._segment(sampler, num_steps)
+            segments.append(segment)
+            transitions.append(rows_of(segment, led_to))
+        for step in range(num_steps):
+            for of_sampler in transitions:
+                self.rows += of_sampler[step]
         return segments
 
-    def _segment(self, sampler: int, num_steps: int, steps: list[list[Row | None]]) -> Segment:
+    def _segment(self, sampler: int, num_steps: int) -> tuple[Segment, np.ndarray]:
+        """Return a segment, and the observations [T, E] that its steps led to."""
         shape = (num_steps, self.num_envs)
         random = self.random
         obs = np.zeros(shape, self.dtype)
@@ -114,26 +139,35 @@ class World:
             done = terminated[step] | truncated[step]
             if step + 1 < num_steps:
                 done = done | ~valid[step + 1]
-            self.now[sampler] = led_to[step].copy()
-            self.now[sampler][done] = self._obs(int(done.sum()))
-            steps[step] += [
-                Row(
-                    obs[step, env],
-                    actions[step, env],
-                    rewards[step, env],
-                    terminated[step, env],
-                    led_to[step, env],
-                    logprobs[step, env],
-                )
-                if valid[step, env]
-                else None
-                for env in range(self.num_envs)
-            ]
-        column = np.zeros(shape)
+            following = led_to[step].copy()
+            following[done] = self._obs(int(done.sum()))
+            self.now[sampler] = following
+
+        zeros = np.zeros(shape)
         segment = Segment(
-            obs, actions, logprobs, column, column, rewards, terminated, truncated, valid
+            obs, actions, logprobs, zeros, zeros, rewards, terminated, truncated, valid
         )
-        return replace(segment, successors=led_to[segment.followed])
+        return replace(segment, successors=led_to[segment.followed]), led_to
+
+
+def rows_of(segment: Segment, led_to: np.ndarray) -> list[list[Row]]:
+    """Return the transitions of each step."""
+    steps = []
+    for step, valid in enumerate(segment.valid):
+        rows = []
+        for env in np.flatnonzero(valid):
+            place = (step, env)
+            row = Row(
+                obs=segment.obs[place],
+                action=segment.actions[place],
+                reward=segment.rewards[place],
+                terminated=segment.terminated[place],
+                successor=led_to[place],
+                logprob=segment.logprobs[place],
+            )
+            rows.append(row)
+        steps.append(rows)
+    return steps
 
 
 def look_ahead(
@@ -156,15 +190,44 @@ def look_ahead(
     )
 
 
+class Minibatch(NamedTuple):
+    """Rows as tensors."""
+
+    obs: Any
+    actions: Tensor
+    rewards: Tensor
+    goes_on: Tensor
+    successors: Any
+    discounts: Tensor
+
+
+def minibatch_of(rows: Sequence[Row], gamma: float, normalize: Any) -> Minibatch:
+    def column(name: str) -> Tensor:
+        numbers = [float(getattr(row, name)) for row in rows]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([getattr(row, name) for row in rows])
+
+    actions = from_numpy(stacked("action"))
+    return Minibatch(
+        obs=normalize(stacked("obs")),
+        actions=torch.tanh(actions),
+        rewards=column("reward"),
+        goes_on=1 - column("terminated"),
+        successors=normalize(stacked("successor")),
+        discounts=gamma ** column("num_steps"),
+    )
+
+
 def experience_of(
     segments: Sequence[Segment],
     iteration: int,
     scale: ObsScale | None = None,
     reward_scale: float | None = None,
 ) -> Experience:
-    return Experience(
-        segments, PolicySnapshot(iteration, np.zeros(0), scale), reward_scale, iteration
-    )
+    policy = PolicySnapshot(iteration, np.zeros(0), scale)
+    return Experience(segments, policy, reward_scale, iteration)
 
 
 @dataclass
@@ -177,111 +240,125 @@ class PlainSAC:
     policy: nn.Module
     critics: list[nn.Module]
     log_temperature: Tensor
+    normalize: Callable[[np.ndarray], Any]
 
     def __post_init__(self) -> None:
+        self.width = self.spec.distribution.noise_size
+        self.distribution = SquashedGaussian(self.width, state_dependent=True)
         self.targets = [copy.deepcopy(critic) for critic in self.critics]
         self.log_temperature.requires_grad_()
         critic_weights = [weight for critic in self.critics for weight in critic.parameters()]
         rates = self.settings
-        self.optimizers = (
-            torch.optim.Adam(critic_weights, rates.critic_learning_rate),
-            torch.optim.Adam(self.policy.parameters(), rates.learning_rate),
-            torch.optim.Adam([self.log_temperature], rates.temperature_learning_rate),
-        )
+        adam = torch.optim.Adam
+        self.of_critics = adam(critic_weights, rates.critic_learning_rate)
+        self.of_policy = adam(self.policy.parameters(), rates.learning_rate)
+        self.of_temperature = adam([self.log_temperature], rates.temperature_learning_rate)
 
-    def update(
-        self, ranks: Sequence[Sequence[Row]], iteration: int, count: int, normalize: Any
-    ) -> None:
+    def update(self, ranks: Sequence[Sequence[Row]], iteration: int, count: int) -> None:
         """Take `count` gradient steps on the rows of each rank, which all draw equally many."""
         size = self.settings.minibatch_size // len(ranks)
-        width = self.spec.distribution.noise_size
         rows: list[list[Row]] = [[] for _ in range(count)]
         noises = []
         for rank, kept in enumerate(ranks):
             index = (iteration, rank) if len(ranks) > 1 else (iteration,)
             random = generator(self.seed, Stream.MINIBATCHES, *index)
-            chosen = random.integers(len(kept), size=count * size).reshape(count, size)
-            noises.append(random.standard_normal((count, 2, size, width), np.float32))
+            chosen = random.integers(len(kept), size=count * size)
+            noises.append(random.standard_normal((count, 2, size, self.width), np.float32))
             thresholds = random.random((self.settings.n_step - 1, count * size))
-            drawn = self._look_ahead(kept, chosen.flatten(), thresholds, normalize)
+            drawn = self._look_ahead(kept, chosen, thresholds)
             for step in range(count):
-                rows[step] += drawn[step * size : (step + 1) * size]
+                start = step * size
+                rows[step] += drawn[start : start + size]
         noise = from_numpy(np.concatenate(noises, axis=2)).double()
         for step in range(count):
-            self._step(rows[step], noise[step], normalize)
+            minibatch = minibatch_of(rows[step], self.settings.gamma, self.normalize)
+            self._step(minibatch, noise[step])
 
     def _look_ahead(
-        self, kept: Sequence[Row], chosen: np.ndarray, thresholds: np.ndarray, normalize: Any
+        self, kept: Sequence[Row], chosen: np.ndarray, thresholds: np.ndarray
     ) -> list[Row]:
         """Return the chosen rows, each with later steps, more of them where the present policy would act alike."""
+        least = self.settings.least_extension
         drawn = []
         for number, of_row in zip(chosen, thresholds.T, strict=True):
 
             def extends(step: int, row: Row, of_row: np.ndarray = of_row) -> bool:
-                ratio = self._ratio(row, normalize)
+                ratio = self._ratio(row)
                 likelihood = min(1, ratio) ** (1 / len(row.action))
-                least = self.settings.least_extension
-                return bool(of_row[step - 1] < least + (1 - least) * likelihood)
+                chance = least + (1 - least) * likelihood
+                return bool(of_row[step - 1] < chance)
 
             row = look_ahead(kept, number, self.settings, extends)
             drawn.append(row)
         return drawn
 
     @torch.no_grad()
-    def _ratio(self, row: Row, normalize: Any) -> float:
+    def _ratio(self, row: Row) -> float:
         """Return the density of a row's action under the policy, relative to that under the policy that chose it."""
-        obs = normalize(row.obs[None])
+        obs = self.normalize(row.obs[None])
         head, _ = self.policy(obs)
-        distribution = SquashedGaussian(self.spec.distribution.noise_size, state_dependent=True)
-        action = from_numpy(row.action[None])
-        logprobs, _ = distribution.scores(head, action)
+        action = torch.tensor(row.action[None])
+        logprobs, _ = self.distribution.scores(head, action)
         difference = float(logprobs) - row.logprob
         return math.exp(difference)
 
-    def _step(self, rows: Sequence[Row], noise: Tensor, normalize: Any) -> None:
-        obs = normalize(np.stack([row.obs for row in rows]))
-        successors = normalize(np.stack([row.successor for row in rows]))
-        rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
-        ends = torch.tensor([float(row.terminated) for row in rows], dtype=torch.float64)
-        num_steps = torch.tensor([row.num_steps for row in rows], dtype=torch.float64)
-        discounts = self.settings.gamma**num_steps
-        actions = torch.tanh(from_numpy(np.stack([row.action for row in rows])))
+    def _step(self, minibatch: Minibatch, noise: Tensor) -> None:
+        noise_of_successors, noise_of_obs = noise
         temperature = self.log_temperature.detach().exp()
-        with torch.no_grad():
-            following, logprobs = self._draw(successors, noise[0])
-            values = torch.stack(
-                [self._value(critic, successors, following) for critic in self.targets]
-            )
-            targets = rewards + discounts * (1 - ends) * (values.amin(0) - temperature * logprobs)
-        loss = sum(
-            0.5 * (self._value(critic, obs, actions) - targets).square().mean()
-            for critic in self.critics
-        )
-        self._move(0, loss)
-        with torch.no_grad():
-            for target, critic in zip(self.targets, self.critics, strict=True):
-                for slow, fast in zip(target.parameters(), critic.parameters(), strict=True):
-                    slow.copy_(self.settings.tau * fast + (1 - self.settings.tau) * slow)
-        drawn, logprobs = self._draw(obs, noise[1])
-        least = torch.stack([self._value(critic, obs, drawn) for critic in self.critics]).amin(0)
-        self._move(1, (temperature * logprobs - least).mean())
-        target_entropy = self.settings.target_entropy * noise.shape[2]
-        self._move(2, (-self.log_temperature * (logprobs.detach() + target_entropy)).mean())
+        targets = self._targets(minibatch, noise_of_successors, temperature)
+        self._move(self.of_critics, self._critic_loss(minibatch, targets))
+        self._follow()
 
-    def _move(self, number: int, loss: Any) -> None:
-        self.optimizers[number].zero_grad()
+        actions, logprobs = self._draw(minibatch.obs, noise_of_obs)
+        least = self._least(self.critics, minibatch.obs, actions)
+        policy_loss = temperature * logprobs - least
+        self._move(self.of_policy, policy_loss.mean())
+
+        target_entropy = self.settings.target_entropy * self.width
+        too_certain = logprobs.detach() + target_entropy
+        temperature_loss = -self.log_temperature * too_certain
+        self._move(self.of_temperature, temperature_loss.mean())
+
+    @torch.no_grad()
+    def _targets(self, minibatch: Minibatch, noise: Tensor, temperature: Tensor) -> Tensor:
+        actions, logprobs = self._draw(minibatch.successors, noise)
+        least = self._least(self.targets, minibatch.successors, actions)
+        soft_values = least - temperature * logprobs
+        return minibatch.rewards + minibatch.discounts * minibatch.goes_on * soft_values
+
+    def _critic_loss(self, minibatch: Minibatch, targets: Tensor) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float64)
+        for critic in self.critics:
+            error = self._value(critic, minibatch.obs, minibatch.actions) - targets
+            loss = loss + 0.5 * error.square().mean()
+        return loss
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        tau = self.settings.tau
+        for target, critic in zip(self.targets, self.critics, strict=True):
+            for slow, fast in zip(target.parameters(), critic.parameters(), strict=True):
+                slow.copy_(tau * fast + (1 - tau) * slow)
+
+    def _move(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        optimizer.zero_grad()
         loss.backward()
-        self.optimizers[number].step()
+        optimizer.step()
 
     def _draw(self, obs: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
         head, _ = self.policy(obs)
-        mean, log_std = head.split(noise.shape[1], dim=1)
+        mean, log_std = head.split(self.width, dim=1)
         u = mean + log_std.exp() * noise
-        logprobs, _ = SquashedGaussian(noise.shape[1], state_dependent=True).scores(head, u)
+        logprobs, _ = self.distribution.scores(head, u)
         return torch.tanh(u), logprobs
+
+    def _least(self, critics: Sequence[nn.Module], obs: Any, actions: Tensor) -> Tensor:
+        values = [self._value(critic, obs, actions) for critic in critics]
+        return torch.stack(values).amin(0)
 
     def _value(self, critic: nn.Module, obs: Any, actions: Tensor) -> Tensor:
         leaves = list(obs.values()) if isinstance(obs, dict) else [obs]
         columns = [leaf.reshape(len(leaf), -1) for leaf in leaves]
-        value: Tensor = critic(torch.cat([*columns, actions], dim=1)).squeeze(1)
+        inputs = torch.cat([*columns, actions], dim=1)
+        value: Tensor = critic(inputs).squeeze(1)
         return value

@@ -35,35 +35,42 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
+def critics_of(sizes: tuple[int, ...], count: int) -> Critics:
+    generator = torch.Generator().manual_seed(1)
+    return Critics(INPUTS, sizes, count, generator)
+
+
 @pytest.mark.parametrize(("sizes", "count"), [((8,), 1), ((8, 6), 2), ((8, 6, 4), 3)], ids=str)
 def test_values_and_gradients_are_those_of_autograd(sizes: tuple[int, ...], count: int) -> None:
-    critics = Critics(INPUTS, sizes, count, torch.Generator().manual_seed(1))
+    critics = critics_of(sizes, count)
     critics.to(torch.device("cpu"), torch.float64)
     weights = critics.parameters.weights.detach()
     weights.copy_(numbers(len(weights), seed=2))
     inputs = numbers(ROWS, INPUTS).requires_grad_()
     grad_values = numbers(count, ROWS, seed=3)
+
     modules = plain_critics(count, INPUTS, sizes, weights)
-    expected = torch.stack([module(inputs).squeeze(1) for module in modules])
     parameters = [parameter for module in modules for parameter in module.parameters()]
-    gradients = torch.autograd.grad((expected * grad_values).sum(), [inputs, *parameters])
-    for parameter, gradient in zip(parameters, gradients[1:], strict=True):
+    expected = torch.stack([module(inputs).squeeze(1) for module in modules])
+    loss = (expected * grad_values).sum()
+    grad_inputs, *gradients = torch.autograd.grad(loss, [inputs, *parameters])
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.data = gradient
 
     values, residuals = critics.forward(inputs.detach())
+    assert_close(values, expected.detach())
     grad_actions = critics.action_gradients(residuals, grad_values, 2)
+    assert_close(grad_actions, grad_inputs[:, -2:])
     assert not critics.parameters.gradient.any()
     critics.backward(residuals, grad_values)
-
-    assert_close(values, expected.detach())
-    assert_close(grad_actions, gradients[0][:, -2:])
     assert_close(critics.parameters.gradient, flat(modules))
 
 
 def test_targets_follow_slowly() -> None:
-    critics = Critics(INPUTS, (4,), 2, torch.Generator().manual_seed(1))
+    critics = critics_of((4,), 2)
     inputs = torch.randn(ROWS, INPUTS)
-    assert_close(critics.target_values(inputs), critics.forward(inputs)[0])
+    values, _ = critics.forward(inputs)
+    assert_close(critics.target_values(inputs), values)
     before = critics.targets.clone()
     weights = critics.parameters.weights.detach()
     weights.add_(1.0)
@@ -79,7 +86,8 @@ def test_samples_are_those_of_the_distribution_that_acts() -> None:
     drawn = sample(head, noise)
     u = squashed.sample(head.numpy(), noise.numpy())
     assert_allclose(drawn.actions.numpy(), np.tanh(u))
-    assert_allclose(drawn.logprobs.numpy(), squashed.log_prob(head.numpy(), u))
+    logprobs = squashed.log_prob(head.numpy(), u)
+    assert_allclose(drawn.logprobs.numpy(), logprobs)
 
 
 @pytest.mark.proves("head_gradient")
@@ -89,22 +97,27 @@ def test_gradient_of_the_head_is_that_of_autograd() -> None:
     grad_actions = numbers(ROWS, 2, seed=2)
     temperature = torch.tensor([0.3], dtype=torch.float64)
     drawn = sample(head, noise)
-    loss = (temperature * drawn.logprobs).sum() + (grad_actions * drawn.actions).sum()
+    entropy_loss = temperature * drawn.logprobs
+    value_loss = grad_actions * drawn.actions
+    loss = entropy_loss.sum() + value_loss.sum()
     (expected,) = torch.autograd.grad(loss, head)
+
     with torch.no_grad():
-        gradient = head_gradient(head, sample(head, noise), grad_actions, temperature)
+        drawn = sample(head, noise)
+        gradient = head_gradient(head, drawn, grad_actions, temperature)
     assert_close(gradient, expected)
 
 
 @pytest.mark.proves("head_gradient")
 def test_deviations_are_not_pushed_out_of_their_range() -> None:
-    head = torch.tensor(
-        [[0.0, MAX_LOG_STD], [0.0, MAX_LOG_STD], [0.0, MIN_LOG_STD], [0.0, MIN_LOG_STD]]
-    )
-    noise = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
+    log_stds = torch.tensor([MAX_LOG_STD, MAX_LOG_STD, MIN_LOG_STD, MIN_LOG_STD])
+    head = torch.stack([torch.zeros(4), log_stds], dim=1)
+    noise = torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
     drawn = sample(head, noise)
     grad_actions = torch.full((4, 1), 1e3)
-    grad_log_std = head_gradient(head, drawn, grad_actions, torch.tensor([0.0]))[:, 1]
+    without_entropy = torch.tensor([0.0])
+    gradient = head_gradient(head, drawn, grad_actions, without_entropy)
+    grad_log_std = gradient[:, 1]
     assert (grad_log_std != 0).tolist() == [True, False, False, True]
     assert grad_log_std[0] > 0
     assert grad_log_std[3] < 0
@@ -135,18 +148,19 @@ def described(obs: spaces.Space[Any]) -> Spaces:
 
 def test_critics_read_all_leaves_and_categories_as_one_hot_codes() -> None:
     inputs = CriticInputs(described(PARTS), 1, torch.device("cpu"))
+    speeds = torch.arange(1.0, 9.0).view(2, 4)
+    switches = torch.eye(2)
     obs = {
         "gear": torch.tensor([1, -1]),
-        "speed": torch.arange(1.0, 9.0).view(2, 2, 2),
+        "speed": speeds.view(2, 2, 2),
         "station": torch.tensor([4000, 3]),
-        "switches": torch.eye(2, dtype=torch.int8),
+        "switches": switches.to(torch.int8),
     }
     actions = torch.tensor([[0.5], [0.25]])
-    speeds = obs["speed"].flatten(1)
     gears = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-    expected = torch.cat(
-        [speeds, gears, torch.eye(2), torch.tensor([[4000.0], [3.0]]), actions], dim=1
-    )
+    stations = torch.tensor([[4000.0], [3.0]])
+    columns = [speeds, gears, switches, stations, actions]
+    expected = torch.cat(columns, dim=1)
     assert torch.equal(inputs(obs, actions), expected)
     assert inputs.size == expected.shape[1]
 
@@ -175,23 +189,26 @@ def test_a_run_announces_policy_and_critics_with_their_sizes(
     trainer = build_trainer(trainer_plan(resolved), of_run)
     assert isinstance(trainer, SACTrainer)
     critics = len(trainer.learned_state()["critics.weights"])
-    module = trainer.spec.module(0)
-    of_policy = sum(
-        parameter.numel()
-        for name, parameter in module.named_parameters()
-        if not name.startswith("value")
-    )
+    of_policy = 0
+    for name, parameter in trainer.spec.module(0).named_parameters():
+        if not name.startswith("value"):
+            of_policy += parameter.numel()
+
     text = networks_in_words(config, of_run)
-    assert text.startswith(f"Network: {policy}, {of_policy:,} parameters, because the observation ")
+    start = f"Network: {policy}, {of_policy:,} parameters, because the observation "
+    assert text.startswith(start)
     critics_in_words = (
         f"two critics with 7 x 6 units, {critics:,} parameters, which also read the action{ending}"
     )
     assert text.endswith(critics_in_words)
+
     ppo = make_config({"env_id": "Plant-v0"})
     assert "for the value" in networks_in_words(ppo, described(NUMBERS))
 
 
 def test_a_minibatch_has_the_rows_of_its_setting_however_small_the_batch_is() -> None:
     small = {"env_id": "Plant-v0", "algo": "sac", "num_samplers": 2, "num_steps": 20}
-    assert make_config(small).sizes.minibatch_rows == 128
-    assert make_config(small | {"minibatch_size": 32}).sizes.minibatch_rows == 32
+    default = make_config(small)
+    assert default.sizes.minibatch_rows == 128
+    changed = make_config(small | {"minibatch_size": 32})
+    assert changed.sizes.minibatch_rows == 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ from plain import Row, World
 
 from dppo import Config
 from dppo.config.memory import kept_row_bytes
-from dppo.sac.rows import LOGPROBS, KeptRows, LaterRows, rows_of_rank
+from dppo.ppo.exchange.records import Segment
+from dppo.sac.rows import LOGPROBS, DrawnRows, KeptRows, LaterRows, rows_of_rank
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, leaves
 
 VECTOR = np.dtype((np.float32, (3,)))
-DICT = np.dtype([("speed", np.float32, ()), ("place", np.float64, (2,))])
+SPEED = ("speed", np.float32, ())
+PLACE = ("place", np.float64, (2,))
+DICT = np.dtype([SPEED, PLACE])
 OBS = pytest.mark.parametrize("dtype", [VECTOR, DICT], ids=["vector", "dict"])
 ALL = 10**6
 
@@ -42,8 +46,14 @@ def check(rows: KeptRows, expected: list[Row]) -> None:
         assert same(drawn.obs[number], row.obs)
         assert_array_equal(drawn.actions[number], row.action)
         assert drawn.rewards[0, number] == row.reward
-        assert drawn.terminated[number] == row.terminated
-        assert row.terminated or same(drawn.successors[number], row.successor)
+        check_end(drawn, number, row)
+
+
+def check_end(drawn: DrawnRows, number: int, last: Row) -> None:
+    """A terminal state has no successor that matters."""
+    assert drawn.terminated[number] == last.terminated
+    if not last.terminated:
+        assert same(drawn.successors[number], last.successor)
 
 
 @OBS
@@ -54,44 +64,54 @@ def test_each_row_has_its_true_successor(dtype: np.dtype[Any]) -> None:
     assert len(world.rows) < 6 * 5 * 4  # some are no transitions
 
 
+def num_exits(rows: KeptRows) -> int:
+    """Return the number of successors that no other row holds."""
+    return len(rows.state()["rows.exits"])
+
+
 def test_each_observation_is_stored_once() -> None:
-    world = World(VECTOR, ends=0.0)
-    state = kept(world, [6] * 5).state()
-    assert len(state["rows.exits"]) == 4  # the successors of the newest step
-    truncated = World(VECTOR, ends=0.3)
-    segments = [truncated.segments(6) for _ in range(5)]
-    ends = sum(
-        int((segment.truncated & ~segment.terminated).sum())
-        for iteration in segments
-        for segment in iteration
-    )
+    rows = kept(World(VECTOR, ends=0.0), [6] * 5)
+    assert num_exits(rows) == 4  # the successors of the newest step
+
+    world = World(VECTOR, ends=0.3)
     rows = KeptRows(ALL, VECTOR)
-    for iteration in segments:
-        rows.append(iteration)
-    assert ends <= len(rows.state()["rows.exits"]) <= ends + 4
+    limits = 0
+    for _ in range(5):
+        segments = world.segments(6)
+        rows.append(segments)
+        for segment in segments:
+            is_limit = segment.truncated & ~segment.terminated
+            limits += int(is_limit.sum())
+    assert limits <= num_exits(rows) <= limits + 4
 
 
 def test_a_segment_that_begins_elsewhere_leaves_the_older_row_its_successor() -> None:
     """As after the loss of an actor whose environments cannot be rebuilt."""
     world = World(VECTOR, ends=0.0)
     rows = kept(world, [3])
-    world.now[1] = world.now[1] + 1  # of the second sampler
+    of_second_sampler = world.now[1]
+    world.now[1] = of_second_sampler + 1
     rows.append(world.segments(3))
     check(rows, world.rows)
-    assert len(rows.state()["rows.exits"]) == 2 + 4
+    assert num_exits(rows) == 2 + 4
 
 
 @OBS
 def test_the_oldest_steps_leave_first(dtype: np.dtype[Any]) -> None:
     world = World(dtype, ends=0.2)
-    rows = kept(world, [6] * 7, limit=4 * 14)
-    check(rows, world.rows[-4 * 14 :])
-    assert len(rows.state()["rows.valid"]) == 14
+    steps = 14
+    limit = 4 * steps
+    rows = kept(world, [6] * 7, limit)
+    newest = world.rows[-limit:]
+    check(rows, newest)
+    assert len(rows.state()["rows.valid"]) == steps
 
 
 def test_an_iteration_is_kept_even_if_it_is_larger_than_the_limit() -> None:
     world = World(VECTOR)
-    check(kept(world, [6] * 3, limit=5), world.rows[-4 * 6 :])
+    rows = kept(world, [6] * 3, limit=5)
+    last_iteration = world.rows[-4 * 6 :]
+    check(rows, last_iteration)
 
 
 @OBS
@@ -99,33 +119,48 @@ def test_an_iteration_is_kept_even_if_it_is_larger_than_the_limit() -> None:
 def test_neither_chunks_nor_a_checkpoint_change_what_is_drawn(
     dtype: np.dtype[Any], limit: int
 ) -> None:
-    lengths = [6, 6, 6, 6]
-    whole = kept(World(dtype, ends=0.2, invalid=0.1), lengths, limit)
-    resumed = World(dtype, ends=0.2, invalid=0.1)
-    state = kept(resumed, lengths[:2], limit).state()
+    whole = kept(World(dtype, ends=0.2, invalid=0.1), [6, 6, 6, 6], limit)
+    world = World(dtype, ends=0.2, invalid=0.1)
+    state = kept(world, [6, 6], limit).state()
     for array in state.values():
         array.flags.writeable = False
-    rows = KeptRows(limit, dtype)
-    rows.load(state)
-    for length in lengths[2:]:
-        rows.append(resumed.segments(length))
-    assert same(len(rows.transitions()), len(whole.transitions()))
+    resumed = KeptRows(limit, dtype)
+    resumed.load(state)
+    for _ in range(2):
+        resumed.append(world.segments(6))
+
+    places = resumed.transitions()
+    expected_places = whole.transitions()
+    assert len(places) == len(expected_places)
     for n_step in (1, 3):
-        drawn = rows.draw(rows.transitions(), n_step)
-        expected = whole.draw(whole.transitions(), n_step)
-        assert all(same(*columns) for columns in zip(drawn, expected, strict=True))
-    expected_state = whole.state()
-    assert list(rows.state()) == list(expected_state)
-    assert all(same(array, expected_state[name]) for name, array in rows.state().items())
+        drawn = resumed.draw(places, n_step)
+        expected = whole.draw(expected_places, n_step)
+        for column, expected_column in zip(drawn, expected, strict=True):
+            assert same(column, expected_column)
+    assert list(resumed.state()) == list(whole.state())
+    assert_equal(resumed.state(), whole.state())
 
 
 def test_a_smaller_limit_after_a_resume_drops_the_oldest() -> None:
     world = World(VECTOR)
-    rows = KeptRows(4 * 8, VECTOR)
-    rows.load(kept(world, [6] * 3).state())
-    check(rows, world.rows[-4 * 8 :])
+    state = kept(world, [6] * 3).state()
+    limit = 4 * 8
+    rows = KeptRows(limit, VECTOR)
+    rows.load(state)
+    check(rows, world.rows[-limit:])
     rows.append(world.segments(6))
-    check(rows, world.rows[-4 * 8 :])
+    check(rows, world.rows[-limit:])
+
+
+def steps_ahead(rows: list[Row], n_step: int) -> list[Row]:
+    """Return the first row and those that continue its episode, at most `n_step` of them."""
+    chain = rows[:1]
+    for following in rows[1:n_step]:
+        last = chain[-1]
+        if last.terminated or not same(last.successor, following.obs):
+            break
+        chain.append(following)
+    return chain
 
 
 def test_several_steps_stop_where_the_episode_does() -> None:
@@ -134,17 +169,13 @@ def test_several_steps_stop_where_the_episode_does() -> None:
     rows = kept(world, [5] * 6)
     drawn = rows.draw(rows.transitions(), n_step)
     for number in range(len(world.rows)):
-        chain = [world.rows[number]]
-        for following in world.rows[number + 1 : number + n_step]:
-            continues = not chain[-1].terminated and same(chain[-1].successor, following.obs)
-            if not continues:
-                break
-            chain.append(following)
-        assert drawn.num_steps[number] == len(chain)
-        rewards = [row.reward for row in chain] + [0.0] * (n_step - len(chain))
-        assert_array_equal(drawn.rewards[:, number], rewards)
-        assert drawn.terminated[number] == chain[-1].terminated
-        assert chain[-1].terminated or same(drawn.successors[number], chain[-1].successor)
+        chain = steps_ahead(world.rows[number:], n_step)
+        length = len(chain)
+        assert drawn.num_steps[number] == length
+        rewards = [row.reward for row in chain]
+        assert_array_equal(drawn.rewards[:length, number], rewards)
+        assert not drawn.rewards[length:, number].any()
+        check_end(drawn, number, chain[-1])
     assert set(drawn.num_steps) == {1, 2, 3}
 
 
@@ -155,58 +186,77 @@ def test_rows_of_a_checkpoint_without_log_probabilities_have_the_likelihood_zero
     rows = KeptRows(ALL, VECTOR)
     rows.load(state)
     rows.append(world.segments(6))
-    relative = []
-
-    def extends(step: int, numbers: np.ndarray, later: LaterRows) -> np.ndarray:
-        relative.append(np.exp(np.minimum(0.0, -later.logprobs)))
-        return np.ones(len(numbers), bool)
-
     places = rows.transitions()
-    rows.draw(places[: 4 * 11], 2, extends)
-    assert (relative.pop() == 0).all()
-    rows.draw(places[4 * 12 : 4 * 16], 2, extends)
-    assert (relative.pop() > 0).all()
+
+    def likelihoods(drawn: np.ndarray) -> np.ndarray:
+        """Return those of the second steps, relative to a policy that is certain of them."""
+        relative = []
+
+        def extends(step: int, numbers: np.ndarray, later: LaterRows) -> np.ndarray:
+            log_ratio = np.minimum(0.0, -later.logprobs)
+            relative.append(np.exp(log_ratio))
+            return np.ones(len(numbers), bool)
+
+        rows.draw(drawn, 2, extends)
+        return relative.pop()
+
+    steps_before = 4 * 12
+    of_checkpoint = likelihoods(places[: 4 * 11])
+    assert (of_checkpoint == 0).all()
+    of_later = likelihoods(places[steps_before : steps_before + 4 * 4])
+    assert (of_later > 0).all()
 
 
 @OBS
 def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
     world = World(dtype, ends=0.0)
     state = kept(world, [50]).state()
-    columns = [name for name in state if "exit" not in name]
-    stored = sum(state[name].nbytes for name in columns) / len(world.rows)
+    columns = [array for name, array in state.items() if "exit" not in name]
     assert len(columns) == 5 + len(leaves(dtype))
+    stored = sum(column.nbytes for column in columns)
     actions = BoxActions(np.zeros(2), np.ones(2), bounds="squash")
     config = Config(env_id="CartPole-v1", dtype="float64")
-    assert kept_row_bytes(config, Spaces(dtype, actions)) == stored
+    expected = kept_row_bytes(config, Spaces(dtype, actions))
+    assert stored / len(world.rows) == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
     """The rows of all, cut into parts, are those that each rank would keep by itself, also after drops."""
     worlds = [World(VECTOR, num_samplers=1, num_envs=2, seed=number) for number in range(4)]
-    rows_of_all = KeptRows(8 * 10, VECTOR)
-    share = len(worlds) // ranks
-    rows = [KeptRows(8 * 10 // ranks, VECTOR) for _ in range(ranks)]
+    limit = 8 * 10
+    limit_of_rank = limit // ranks
+    num_samplers = len(worlds) // ranks
+    rows_of_all = KeptRows(limit, VECTOR)
+    rows = [KeptRows(limit_of_rank, VECTOR) for _ in range(ranks)]
     assert rows_of_rank(rows_of_all.state(), 0, ranks) == {}
+
+    def segments_of(chosen: Sequence[World]) -> list[Segment]:
+        return [segment for world in chosen for segment in world.segments(3)]
+
+    def share(of_samplers: Sequence[Any], rank: int) -> Sequence[Any]:
+        start = rank * num_samplers
+        return of_samplers[start : start + num_samplers]
+
     for _ in range(5):
-        segments = [world.segments(3)[0] for world in worlds]
+        segments = segments_of(worlds)
         rows_of_all.append(segments)
         for rank, rows_alone in enumerate(rows):
-            rows_alone.append(segments[rank * share : (rank + 1) * share])
+            rows_alone.append(share(segments, rank))
     for rank, rows_alone in enumerate(rows):
-        expected = rows_alone.state()
-        loaded = KeptRows(8 * 10 // ranks, VECTOR)
-        loaded.load(rows_of_rank(rows_of_all.state(), rank, ranks))
-        assert len(expected["rows.exits"]) > 0
-        assert_equal(loaded.state(), expected)
+        assert num_exits(rows_alone) > 0
+        state = rows_of_rank(rows_of_all.state(), rank, ranks)
+        loaded = KeptRows(limit_of_rank, VECTOR)
+        loaded.load(state)
+        assert_equal(loaded.state(), rows_alone.state())
         # what follows is kept as well
-        segments = [world.segments(3)[0] for world in worlds[rank * share : (rank + 1) * share]]
-        for of_rank in (rows_alone, loaded):
-            of_rank.append(segments)
+        later = segments_of(share(worlds, rank))
+        rows_alone.append(later)
+        loaded.append(later)
         assert_equal(loaded.state(), rows_alone.state())
 
 
 def assert_equal(state: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert {name: array.tobytes() for name, array in state.items()} == {
-        name: array.tobytes() for name, array in expected.items()
-    }
+    assert state.keys() == expected.keys()
+    for name, array in state.items():
+        assert array.tobytes() == expected[name].tobytes(), name

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.testing import assert_close
 
 from dppo.config.parts import Network
 from dppo.errors import TrainingDiverged
-from dppo.ppo.exchange.records import Experience, Update
+from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.choice import choose_network
@@ -29,9 +30,15 @@ from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces
 
 VECTOR = np.dtype((np.float64, (3,)))
-DICT = np.dtype([("speed", np.float64, ()), ("place", np.float64, (2,))])
-ACTIONS = BoxActions(np.full(2, -1.0), np.full(2, 2.0), bounds="squash")
-SCALE = ObsScale(np.array([3.0, 2.0, 1.0]), np.array([2.0, 0.5, 4.0]))
+SPEED = ("speed", np.float64, ())
+PLACE = ("place", np.float64, (2,))
+DICT = np.dtype([SPEED, PLACE])
+LOW = np.full(2, -1.0)
+HIGH = np.full(2, 2.0)
+ACTIONS = BoxActions(LOW, HIGH, bounds="squash")
+MEAN = np.array([3.0, 2.0, 1.0])
+STD = np.array([2.0, 0.5, 4.0])
+SCALE = ObsScale(MEAN, STD)
 SMALL = SACSettings(
     minibatch_size=16,
     first_rows=0,
@@ -54,7 +61,8 @@ class Plain(nn.Module):
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         leaves = list(obs.values()) if isinstance(obs, dict) else [obs]
-        inputs = torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves], dim=1)
+        columns = [leaf.reshape(len(leaf), -1) for leaf in leaves]
+        inputs = torch.cat(columns, dim=1)
         return self.policy(inputs), self.value(inputs).squeeze(-1)
 
 
@@ -71,16 +79,23 @@ def trainer_of(
     return SACTrainer(spec_of(dtype, model), settings, seed=5)
 
 
+def experience(world: World, iteration: int) -> Experience:
+    """Return the next six steps of each environment, with a scale of observations and rewards."""
+    return experience_of(world.segments(6), iteration, SCALE, 2.0)
+
+
 def experiences(dtype: np.dtype[Any] = VECTOR, count: int = 3, **options: Any) -> list[Experience]:
     world = World(dtype, **options)
-    return [experience_of(world.segments(6), number, SCALE, 2.0) for number in range(count)]
+    return [experience(world, number) for number in range(count)]
 
 
 def normalized(obs: np.ndarray) -> Any:
     if obs.dtype.names is None:
-        standardized = (obs - SCALE.mean) / SCALE.std
-        return torch.from_numpy(np.clip(standardized, -10, 10))
-    columns = np.concatenate([obs["speed"][:, None], obs["place"]], axis=1)
+        standardized = (obs - MEAN) / STD
+        clipped = np.clip(standardized, -10, 10)
+        return torch.from_numpy(clipped)
+    speed = obs["speed"][:, None]
+    columns = np.concatenate([speed, obs["place"]], axis=1)
     rows = normalized(columns)
     return {"speed": rows[:, 0], "place": rows[:, 1:]}
 
@@ -97,24 +112,25 @@ def test_an_update_is_that_of_the_paper(dtype: np.dtype[Any], model: Any) -> Non
     start = trainer.weights()
     world = World(dtype)
     for iteration in range(3):
-        trainer.update(experience_of(world.segments(6), iteration, SCALE, 2.0))
-        twin.update([scaled(world.rows)], iteration, 6, normalized)
+        trainer.update(experience(world, iteration))
+        twin.update([scaled(world.rows)], iteration, 6)
     assert_learned(trainer, twin, start)
 
 
 @pytest.mark.proves("Minibatches._relative_likelihoods")
 def test_targets_add_up_more_rewards_where_the_policy_would_act_alike() -> None:
-    trainer = trainer_of(settings=replace(SMALL, n_step=3))
-    without_a_choice = trainer_of(settings=replace(SMALL, n_step=3, least_extension=1))
+    settings = replace(SMALL, n_step=3)
+    trainer = trainer_of(settings=settings)
+    without_a_choice = trainer_of(settings=replace(settings, least_extension=1))
     twin = twin_of(trainer)
     start = trainer.weights()
     world = World(VECTOR)
     for iteration in range(3):
-        experience = experience_of(world.segments(6), iteration, SCALE, 2.0)
-        mean = trainer.update(experience).figures["target_steps"]
-        most = without_a_choice.update(experience).figures["target_steps"]
+        steps = experience(world, iteration)
+        mean = trainer.update(steps).figures["target_steps"]
+        most = without_a_choice.update(steps).figures["target_steps"]
         assert 1 < mean < most
-        twin.update([scaled(world.rows)], iteration, 6, normalized)
+        twin.update([scaled(world.rows)], iteration, 6)
     assert_learned(trainer, twin, start)
 
 
@@ -126,24 +142,23 @@ def test_ranks_with_their_own_rows_take_the_steps_of_all_rows(size: int) -> None
 
     def learn_as(parallel: Parallel) -> SACTrainer:
         trainer = SACTrainer(spec_of(VECTOR), SMALL, seed=5, parallel=parallel)
+        world = worlds[parallel.rank]
         for iteration in range(3):
-            segments = worlds[parallel.rank].segments(6)
-            trainer.update(experience_of(segments, iteration, SCALE, 2.0))
+            trainer.update(experience(world, iteration))
         return trainer
 
     trainers = Meeting(size).all_do(learn_as)
-    counts = [SMALL.gradient_steps_between(6 * size * i, 6 * size * (i + 1)) for i in range(3)]
-    for iteration, count in enumerate(counts):
+    env_steps = 6 * size
+    for iteration in range(3):
+        before = env_steps * iteration
+        count = SMALL.gradient_steps_between(before, before + env_steps)
         known = 6 * (iteration + 1)
         rows = [scaled(world.rows[:known]) for world in worlds]
-        twin.update(rows, iteration, count, normalized)
+        twin.update(rows, iteration, count)
     for trainer in trainers:
         assert_learned(trainer, twin, start)
-    learned = [
-        {name: array.tobytes() for name, array in trainer.learned_state().items()}
-        for trainer in trainers
-    ]
-    assert all(state == learned[0] for state in learned)
+    first, *others = [bytes_of(trainer.learned_state()) for trainer in trainers]
+    assert all(state == first for state in others)
 
 
 def twin_of(trainer: SACTrainer) -> PlainSAC:
@@ -161,6 +176,7 @@ def twin_of(trainer: SACTrainer) -> PlainSAC:
         policy=policy,
         critics=plain_critics(2, 5, SMALL.critic_sizes, weights),
         log_temperature=torch.tensor(state["temperature.log"]),
+        normalize=normalized,
     )
 
 
@@ -173,28 +189,34 @@ def assert_learned(trainer: SACTrainer, twin: PlainSAC, start: np.ndarray) -> No
     policy = torch.cat([parameter.detach().flatten() for parameter in parameters])
     assert not np.allclose(policy.numpy(), start, atol=1e-3)
     state = trainer.state() | {"weights": trainer.weights()}
-    for name, expected in {
+    expected = {
         "weights": policy,
         "critics.weights": flat(twin.critics),
         "critics.targets": flat(twin.targets),
         "temperature.log": twin.log_temperature.detach(),
-    }.items():
-        assert_close(torch.tensor(state[name]), expected, atol=1e-7, rtol=1e-6)
+    }
+    for name, tensor in expected.items():
+        learned = torch.tensor(state[name])
+        assert_close(learned, tensor, atol=1e-7, rtol=1e-6)
 
 
 def test_values_of_the_network_stay_as_they_began() -> None:
     trainer = trainer_of()
     before = trainer.spec.unflatten(trainer.weights())
-    for experience in experiences():
-        trainer.update(experience)
-    for name, array in trainer.spec.unflatten(trainer.weights()).items():
-        assert np.array_equal(array, before[name]) == name.startswith("value"), name
+    for steps in experiences():
+        trainer.update(steps)
+    named = trainer.spec.unflatten(trainer.weights())
+    for name, array in named.items():
+        is_unchanged = np.array_equal(array, before[name])
+        assert is_unchanged == name.startswith("value"), name
 
 
 def test_gradient_steps_follow_env_steps_without_a_remainder() -> None:
     for ratio in (0.25, 0.3, 1.0, 2.5):
         settings = SACSettings(gradient_steps=ratio)
-        steps = [settings.gradient_steps_between(24 * i, 24 * i + 24) for i in range(50)]
+        boundaries = range(0, 24 * 50 + 1, 24)
+        steps = [settings.gradient_steps_between(*ends) for ends in pairwise(boundaries)]
+        assert len(steps) == 50
         assert sum(steps) == int(24 * 50 * ratio)
         assert max(steps) - min(steps) <= 1
 
@@ -202,33 +224,43 @@ def test_gradient_steps_follow_env_steps_without_a_remainder() -> None:
 def test_nothing_is_learned_from_too_few_rows() -> None:
     trainer = trainer_of(settings=replace(SMALL, first_rows=48))
     before = trainer.weights()
-    first, second = (trainer.update(experience) for experience in experiences(count=2))
-    assert first.figures["gradient_steps"] == 0
-    assert np.isnan(first.figures["critic_loss"])
-    assert (second.figures["gradient_steps"], second.figures["kept_rows"]) == (6, 48)
+    first, second = (trainer.update(steps).figures for steps in experiences(count=2))
+    assert first["gradient_steps"] == 0
+    assert np.isnan(first["critic_loss"])
+    assert second["gradient_steps"] == 6
+    assert second["kept_rows"] == 48
     assert not np.array_equal(trainer.weights(), before)
+
+
+def bytes_of(state: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in state.items()}
 
 
 def bits(trainer: SACTrainer) -> dict[str, bytes]:
     state = trainer.state() | {"weights": trainer.weights()}
-    return {name: array.tobytes() for name, array in state.items()}
+    return bytes_of(state)
 
 
 def repeated(trainer: SACTrainer, fail: Callable[[], Any]) -> None:
     """Let an update fail; after `restore` and a repeated update, all bits must be those without the failure."""
     undisturbed = trainer_of(settings=trainer.settings)
-    steps = experiences(count=4)
-    for experience in steps[:3]:
-        trainer.update(experience)
-        undisturbed.update(experience)
+    *earlier, last = experiences(count=4)
+    for steps in earlier:
+        trainer.update(steps)
+        undisturbed.update(steps)
     before = bits(trainer)
     snapshot = trainer.snapshot()
     fail()
     trainer.restore(snapshot)
     assert bits(trainer) == before
-    trainer.update(steps[3])
-    undisturbed.update(steps[3])
+
+    trainer.update(last)
+    undisturbed.update(last)
     assert bits(trainer) == bits(undisturbed)
+
+
+def without_rewards(segment: Segment) -> Segment:
+    return replace(segment, rewards=np.full_like(segment.rewards, np.nan))
 
 
 @pytest.mark.parametrize("limit", [10**6, 4 * 8])
@@ -236,20 +268,18 @@ def test_an_update_that_diverges_is_undone(limit: int) -> None:
     trainer = trainer_of(settings=replace(SMALL, replay_rows=limit))
 
     def fail() -> None:
-        bad = experiences(count=1, seed=9)[0]
-        rewards = [np.full_like(segment.rewards, np.nan) for segment in bad.segments]
-        segments = [
-            replace(segment, rewards=column)
-            for segment, column in zip(bad.segments, rewards, strict=True)
-        ]
+        [steps] = experiences(count=1, seed=9)
+        segments = [without_rewards(segment) for segment in steps.segments]
+        bad = replace(steps, segments=segments, iteration=3)
         with pytest.raises(TrainingDiverged, match=r"gradient of the critics has norm nan"):
-            trainer.update(replace(bad, segments=segments, iteration=3))
+            trainer.update(bad)
 
     repeated(trainer, fail)
 
 
 def test_an_update_that_is_stopped_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of()
+    follow = trainer._critics.follow
 
     def fail() -> None:
         moves = iter(range(4))
@@ -259,10 +289,10 @@ def test_an_update_that_is_stopped_is_undone(monkeypatch: pytest.MonkeyPatch) ->
                 raise KeyboardInterrupt
             return follow(SMALL.tau)
 
-        follow = trainer._critics.follow
         monkeypatch.setattr(trainer._critics, "follow", stop)
+        [steps] = experiences(count=1, seed=9)
         with pytest.raises(KeyboardInterrupt):
-            trainer.update(experiences(count=1, seed=9)[0])
+            trainer.update(steps)
         monkeypatch.undo()
 
     repeated(trainer, fail)
@@ -270,21 +300,22 @@ def test_an_update_that_is_stopped_is_undone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_state_of_another_run_begins_without_rows() -> None:
     trainer = trainer_of()
-    for experience in experiences():
-        trainer.update(experience)
+    for steps in experiences():
+        trainer.update(steps)
     fresh = trainer_of()
     fresh.load(trainer.weights(), {})
     assert_array_equal(fresh.weights(), trainer.weights())
     assert "rows.obs" not in fresh.state()
-    update: Update = fresh.update(experiences(count=1)[0])
+    [first] = experiences(count=1)
+    update: Update = fresh.update(first)
     assert update.figures["kept_rows"] == 24
 
 
 def test_a_rehearsal_changes_nothing() -> None:
     for dtype in (VECTOR, DICT):
         trainer = trainer_of(dtype)
-        for experience in experiences(dtype, count=1):
-            trainer.update(experience)
+        [steps] = experiences(dtype, count=1)
+        trainer.update(steps)
         before = bits(trainer)
         trainer.rehearse(32)
         assert bits(trainer) == before
@@ -302,5 +333,5 @@ def test_learning_rates_with_which_gradients_are_not_finite_are_lowered(name: st
 
 def learn(settings: SACSettings) -> None:
     trainer = trainer_of(settings=settings)
-    for experience in experiences():
-        trainer.update(experience)
+    for steps in experiences():
+        trainer.update(steps)
