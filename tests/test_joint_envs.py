@@ -109,18 +109,21 @@ class Stepper:
         num_envs = self.group.num_envs
         self.obs = np.full(num_envs, 77, self.group.obs)
         ended = np.ones((2, num_envs), bool)
-        self.rows = self.obs, np.full(num_envs, 777.0), ended[0], ended[1]
+        self.valid = np.ones(num_envs, bool)
+        self.results = self.obs, np.full(num_envs, 777.0), ended[0], ended[1], self.valid
         self.log = EnvLog(index=1, actions=np.zeros((8, num_envs), np.int64))
         self.group.start(self.obs, self.log)
 
     def step(self, *actions: int) -> list[str]:
         """Return for each row: its reward, how it ended, whether it was dropped, its final and its next observation."""
-        final_obs = self.group.step(np.array(actions), self.rows, self.log)
+        self.valid[:] = True
+        self.log.time_limits.clear()
+        self.group.step((np.array(actions), *self.results), self.log)
+        final_obs = {limit.env: limit.obs for limit in self.log.time_limits}
         lines = []
-        for env, (obs, reward, terminated, truncated) in enumerate(zip(*self.rows, strict=True)):
-            line = f"{reward:g} "
-            if env in self.log.dropped:
-                line = "dropped "
+        for env, row in enumerate(zip(*self.results, strict=True)):
+            obs, reward, terminated, truncated, valid = row
+            line = f"{reward:g} " if valid else "dropped "
             if terminated:
                 line += "t"
             if truncated:
@@ -128,7 +131,6 @@ class Stepper:
             if env in final_obs:
                 line += f"({final_obs[env][0]:g})"
             lines.append(f"{line} {obs[0]:g}")
-        self.log.dropped.clear()
         return lines
 
     def episodes(self) -> list[tuple[int, int, int]]:

@@ -85,6 +85,7 @@ class Stepper:
         self.rewards = np.full(num_envs, 777.0)
         self.terminated = np.ones(num_envs, bool)
         self.truncated = np.ones(num_envs, bool)
+        self.valid = np.ones(num_envs, bool)
         self.log = EnvLog()
 
     def start(self) -> None:
@@ -94,8 +95,12 @@ class Stepper:
         return self.group.restore(carry, actions, self.obs, self.log)
 
     def step(self, actions: Any) -> dict[int, np.ndarray]:
-        rows = self.obs, self.rewards, self.terminated, self.truncated
-        return self.group.step(np.asarray(actions), rows, self.log)
+        """Return the final observation of each environment at a time limit."""
+        self.valid[:] = True
+        columns = self.obs, self.rewards, self.terminated, self.truncated, self.valid
+        self.log.time_limits.clear()
+        self.group.step((np.asarray(actions), *columns), self.log)
+        return {limit.env: limit.obs for limit in self.log.time_limits}
 
 
 def started(*envs: gym.Env[Any, Any]) -> Stepper:

@@ -76,13 +76,13 @@ def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) 
     obs = np.empty(1, described.obs)
     group.start(obs, log)
     rng = np.random.default_rng(0)
-    rows = obs, np.empty(1), np.empty(1, bool), np.empty(1, bool)
+    results = (obs, np.empty(1), *np.ones((3, 1), bool))
     for _ in range(steps):
         if isinstance(described.actions, DiscreteActions):
             actions: Any = rng.integers(described.actions.n, size=1)
         else:
             actions = rng.normal(size=(1, described.actions.width)) * 5
-        group.step(actions, rows, log)
+        group.step((actions, *results), log)
 
 
 ODD = {

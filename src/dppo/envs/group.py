@@ -18,7 +18,14 @@ from dppo.envs.restoring import NO_REPLAY
 from dppo.envs.rows.port import Rows
 from dppo.envs.threads import EnvThread
 from dppo.errors import EnvironmentFault
-from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind, SamplerCarry, StepRows
+from dppo.ppo.exchange.records import (
+    EnvLog,
+    Incident,
+    IncidentKind,
+    SamplerCarry,
+    StepRows,
+    TimeLimit,
+)
 
 WRONG_SPACE = (
     "Correct the observation, or widen the space; where you cannot change the environment, use "
@@ -61,8 +68,8 @@ class EnvGroup:
             settings.spaces, settings.owner, sampler_id=settings.sampler_id
         )
         self._reported_outside = False
-        self._afterwards: list[Callable[[StepRows, EnvLog, dict[int, np.ndarray]], None]] = []
-        """Called after each step; writes to its rows, its log and its final observations."""
+        self._afterwards: list[Callable[[StepRows, EnvLog], None]] = []
+        """Called after each step; writes to its rows and its log."""
         if _counts_lives(rows.envs[0].env):
             self._afterwards.append(self._end_lives)
         if rows.are_joint:
@@ -77,12 +84,11 @@ class EnvGroup:
         self.rows.begin_segment(log)
         log.seconds += time.perf_counter() - began
 
-    def step(self, actions: np.ndarray, rows: StepRows, log: EnvLog) -> dict[int, np.ndarray]:
+    def step(self, rows: StepRows, log: EnvLog) -> None:
         """Step each environment, and reset those whose episode ends: see `Environments`."""
         began = time.perf_counter()
-        obs, rewards, terminated, truncated = rows
+        actions, obs, rewards, terminated, truncated, valid = rows
         progress = self._progress
-        final_obs: dict[int, np.ndarray] = {}
         for env, action in enumerate(self.rows.inputs(actions)):
             checked = self._envs[env]
             progress.enter(self._places[env], checked.episode, checked.length)
@@ -93,40 +99,38 @@ class EnvGroup:
                 terminated[env] = False
                 truncated[env] = True
                 obs[env] = self._after_no_step(env, error, log)
-                log.dropped.append(env)
+                valid[env] = False
                 continue
             progress.stepped()
             terminated[env] = ended
             truncated[env] = cut
             if ended or cut:
                 if not ended:
-                    final_obs[env] = next_obs.astype(self.obs.base)
+                    final_obs = next_obs.astype(self.obs.base)
+                    log.time_limits.append(TimeLimit(log.step, env, final_obs))
                 log.episodes.append(checked.finished(info, log.step + 1))
                 next_obs = self.begin_episode(env, checked.episode + 1, log)
             obs[env] = next_obs
         for complete in self._afterwards:
-            complete(rows, log, final_obs)
+            complete(rows, log)
         log.step += 1
         log.seconds += time.perf_counter() - began
-        return final_obs
 
-    def _end_lives(self, rows: StepRows, log: EnvLog, final_obs: dict[int, np.ndarray]) -> None:
+    def _end_lives(self, rows: StepRows, log: EnvLog) -> None:
         """Let the loss of a life terminate for learning; the episode goes on."""
-        _, _, terminated, _ = rows
+        _, _, _, terminated, _, _ = rows
         for env, checked in enumerate(self._envs):
             terminated[env] |= checked.env.lost
 
-    def _follow_interruptions(
-        self, rows: StepRows, log: EnvLog, final_obs: dict[int, np.ndarray]
-    ) -> None:
+    def _follow_interruptions(self, rows: StepRows, log: EnvLog) -> None:
         """Begin the next episodes of rows that were reset with all rows of their environment."""
-        obs, _, _, truncated = rows
+        _, obs, _, _, truncated, valid = rows
         for env, episode, lost_steps in self.rows.interrupted():
             if lost_steps:
                 log.incidents.append(self._abandoned_with_all(env, lost_steps))
-                if env not in log.dropped:
+                if valid[env]:
                     truncated[env] = True
-                    final_obs[env] = obs[env].copy()
+                    log.time_limits.append(TimeLimit(log.step, env, obs[env].copy()))
             obs[env] = self.begin_episode(env, episode, log)
 
     def begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:

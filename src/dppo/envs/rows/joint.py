@@ -260,7 +260,8 @@ class JointRows:
         # a step so late in the run that faults do not end the run
         replay_log = EnvLog(index=log.index, step=FIRST_STEPS)
         obs = np.empty(num_envs, self.settings.spaces.obs)
-        rows = obs, np.empty(num_envs), np.empty(num_envs, bool), np.empty(num_envs, bool)
+        flags = np.empty((3, num_envs), bool)
+        results = (obs, np.empty(num_envs), *flags)
         lengths = np.array([len(row_actions) for row_actions in actions])
         longest = int(lengths.max())
         for row in self._joint.rows:
@@ -281,7 +282,7 @@ class JointRows:
                 row_actions[max(0, index)] if len(row_actions) else any_action
                 for row_actions, index in zip(actions, indices, strict=True)
             ]
-            group.step(np.stack(step_actions), rows, replay_log)
+            group.step((np.stack(step_actions), *results), replay_log)
             for _ in np.flatnonzero(indices >= 0):
                 self.settings.progress.replay()
         log.incidents += replay_log.incidents

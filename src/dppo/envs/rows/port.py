@@ -35,7 +35,7 @@ class RestoredGroup(Protocol):
     def begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode, or a later one if that fails; return the first observation."""
 
-    def step(self, actions: np.ndarray, rows: StepRows, log: EnvLog) -> dict[int, np.ndarray]:
+    def step(self, rows: StepRows, log: EnvLog) -> None:
         """Step each environment: see `Environments`."""
 
 

@@ -19,15 +19,14 @@ class Environments(Protocol):
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment; write the observations to `obs` [E, *O]."""
 
-    def step(self, actions: np.ndarray, rows: StepRows, log: EnvLog) -> dict[int, np.ndarray]:
+    def step(self, rows: StepRows, log: EnvLog) -> None:
         """Step each environment, and reset those whose episode ends.
 
         Args:
-            actions: [E, *A] as sampled from the policy.
-            rows: to write.
-            log: receives the episodes that end, the environments that failed in this step, the incidents, the time.
+            rows: actions as sampled from the policy, and the results to write. `valid` becomes False for an environment
+                whose step failed: its row is not a transition, and its episode is abandoned.
+            log: receives the episodes that end, the time limits, the incidents, the time.
 
-        Returns: the final observation of each environment that was truncated and not terminated, by its index.
         Raises EnvironmentFault if an environment raised or returned an invalid result, and that ends the run.
         """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dppo.ppo.exchange.records import (
     SegmentReport,
     SegmentRequest,
     StepRows,
+    TimeLimit,
 )
 from dppo.ppo.exchange.scales import Moments, ObsScale, Statistics
 from dppo.ppo.exchange.stacks import frames_of
@@ -207,15 +208,6 @@ def _last_actions(segment: Segment, env: int, end: int, length: int) -> np.ndarr
     return segment.actions[start:end, env].copy()
 
 
-class _TimeLimit(NamedTuple):
-    """The end of an episode that was truncated and did not terminate."""
-
-    step: int
-    env: int
-    obs: np.ndarray
-    """The final observation."""
-
-
 class _Memory:
     """States of the policy's memory while S samplers collect."""
 
@@ -276,7 +268,6 @@ class _Rollout:
         if first.phase is not None:
             self._let_controllers_act(first.phase)
         self.memory = None if first.memory is None else _Memory(samplers)
-        self.time_limits: list[list[_TimeLimit]] = [[] for _ in samplers]
 
     def _let_some_explore_widely(self) -> None:
         flags = []
@@ -309,7 +300,7 @@ class _Rollout:
         memory = self.memory
         states = None if memory is None else by_step(memory.before)
         stepping = [
-            (sampler.envs, self._rows(s), self.logs[s], self.time_limits[s])
+            (sampler.envs.step, self._rows(s), self.logs[s])
             for s, sampler in enumerate(self._samplers)
         ]
         acting = self.acting
@@ -318,29 +309,26 @@ class _Rollout:
             actions[t], outputs = acting.act(obs[t], noise[t], state)
             heads[t] = outputs.head
             values[t] = outputs.values
-            for envs, steps, log, time_limits in stepping:
-                chosen, valid, rows = next(steps)
-                for env, final_obs in envs.step(chosen, rows, log).items():
-                    time_limits.append(_TimeLimit(t, env, final_obs))
-                while log.dropped:
-                    valid[log.dropped.pop()] = False
+            for step, rows, log in stepping:
+                step(next(rows), log)
             if memory is not None:
                 done = columns["terminated"][:, t] | columns["truncated"][:, t]
                 memory.keep(t, cast("np.ndarray", outputs.state), done)
         if self.agent.estimates_values:
             self._estimate_next_values()
 
-    def _rows(self, s: int) -> Iterator[tuple[np.ndarray, np.ndarray, StepRows]]:
-        """Yield in each step the actions for sampler number `s`, which rows are valid, and the rows to write."""
+    def _rows(self, s: int) -> Iterator[StepRows]:
+        """Yield the rows of each step of sampler number `s`."""
         columns = self._columns
-        rows = zip(
+        return zip(
+            columns["actions"][s],
             self.obs[s, 1:],
             columns["rewards"][s],
             columns["terminated"][s],
             columns["truncated"][s],
+            columns["valid"][s],
             strict=True,
         )
-        return zip(columns["actions"][s], columns["valid"][s], rows, strict=True)
 
     def _estimate_next_values(self) -> None:
         """Estimate the values of the true successors of all steps."""
@@ -348,11 +336,11 @@ class _Rollout:
         next_values[:, :-1] = self._columns["values"][:, 1:]
         last_states = None if self.memory is None else self.memory.before[:, -1]
         next_values[:, -1] = self.agent.values(self.obs[:, -1], last_states)
-        for s, limits in enumerate(self.time_limits):
-            if limits:
-                self._bootstrap(s, limits)
+        for s, log in enumerate(self.logs):
+            if log.time_limits:
+                self._bootstrap(s, log.time_limits)
 
-    def _bootstrap(self, s: int, limits: list[_TimeLimit]) -> None:
+    def _bootstrap(self, s: int, limits: list[TimeLimit]) -> None:
         """Estimate the values of the final observations of sampler number `s` at time limits."""
         final_obs = np.stack([limit.obs for limit in limits])
         steps = [limit.step for limit in limits]
@@ -393,7 +381,7 @@ def _with_intended(rollout: _Rollout, number: int, segment: Segment) -> Segment:
 
 def _with_successors(rollout: _Rollout, number: int, segment: Segment) -> Segment:
     next_obs = rollout.obs[number, 1:].copy()
-    for limit in rollout.time_limits[number]:
+    for limit in rollout.logs[number].time_limits:
         next_obs[limit.step, limit.env] = limit.obs
     successors, _ = rollout.agent.split(next_obs[segment.followed])
     states = None

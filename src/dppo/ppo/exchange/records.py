@@ -340,9 +340,19 @@ class SegmentReport(ReadOnly):
     ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()
 
 
-StepRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Rows [E, ...] of one step, which the environments of a sampler write: the observations from which the next actions
-follow, rewards, terminated and truncated. A plain tuple, because one is made for each step."""
+StepRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Rows [E, ...] of one step: the actions, and what the environments of a sampler write, which is the observations from
+which the next actions follow, rewards, terminated, truncated, and `valid`, which is True before. A plain tuple, because
+one is made for each step."""
+
+
+class TimeLimit(NamedTuple):
+    """The end of an episode that was truncated and did not terminate."""
+
+    step: int
+    env: int
+    obs: np.ndarray
+    """The final observation."""
 
 
 @dataclass(slots=True)
@@ -356,8 +366,8 @@ class EnvLog:
     episodes: list[Episode] = field(default_factory=list)
     """Episodes in the order in which they ended."""
     incidents: list[Incident] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
-    """Environments whose last step failed: the row is not a transition, and the episode was abandoned."""
+    time_limits: list[TimeLimit] = field(default_factory=list)
+    """In the order of steps."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     """Sums over env steps, as in `SegmentReport`."""
     seconds: float = 0.0
