@@ -128,7 +128,8 @@ def batch_of(*, returns: Tensor, **columns: Any) -> Batch:
     """Return a batch whose other columns are zero."""
     zeros = torch.zeros_like(returns)
     empty = dict.fromkeys(("actions", "logprobs", "values", "advantages"), zeros)
-    return Batch(**{"obs": zeros[:, None], "returns": returns} | empty | columns)
+    index = torch.arange(len(returns))
+    return Batch(**{"table": zeros[:, None], "index": index, "returns": returns} | empty | columns)
 
 
 def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
@@ -143,7 +144,9 @@ def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
     targets = spec.distribution.targets(head, intended)
     likelihood = sum(spec.distribution.log_prob(head, actions) for actions in targets) / 2
     returns = torch.from_numpy(0.5 * obs[:, 0] + 0.3)
-    batch = batch_of(obs=torch.from_numpy(obs), actions=torch.from_numpy(intended), returns=returns)
+    batch = batch_of(
+        table=torch.from_numpy(obs), actions=torch.from_numpy(intended), returns=returns
+    )
     first, second = map(torch.from_numpy, targets)
     rows = Demonstrations(batch, first, second, torch.from_numpy(np.asarray(likelihood)))
 

@@ -393,6 +393,7 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
     joined: dict[str, Any] = {
         name: torch.cat([getattr(share, name) for share in shares]) for name in columns
     }
+    joined["index"] = torch.arange(len(joined["index"]))
     together = Batch(**joined)
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)

@@ -49,7 +49,8 @@ def segment(**changes: Any) -> Segment:
 def batch(**changes: Any) -> Batch:
     rows = torch.zeros(6)
     columns: dict[str, Any] = {
-        "obs": torch.zeros(6, 4),
+        "table": torch.zeros(9, 4),
+        "index": torch.arange(6),
         "actions": torch.zeros(6, 2),
         "logprobs": rows,
         "values": rows,
@@ -79,7 +80,7 @@ NO_BOOLEANS = np.ones((T, E))
 WRONG: dict[str, Callable[[], object]] = {
     "a column of a segment": partial(segment, rewards=TOO_WIDE),
     "a column of a segment that has another dtype": partial(segment, valid=NO_BOOLEANS),
-    "a leaf of a batch": partial(batch, obs={"arm": torch.zeros(5, 4)}),
+    "a column of a batch": partial(batch, actions=torch.zeros(5, 2)),
     "what a sampler carries": partial(carry, checksums=np.zeros(E + 1, np.uint32)),
     "a loss": partial(policy_loss, torch.ones(3), torch.ones(3, 1), 0.2),
 }

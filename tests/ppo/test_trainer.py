@@ -22,6 +22,7 @@ from updates import (
     experience_of,
     make_trainer,
     random_batch,
+    rows_of,
     train,
     weighted,
 )
@@ -127,7 +128,7 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     order = from_numpy(default_rng(5).permutation(50))
     counted = order[batch.weights[order] > 0]
     columns = [getattr(batch, name)[counted] for name in COLUMNS]
-    expected = train(make_trainer(**options), Batch(*columns), 3e-3, seed=5)
+    expected = train(make_trainer(**options), rows_of(*columns), 3e-3, seed=5)
     figures = train(make_trainer(**options), batch, 3e-3, seed=5)
     assert figures == pytest.approx(expected, rel=1e-10)
 
@@ -241,7 +242,7 @@ def test_the_gradient_norm_is_reported_before_clipping() -> None:
     assert norms[0] == norms[1]
 
 
-@pytest.mark.parametrize("column", ["obs", "advantages", "returns", "logprobs"])
+@pytest.mark.parametrize("column", ["table", "advantages", "returns", "logprobs"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_number_that_is_not_finite_raises_and_keeps_the_weights(
     column: str, poison: float
@@ -283,7 +284,7 @@ def test_a_divergence_shows_leaves_of_every_dtype(dtype: torch.dtype) -> None:
         "flags": torch.ones(rows, 2).to(dtype),
     }
     losses = _Losses({"policy_loss": torch.tensor(math.nan)}, torch.zeros(rows))
-    error = _diverged(replace(batch, obs=leaves), 3, losses, math.inf)
+    error = _diverged(replace(batch, table=leaves), 3, losses, math.inf)
     assert "obs flags from 1 to 1, advantages from " in str(error)
 
 
@@ -319,7 +320,8 @@ def batch_with(advantage: float) -> Batch:
     zeros = torch.zeros(1, dtype=torch.float64)
     advantages = zeros + advantage
     return Batch(
-        obs=zeros[:, None],
+        table=zeros[:, None],
+        index=torch.zeros(1, dtype=torch.int64),
         actions=zeros,
         logprobs=zeros,
         values=zeros,

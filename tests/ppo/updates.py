@@ -101,14 +101,21 @@ def random_batch(
     advantages = normal()
     returns = values + 2 * advantages
     columns = (obs, actions, logprobs, old_values, advantages, returns)
-    return Batch(*columns, terminates=False, rewards=(0.0, 0.0))
+    return rows_of(*columns)
+
+
+def rows_of(obs: Tensor, *columns: Any) -> Batch:
+    """Return a batch of rows in which nothing terminates, and all rewards are zero."""
+    named = dict(zip(COLUMNS[1:], columns, strict=True))
+    index = torch.arange(len(obs))
+    return Batch(table=obs, index=index, terminates=False, rewards=(0.0, 0.0), **named)
 
 
 def weighted(batch: Batch, counted: np.ndarray) -> Batch:
-    """Return the batch as `make_batch` would, with zeros in all rows but those that count, which weigh zero."""
+    """Return the batch as `make_batch` would: rows that do not count weigh zero, and hold zeros and an observation."""
     weights = from_numpy(counted).to(batch.values.dtype)
     columns = {}
-    for name in COLUMNS:
+    for name in COLUMNS[1:]:
         column = getattr(batch, name).clone()
         column[weights == 0] = 0
         columns[name] = column

@@ -28,31 +28,18 @@ if TYPE_CHECKING:  # shapes are checked in tests only
 
 
 @dataclass(frozen=True, slots=True)
-class IndexedObs:
-    """Observations by their places in a table, so that each minibatch copies only its own."""
-
-    table: Shaped[Tensor, " n *frame"] | dict[str, Shaped[Tensor, "n ..."]]
-    """Observations, or single frames of stacks."""
-    index: Int64[Tensor, " B"] | Int64[Tensor, "B K"]
-    """The observation of each row; of stacks, the K frames."""
-
-    def copied(self) -> Any:
-        """Make inputs of a network from the observations of the rows."""
-        return each_leaf(self.table, self._rows_of)
-
-    def _rows_of(self, leaf: Tensor) -> Tensor:
-        return leaf.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
     """B rows: S sequences, each of L successive steps of one environment, stored one after the other.
 
-    The first axis of all tensors has length B = S * L. Sequences may be in any order; L is 1 without memory.
+    The first axis of all tensors except `table` has length B = S * L. Sequences may be in any order; L is 1 without
+    memory. Observations stay in one table, so that each minibatch copies only its own.
     """
 
-    obs: Shaped[Tensor, " B *O"] | dict[str, Shaped[Tensor, "B ..."]] | IndexedObs
-    """Normalized; images stay bytes. For a Dict or Tuple space: a dict of the leaves by name."""
+    table: Shaped[Tensor, " n *frame"] | dict[str, Shaped[Tensor, "n ..."]]
+    """Observations, or single frames of stacks. Normalized; images stay bytes. For a Dict or Tuple space: a dict of the
+    leaves by name."""
+    index: Int64[Tensor, " B"] | Int64[Tensor, "B K"]
+    """The place of each row's observation in the table; of stacks, of the K frames."""
     actions: Shaped[Tensor, " B *A"]
     logprobs: Float[Tensor, " B"]
     """Log-probabilities under the policy that ratios are measured from: the policy that collected the segments or, with
@@ -96,6 +83,15 @@ class Batch:
         return len(self) // self.sequence_length
 
     @property
+    def obs(self) -> Any:
+        """The observations [B, *O] of the rows, or a dict of their leaves, copied from the table at each access."""
+        return each_leaf(self.table, self._rows_of)
+
+    def _rows_of(self, leaf: Tensor) -> Tensor:
+        rows = leaf.index_select(0, self.index.flatten())
+        return rows.view(*self.index.shape, *leaf.shape[1:])
+
+    @property
     def has_learning_signal(self) -> bool:
         """Return False if all rewards are equal and nothing terminates: no action has been better than another."""
         return self.terminates or self.rewards[0] < self.rewards[1]
@@ -108,14 +104,7 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
-        batch = self._changed(moved)
-        if isinstance(batch.obs, IndexedObs):
-            batch = replace(batch, obs=replace(batch.obs, table=each_leaf(batch.obs.table, moved)))
-        return batch
-
-    def with_observations(self) -> Batch:
-        """Return the batch with the observations that it has by their index only; the batch itself if it has them."""
-        return replace(self, obs=self.obs.copied()) if isinstance(self.obs, IndexedObs) else self
+        return replace(self._changed(moved), table=each_leaf(self.table, moved))
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Copy the sequences at `index`."""
@@ -128,26 +117,22 @@ class Batch:
         return [self._changed(methodcaller("narrow", 0, start, size)) for start, size in pieces]
 
     def pieces(self, rows: int) -> Iterator[Batch]:
-        """Yield consecutive pieces of at most `rows` rows, but at least a sequence each, with their observations."""
+        """Yield consecutive pieces of at most `rows` rows, but at least a sequence each."""
         largest = max(1, rows // self.sequence_length)
         sizes = [
             min(largest, self.sequences - start) for start in range(0, self.sequences, largest)
         ]
         for piece in self.split(sizes):
-            yield replace(piece.with_observations(), share=len(piece) / len(self))
+            yield replace(piece, share=len(piece) / len(self))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each column changed by a function of its sequences [S, ...]."""
         change_rows = change if self.sequence_length == 1 else partial(self._in_sequences, change)
-        changed: dict[str, Any] = {}
+        changed: dict[str, Any] = {"index": change_rows(self.index)}
         for name in COLUMNS:
             column = getattr(self, name)
             if column is not None:
                 changed[name] = change_rows(column)
-        if isinstance(self.obs, IndexedObs):
-            changed["obs"] = replace(self.obs, index=change_rows(self.obs.index))
-        else:
-            changed["obs"] = each_leaf(self.obs, change_rows)
         if self.recurrent is not None:
             changed["recurrent"] = RecurrentInputs(*map(change, self.recurrent))
         return replace(self, **changed)
@@ -187,7 +172,8 @@ def zero_batch(spec: NetworkSpec, sequences: int, sequence_length: int) -> Batch
     distribution = spec.distribution
     column = zeros(rows)
     return Batch(
-        obs=_inputs(obs, np.dtype(spec.dtype), None, as_rows),
+        table=_inputs(obs, np.dtype(spec.dtype), None),
+        index=torch.arange(rows),
         actions=zeros(
             rows, *distribution.action_shape, dtype=distribution.action_dtype(spec.dtype)
         ),
@@ -207,7 +193,9 @@ def row_bytes(spec: NetworkSpec, sequence_length: int) -> int:
         sizes.append(column.nbytes)
         return column
 
-    zero_batch(spec, 1, sequence_length)._changed(measured)
+    batch = zero_batch(spec, 1, sequence_length)
+    batch._changed(measured)
+    each_leaf(batch.table, measured)
     return sum(sizes) // sequence_length
 
 
@@ -239,14 +227,16 @@ def make_batch(
         return torch.from_numpy(in_sequences(array, length))
 
     obs = merged(segments, "obs")
-    inputs: Any
+    table: Any
     if first.stack == 1:
-        inputs = _inputs(obs, values.dtype, obs_scale, rows)
+        table = _inputs(obs, values.dtype, obs_scale)
+        index = np.arange(valid.size).reshape(valid.shape)
     else:
-        done = transitions.terminated | transitions.truncated
-        inputs = IndexedObs(as_rows(obs), rows(stack_numbers(done, first.stack)))
+        table = as_rows(obs)
+        index = stack_numbers(transitions.terminated | transitions.truncated, first.stack)
     batch = Batch(
-        obs=inputs,
+        table=table,
+        index=rows(index),
         actions=rows(merged(segments, "actions")),
         logprobs=rows(merged(segments, "logprobs")),
         values=rows(values),
@@ -314,7 +304,7 @@ def successor_inputs(
 ) -> tuple[int, Any, RecurrentInputs | None]:
     """Return the number of successors of all segments, and these as inputs of a network: sequences of one step."""
     successors = merged(segments, "successors", axis=0)
-    inputs = _inputs(successors[None], segments[0].values.dtype, obs_scale, as_rows)
+    inputs = _inputs(successors[None], segments[0].values.dtype, obs_scale)
     recurrent = None
     if segments[0].successor_states is not None:
         states = torch.from_numpy(merged(segments, "successor_states", axis=0))
@@ -333,15 +323,12 @@ def recurrent_inputs(segments: Sequence[Segment], sequence_length: int) -> Recur
 
 
 def _inputs(
-    obs: Shaped[np.ndarray, "T envs *O"],
-    dtype: np.dtype[Any],
-    scale: ObsScale | None,
-    rows: Callable[[np.ndarray], Tensor],
+    obs: Shaped[np.ndarray, "T envs *O"], dtype: np.dtype[Any], scale: ObsScale | None
 ) -> Tensor | dict[str, Tensor]:
-    """Return the network's input: one tensor, or a copy of each leaf by name."""
+    """Return the network's input for each row [T * envs]: one tensor, or a copy of each leaf by name."""
     reader = reader_of(np.dtype((obs.dtype, obs.shape[2:])), dtype)
     reader.load(scale)
-    return each_leaf(reader.read(obs), rows)
+    return each_leaf(reader.read(obs), as_rows)
 
 
 def as_rows(array: np.ndarray) -> Tensor:

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dppo.ppo.learning.batch import Batch, IndexedObs
+from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
-
-LARGE = 16 * 2**20  # bytes of observations; copying fewer at once saves more time than memory
 
 
 def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
@@ -49,7 +47,7 @@ def draw_minibatches(
     """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
 
     Sizes differ by at most one sequence, so that none is left over. Minibatches without any transition on any rank are
-    left out. Large observations are copied one minibatch at a time, so that memory holds no second batch of them.
+    left out.
 
     Args:
         count: number of minibatches; at most one for each sequence.
@@ -57,7 +55,7 @@ def draw_minibatches(
             is below this; None: leave them as they are.
     """
     permutation = torch.from_numpy(order.permutation(batch.sequences))
-    shuffled = indexed(batch).take(permutation.to(batch.logprobs.device))
+    shuffled = batch.take(permutation.to(batch.logprobs.device))
     count = min(count, batch.sequences)
     size, remainder = divmod(batch.sequences, count)
     sizes = [size + 1] * remainder + [size] * (count - remainder)
@@ -69,19 +67,7 @@ def draw_minibatches(
         yield from _weighted(minibatches, parallel)
         return
     for minibatch in minibatches:
-        yield minibatch.with_observations(), float(len(minibatch))
-
-
-def indexed(batch: Batch) -> Batch:
-    """Return the batch with the places of its observations instead of these, if they are large."""
-    if isinstance(batch.obs, IndexedObs):
-        return batch
-    leaves = batch.obs.values() if isinstance(batch.obs, dict) else [batch.obs]
-    size = sum(leaf.nbytes for leaf in leaves)
-    if size <= LARGE:
-        return batch
-    index = torch.arange(len(batch), device=batch.logprobs.device)
-    return replace(batch, obs=IndexedObs(batch.obs, index))
+        yield minibatch, float(len(minibatch))
 
 
 def _weighted(minibatches: list[Batch], parallel: Parallel) -> Iterator[tuple[Batch, float]]:
@@ -93,8 +79,7 @@ def _weighted(minibatches: list[Batch], parallel: Parallel) -> Iterator[tuple[Ba
     for minibatch, column, transitions in zip(minibatches, weights, totals, strict=True):
         if transitions:
             scale = len(minibatch) * parallel.size / transitions
-            scaled = replace(minibatch, weights=column * scale)
-            yield scaled.with_observations(), transitions / parallel.size
+            yield replace(minibatch, weights=column * scale), transitions / parallel.size
 
 
 def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Parallel) -> Tensor:

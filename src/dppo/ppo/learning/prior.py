@@ -96,7 +96,7 @@ class Prior(Stage):
         # the clone reads observations as they were normalized for it
         length = batch.sequence_length
         read = make_batch(experience.segments, scale, experience.reward_scale, self.ppo, length)
-        clone_batch = replace(batch, obs=read.to(batch.logprobs.device).obs)
+        clone_batch = replace(batch, table=read.to(batch.logprobs.device).table)
         parameters = network.model.parameters.weights
         current = parameters.detach().clone()
         with torch.no_grad():
