@@ -389,8 +389,7 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
 
 def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
-    samples = default_rng(0).normal(size=(2, 7))
-    moments = row_moments(torch.from_numpy(samples))
-    assert torch.equal(moments_of_all(moments, Parallel()), moments)
+    samples = torch.from_numpy(default_rng(0).normal(size=(2, 7)))
+    assert torch.equal(moments_of_all(samples, None, Parallel()), row_moments(samples))
     of_single_samples = row_moments(torch.tensor([[3.0], [-1.0]]))
     assert of_single_samples.tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]

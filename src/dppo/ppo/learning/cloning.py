@@ -16,9 +16,8 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import Experience
 from dppo.ppo.learning.adam import FlatAdam
 from dppo.ppo.learning.batch import Batch, in_sequences, merged, recurrent_inputs
-from dppo.ppo.learning.minibatches import moments_of_rows
 from dppo.ppo.learning.model import PPOModel, free_deviations
-from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.parallel import Parallel, moments_of_all
 from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
 from dppo.ppo.learning.states import StatesAlongSegments
 from dppo.ppo.networks.network import RecurrentInputs
@@ -213,7 +212,7 @@ class Cloning:
         errors = returns - network.values(batch)
         gaps = rows.log_likelihood - log_likelihood
         samples = torch.stack([gaps, errors, returns])
-        moments = moments_of_rows(samples, batch, self._parallel)
+        moments = moments_of_all(samples, batch.weights, self._parallel)
         (_, kl, _), (_, _, residual), (_, _, total) = moments.tolist()
         explained_variance = 1 - residual / total if total > 0 else 1.0
         return CloneFigures(kl, explained_variance)

@@ -1,15 +1,14 @@
 """Minibatches of a batch, whose rows may be divided among ranks."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.parallel import Parallel, moments_of_all, row_moments
+from dppo.ppo.learning.parallel import Parallel, moments_of_all
 
 
 def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
@@ -33,14 +32,6 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
     return batch
 
 
-def moments_of_rows(samples: Tensor, batch: Batch, parallel: Parallel) -> Tensor:
-    """Return the moments [k, 3] of `samples` [k, B] over the transitions of all ranks."""
-    weights = batch.weights
-    if weights is not None:
-        weights = weights.to(samples.dtype).expand_as(samples)
-    return moments_of_all(row_moments(samples, weights), parallel)
-
-
 def draw_minibatches(
     batch: Batch, order: np.random.Generator, count: int, *, floor: float | None, parallel: Parallel
 ) -> Iterator[tuple[Batch, float]]:
@@ -58,12 +49,20 @@ def draw_minibatches(
     shuffled = batch.take(permutation.to(batch.logprobs.device))
     count = min(count, batch.sequences)
     size, remainder = divmod(batch.sequences, count)
-    sizes = [size + 1] * remainder + [size] * (count - remainder)
+    numbers = Counter([size + 1] * remainder + [size] * (count - remainder))
+    parts = shuffled.split([size * number for size, number in numbers.items()])
+    for rows, number in zip(parts, numbers.values(), strict=True):
+        yield from _equal_minibatches(rows, number, floor, parallel)
+
+
+def _equal_minibatches(
+    rows: Batch, count: int, floor: float | None, parallel: Parallel
+) -> Iterator[tuple[Batch, float]]:
+    """Yield `count` minibatches of the same size, as `draw_minibatches` does."""
     if floor is not None:
-        advantages = _standardized(shuffled, sizes, floor, parallel)
-        shuffled = replace(shuffled, advantages=advantages)
-    minibatches = shuffled.split(sizes)
-    if batch.weights is not None:
+        rows = _standardized(rows, count, floor, parallel)
+    minibatches = rows.split([rows.sequences // count] * count)
+    if rows.weights is not None:
         yield from _weighted(minibatches, parallel)
         return
     for minibatch in minibatches:
@@ -82,29 +81,13 @@ def _weighted(minibatches: list[Batch], parallel: Parallel) -> Iterator[tuple[Ba
             yield replace(minibatch, weights=column * scale), transitions / parallel.size
 
 
-def _standardized(shuffled: Batch, sizes: list[int], floor: float, parallel: Parallel) -> Tensor:
-    """Standardize advantages [rows] within each minibatch of all ranks; that of a single transition becomes zero."""
-    # Minibatches of one size form a table [minibatches, rows], whose moments are computed at once.
-    tables = [(count, size * shuffled.sequence_length) for size, count in Counter(sizes).items()]
-    lengths = [count * rows for count, rows in tables]
-    weights: Sequence[Tensor | None] = [None] * len(tables)
-    if shuffled.weights is not None:
-        weights = shuffled.weights.split(lengths)
-    standardized = []
-    parts = zip(shuffled.advantages.split(lengths), weights, tables, strict=True)
-    for advantages, weight, table in parts:
-        weights_in_table = None if weight is None else weight.view(table)
-        rows = _standardized_rows(advantages.view(table), weights_in_table, floor, parallel)
-        standardized.append(rows)
-    return torch.cat(standardized)
-
-
-def _standardized_rows(
-    advantages: Tensor, weights: Tensor | None, floor: float, parallel: Parallel
-) -> Tensor:
-    """Standardize each row of a table of minibatches; return the rows one after the other."""
-    moments = moments_of_all(row_moments(advantages, weights), parallel)
+def _standardized(rows: Batch, count: int, floor: float, parallel: Parallel) -> Batch:
+    """Standardize advantages within each of `count` equal minibatches of all ranks; a single transition gets zero."""
+    # The minibatches form a table, whose moments are computed at once.
+    table = rows.advantages.view(count, -1)
+    weights = None if rows.weights is None else rows.weights.view(count, -1)
+    moments = moments_of_all(table, weights, parallel)
     counts, means, squares = moments.split(1, dim=1)
     deviations = (squares / (counts - 1).clamp(min=1)).sqrt()
     divisors = deviations.clamp(min=floor) + 1e-8
-    return ((advantages - means) / divisors).flatten()
+    return replace(rows, advantages=((table - means) / divisors).flatten())

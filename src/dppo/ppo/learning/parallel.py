@@ -26,7 +26,8 @@ class Parallel:
 def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return [count, mean, M2] of each row of `samples`: [k, n] -> [k, 3]. M2 is the sum of squared deviations.
 
-    `weights`: [k, n], one for samples that count and zero for others; None if all count. Without any, the mean is 0.
+    `weights`: [k, n] or [n], one for samples that count and zero for others; None if all count. Without any sample that
+    counts, the mean is 0.
     """
     if weights is not None:
         return _weighted_row_moments(samples, weights)
@@ -36,14 +37,16 @@ def row_moments(samples: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def _weighted_row_moments(samples: Tensor, weights: Tensor) -> Tensor:
+    weights = weights.to(samples.dtype).expand_as(samples)
     counts = weights.sum(dim=1)
     means = (weights * samples).sum(dim=1) / counts.clamp(min=1)
     squares = (weights * (samples - means.unsqueeze(1)).square()).sum(dim=1)
     return torch.stack([counts, means, squares], dim=1)
 
 
-def moments_of_all(moments: Tensor, parallel: Parallel) -> Tensor:
-    """Return the moments [k, 3] of all ranks together, given the moments [k, 3] of this rank."""
+def moments_of_all(samples: Tensor, weights: Tensor | None, parallel: Parallel) -> Tensor:
+    """Return the moments [k, 3] of the samples of all ranks, as `row_moments` does."""
+    moments = row_moments(samples, weights)
     return moments if parallel.size == 1 else merged_moments(parallel.gather(moments))
 
 

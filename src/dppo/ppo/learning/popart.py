@@ -12,9 +12,8 @@ from torch import nn
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.scales import VALUE_TARGETS, Moments, ValueScale, moments_of_targets
 from dppo.ppo.learning.batch import Batch, zero_batch
-from dppo.ppo.learning.minibatches import moments_of_rows
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.parallel import Parallel, moments_of_all
 from dppo.ppo.networks.network import NetworkSpec
 
 LAST_LAYER = re.compile(r"value(?:\.(\d+))?\.(weight|bias)")
@@ -59,7 +58,7 @@ class PopArt:
 
     def learn(self, batch: Batch, parallel: Parallel) -> Batch:
         """Count the targets of `batch` on all ranks, change the unit, and return the batch with values in it."""
-        (moments,) = moments_of_rows(batch.returns.double()[None], batch, parallel)
+        (moments,) = moments_of_all(batch.returns.double()[None], batch.weights, parallel)
         count, mean, m2 = moments.tolist()
         before = self.scale
         self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))

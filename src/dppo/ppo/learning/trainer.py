@@ -18,10 +18,10 @@ from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.adam import ADAPTED, adapted_rate, optimizer_for
 from dppo.ppo.learning.batch import Batch, make_batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, weighted_mean
-from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches, moments_of_rows
+from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.objective import MAX_LOG_RATIO, Objective, Outputs, objective_class
-from dppo.ppo.learning.parallel import Parallel
+from dppo.ppo.learning.parallel import Parallel, moments_of_all
 from dppo.ppo.learning.popart import PopArt, value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
 from dppo.streams import Stream
@@ -205,7 +205,7 @@ class PPOTrainer:
         It grows as the deviation of all advantages falls below half of the floor. However small gradients of noise are,
         Adam divides by their size: without the bonus, a policy drifts and becomes certain before its first reward.
         """
-        (moments,) = moments_of_rows(batch.advantages[None], batch, self.parallel)
+        (moments,) = moments_of_all(batch.advantages[None], batch.weights, self.parallel)
         count, _, squares = moments.tolist()
         deviation = math.sqrt(squares / max(1.0, count - 1))
         share = max(0.0, 1 - 2 * deviation / floor)
@@ -326,7 +326,8 @@ class PPOTrainer:
     def _explained_variance(self, batch: Batch) -> float:
         """Return 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is no better than a constant."""
         samples = torch.stack([batch.returns - batch.values, batch.returns])
-        residual, total = moments_of_rows(samples, batch, self.parallel)[:, 2].tolist()
+        moments = moments_of_all(samples, batch.weights, self.parallel)
+        residual, total = moments[:, 2].tolist()
         return 1 - residual / total if total > 0 else math.nan
 
     # ------------------------------------------------------------------ weights and state
