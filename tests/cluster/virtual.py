@@ -540,7 +540,6 @@ def _made(
     rewards: list[int] = []
     done: list[bool] = []
     actions: list[list[int]] = [[] for _ in range(TOY_ENVS)]
-    open_actions: list[list[int]] = [[] for _ in range(TOY_ENVS)]
     for t in range(TOY_STEPS):
         for number in range(TOY_ENVS):
             state = envs[number][2]
@@ -548,19 +547,17 @@ def _made(
             states.append(state % 4096)
             envs[number], over = _step(envs[number], action)
             actions[number].append(action)
-            open_actions[number].append(action)
             sums[number] = (3 * sums[number] + envs[number][2]) % 1009
             rewards.append(sums[number])
             done.append(over)
             if over:
-                open_actions[number].clear()
                 envs[number] = _reset(sampler, number, envs[number][0] + 1)
     episodes, lengths, checksums = (np.array(column) for column in zip(*envs, strict=True))
     totals = np.array(sums, float)
     carry = SamplerCarry(episodes, totals, lengths, totals, checksums.astype(np.uint32))
-    opened = tuple(np.array(column, np.int64) for column in open_actions)
-    report = SegmentReport(sampler, index, version, TOY_STEPS * TOY_ENVS, carry, opened)
-    return (report, _segment(states, actions, rewards, done)), tuple(sums), tuple(envs)
+    segment = _segment(states, actions, rewards, done)
+    report = SegmentReport(sampler, index, version, TOY_STEPS * TOY_ENVS, carry, segment.actions)
+    return (report, segment), tuple(sums), tuple(envs)
 
 
 def _segment(
