@@ -47,8 +47,12 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.n
     """
     multiplications = len(a) * b.size
     num_threads = torch.get_num_threads() if multiplications >= MIN_SHARED_WORK else 1
-    if num_threads == 1:
-        return np.dot(a, b, out)
+    return np.dot(a, b, out) if num_threads == 1 else _shared_product(a, b, out, num_threads)
+
+
+def _shared_product(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray | None, num_threads: int
+) -> np.ndarray:
     if out is None:
         out = np.empty((len(a), b.shape[1]), a.dtype)
     pool = _thread_pool(num_threads)
