@@ -13,8 +13,10 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.spaces import dtype_of
 from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry
 
+HAND = spaces.Box(-9, 9, (2,), np.float64)
+ELBOW = spaces.Box(-9, 9, (), np.float32)
 ROBOT = spaces.Dict(
-    arm=spaces.Tuple([spaces.Box(-9, 9, (2,), np.float64), spaces.Box(-9, 9, (), np.float32)]),
+    arm=spaces.Tuple([HAND, ELBOW]),
     camera=spaces.Box(0, 255, (2, 3, 1), np.uint8),
     gear=spaces.Discrete(5),
     lamps=spaces.MultiBinary(3),
@@ -97,7 +99,7 @@ class Stepper:
     def step(self, actions: Any) -> dict[int, np.ndarray]:
         """Return the final observation of each environment at a time limit."""
         self.valid[:] = True
-        columns = self.obs, self.rewards, self.terminated, self.truncated, self.valid
+        columns = (self.obs, self.rewards, self.terminated, self.truncated, self.valid)
         self.log.time_limits.clear()
         self.group.step((np.asarray(actions), *columns), self.log)
         return {limit.env: limit.obs for limit in self.log.time_limits}

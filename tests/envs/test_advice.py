@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import gymnasium as gym
@@ -13,13 +13,16 @@ import pytest
 from builders import group_of
 from gymnasium import spaces
 from remedies import executes
+from scripted import Stepper
 
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.records import EnvLog
-from dppo.spaces.actions import DiscreteActions
+from dppo.spaces.actions import Actions, DiscreteActions
 
 FOUR = spaces.Box(-1, 1, (4,))
+WORD = spaces.Text(5)
+CARS = spaces.Sequence(FOUR)
+GRAPH = spaces.Graph(FOUR, None)
 PIXELS = spaces.Box(0, 255, (4, 4, 3), np.uint8)
 
 
@@ -50,7 +53,9 @@ class Sampled(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.actions.append(action)
-        return self.observation_space.sample(), 1.0, False, len(self.actions) % 5 == 0, {}
+        obs = self.observation_space.sample()
+        truncated = len(self.actions) % 5 == 0
+        return obs, 1.0, False, truncated, {}
 
 
 def refusal_of(env: gym.Env[Any, Any]) -> str:
@@ -62,72 +67,80 @@ def refusal_of(env: gym.Env[Any, Any]) -> str:
     return message
 
 
-def wrapped_as_advised(message: str, which: int = 0, **names: Any) -> gym.Env[Any, Any]:
-    codes = re.findall(r"eturn (gymnasium\.wrappers\..*?)(?: from a function that|\.$)", message)
-    env: gym.Env[Any, Any] = eval(codes[which], {"gymnasium": gymnasium, "np": np, **names})
+def wrapped_as_advised(message: str, **names: Any) -> gym.Env[Any, Any]:
+    """Execute the first code that a message names."""
+    pattern = r"eturn (gymnasium\.wrappers\..*?)(?: from a function that|\.$)"
+    first, *_ = re.findall(pattern, message)
+    namespace = {"gymnasium": gymnasium, "np": np, **names}
+    env: gym.Env[Any, Any] = eval(first, namespace)
     return env
 
 
+def random_actions(actions: Actions, rng: np.random.Generator) -> np.ndarray:
+    """Return an action as a policy would draw it."""
+    if isinstance(actions, DiscreteActions):
+        return rng.integers(actions.n, size=1)
+    return 5 * rng.normal(size=(1, actions.width))
+
+
 def play(env: gym.Env[Any, Any], steps: int = 20, drop_obs: Sequence[str] = ()) -> None:
-    """Run it as a sampler does, with actions as a policy would draw them."""
-    described = describe_spaces(env, drop_obs=drop_obs)
+    """Run it as a sampler does."""
     group = group_of([env], drop_obs=drop_obs)
-    log = EnvLog()
-    obs = np.empty(1, described.obs)
-    group.start(obs, log)
+    stepper = Stepper(group)
+    stepper.start()
+    actions = describe_spaces(env, drop_obs=drop_obs).actions
     rng = np.random.default_rng(0)
-    results = (obs, np.empty(1), *np.ones((3, 1), bool))
     for _ in range(steps):
-        if isinstance(described.actions, DiscreteActions):
-            actions: Any = rng.integers(described.actions.n, size=1)
-        else:
-            actions = rng.normal(size=(1, described.actions.width)) * 5
-        group.step((actions, *results), log)
+        stepper.step(random_actions(actions, rng))
 
 
-ODD = {
+SEEN = spaces.Dict(cars=CARS, me=FOUR)
+ODD: dict[str, tuple[gym.Space[Any], str, list[str]]] = {
     "a mission": (
         spaces.Dict(image=PIXELS, mission=Mission(), where=FOUR),
         "mission",
         ["image", "where"],
     ),
     "a text in a tuple": (
-        spaces.Tuple([spaces.Text(5), FOUR, spaces.Discrete(3)]),
+        spaces.Tuple([WORD, FOUR, spaces.Discrete(3)]),
         "0",
         ["1", "2"],
     ),
-    "a graph": (spaces.Dict(arm=FOUR, net=spaces.Graph(FOUR, None)), "net", ["arm"]),
+    "a graph": (
+        spaces.Dict(arm=FOUR, net=GRAPH),
+        "net",
+        ["arm"],
+    ),
     "a sequence within, and a text": (
-        spaces.Dict(
-            arm=FOUR, seen=spaces.Dict(cars=spaces.Sequence(FOUR), me=FOUR), word=spaces.Text(3)
-        ),
+        spaces.Dict(arm=FOUR, seen=SEEN, word=WORD),
         "seen.cars word",
         ["arm", "seen.me"],
     ),
-}
+}  # fmt: skip
 
 
 @executes("envs/spaces.py: Use `drop_obs={}` to leave {} out")
 @pytest.mark.parametrize("name", ODD)
 def test_leaves_that_are_not_numbers_are_named_and_can_be_left_out(name: str) -> None:
     space, out, left = ODD[name]
+    dropped = out.split()
     env = Sampled(space)
     message = refusal_of(env)
-    assert message.startswith(f"observation_space, leaf {out.split()[0]!r}: is ")
+    assert message.startswith(f"observation_space, leaf {dropped[0]!r}: is ")
     assert f"Use `drop_obs={out}` to leave" in message
-    assert list(describe_spaces(env, drop_obs=out.split()).leaves()) == left
-    play(env, drop_obs=out.split())
+    described = describe_spaces(env, drop_obs=dropped)
+    assert list(described.leaves()) == left
+    play(env, drop_obs=dropped)
+
+
+def encode(obs: Any) -> np.ndarray:
+    return np.ones(3, np.float32)
 
 
 @executes("envs/spaces.py: Write a function encode(obs) that returns n numbers in float32")
 @pytest.mark.parametrize(
     "space",
-    [
-        spaces.Text(4),
-        spaces.Graph(FOUR, None),
-        spaces.Sequence(FOUR),
-        spaces.Dict(a=spaces.Dict(b=spaces.Text(5))),
-    ],
+    [WORD, GRAPH, CARS, spaces.Dict(a=spaces.Dict(b=WORD))],
     ids=lambda space: type(space).__name__,
 )
 def test_observations_without_any_numbers_need_a_function_that_encodes_them(
@@ -136,7 +149,7 @@ def test_observations_without_any_numbers_need_a_function_that_encodes_them(
     env = Sampled(space)
     message = refusal_of(env)
     assert "Write a function encode(obs) that returns n numbers in float32. Then return" in message
-    encoded = wrapped_as_advised(message, env=env, encode=lambda obs: np.ones(3, np.float32), n=3)
+    encoded = wrapped_as_advised(message, env=env, encode=encode, n=3)
     play(encoded)
 
 
@@ -145,36 +158,54 @@ REAL: dict[str, gym.Space[Any]] = {
     "whole numbers": spaces.Box(-3000, 9000, (2,), np.int64),
     "a whole number": spaces.Box(-2, 2000, (), np.int32),
 }
+INTEGERS = spaces.Box(-(2**40), 2**40, (2,), np.int64)
 LISTED: dict[str, gym.Space[Any]] = {
-    "a text among others": spaces.Dict(grip=spaces.Text(3), turn=ARMS),
-    "large numbers": spaces.Box(-(2**40), 2**40, (2,), np.int64),
-    "text": spaces.Text(3),
+    "a text among others": spaces.Dict(grip=WORD, turn=ARMS),
+    "large numbers": INTEGERS,
+    "text": WORD,
     "one of several": spaces.OneOf([spaces.Discrete(2), ARMS]),
 }
 
 
-def advised_actions(space: gym.Space[Any]) -> tuple[Sampled, gym.Env[Any, Any], str]:
+class Advised(NamedTuple):
+    """An environment with refused actions, and the same one wrapped as the message says."""
+
+    env: Sampled
+    wrapped: gym.Env[Any, Any]
+    message: str
+
+    def play(self) -> list[Any]:
+        """Return the actions that the environment got."""
+        play(self.wrapped)
+        return self.env.actions
+
+
+def advised_actions(space: gym.Space[Any]) -> Advised:
     env = Sampled(act=space)
     message = refusal_of(env)
     assert message.startswith("action_space")
     choices = [space.sample() for _ in range(5)]
-    return env, wrapped_as_advised(message, env=env, CHOICES=choices), message
+    wrapped = wrapped_as_advised(message, env=env, CHOICES=choices)
+    return Advised(env, wrapped, message)
 
 
 @executes("envs/spaces.py: Return gymnasium.wrappers.{} {}")
 @pytest.mark.parametrize("name", REAL)
 def test_many_choices_are_rounded(name: str) -> None:
-    env, wrapped, _ = advised_actions(REAL[name])
-    play(wrapped)
-    assert all(REAL[name].contains(action) for action in env.actions)
-    assert len({str(action) for action in env.actions}) > 3
+    space = REAL[name]
+    actions = advised_actions(space).play()
+    assert all(space.contains(action) for action in actions)
+    different = {str(action) for action in actions}
+    assert len(different) > 3
 
 
 @executes("envs/spaces.py: Make a list CHOICES of the actions to choose from")
 @pytest.mark.parametrize("name", LISTED)
 def test_other_actions_are_chosen_from_a_list(name: str) -> None:
-    env, wrapped, message = advised_actions(LISTED[name])
-    assert "Make a list CHOICES of the actions to choose from." in message
-    assert describe_spaces(wrapped).actions == DiscreteActions(5)
-    play(wrapped)
-    assert all(LISTED[name].contains(action) for action in env.actions)
+    space = LISTED[name]
+    advised = advised_actions(space)
+    assert "Make a list CHOICES of the actions to choose from." in advised.message
+    described = describe_spaces(advised.wrapped)
+    assert described.actions == DiscreteActions(5)
+    actions = advised.play()
+    assert all(space.contains(action) for action in actions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -23,23 +23,38 @@ from dppo.envs.repairs import WAITS_S, FaultPolicy
 from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.errors import EnvironmentFault
-from dppo.ppo.exchange.records import EnvLog, SamplerCarry
+from dppo.ppo.exchange.records import EnvLog, Episode, Incident, SamplerCarry
 
 
 def test_a_terminal_state_at_the_time_limit_has_both_flags_and_no_final_observation() -> None:
-    stepper = started(Counting(terminate_after=1, truncate_after=1), Counting(truncate_after=1))
-    assert stepper.step([0, 0]) == {1: [1]}
+    terminal = Counting(terminate_after=1, truncate_after=1)
+    stepper = started(terminal, Counting(truncate_after=1))
+    final_observations = stepper.step([0, 0])
+    assert final_observations == {1: [1]}
     assert stepper.terminated.tolist() == [True, False]
     assert stepper.truncated.tolist() == [True, True]
 
 
+def summary(episode: Episode) -> tuple[Any, ...]:
+    return (
+        episode.env,
+        episode.index,
+        episode.episode_return,
+        episode.length,
+        episode.success,
+    )  # fmt: skip
+
+
 def test_episodes_are_logged_once_with_their_success() -> None:
-    infos = ({"is_success": np.True_}, {"is_success": np.nan})
-    stepper = started(Scripted(length=3, info=infos[0]), Scripted(length=2, info=infos[1]))
+    succeeding = Scripted(length=3, info={"is_success": np.True_})
+    unknown = Scripted(length=2, info={"is_success": np.nan})
+    stepper = started(succeeding, unknown)
     for _ in range(4):
         stepper.step([0, 0])
-    logged = [(e.env, e.index, e.episode_return, e.length, e.success) for e in stepper.log.episodes]
-    assert logged == [(1, 0, 2.0, 2, None), (0, 0, 3.0, 3, True), (1, 1, 2.0, 2, None)]
+    first, second, third = map(summary, stepper.log.episodes)
+    assert first == (1, 0, 2.0, 2, None)
+    assert second == (0, 0, 3.0, 3, True)
+    assert third == (1, 1, 2.0, 2, None)
 
 
 def test_time_in_environments_is_added_to_the_log() -> None:
@@ -56,8 +71,10 @@ def test_time_in_environments_is_added_to_the_log() -> None:
     assert stepper.log.seconds >= 0.02
     stepper.step([0])
     assert stepper.log.seconds >= 0.04
+
     again = Stepper(group_of([Slow()]))
-    again.restore(carried(stepper.group), (np.zeros(1, np.int64),))
+    actions = np.zeros(1, np.int64)
+    again.restore(carried(stepper.group), (actions,))
     assert again.log.seconds >= 0.04
 
 
@@ -80,33 +97,48 @@ def test_an_environment_may_reuse_its_array() -> None:
 
 
 def carried(group: EnvGroup) -> SamplerCarry:
-    return SamplerCarry(
-        discounted_returns=np.zeros(group.num_envs), **group.open_episodes(EnvLog())
-    )
+    open_episodes = group.open_episodes(EnvLog())
+    return SamplerCarry(discounted_returns=np.zeros(group.num_envs), **open_episodes)
 
 
-def played(*envs: gym.Env[Any, Any], steps: int = 9) -> tuple[Stepper, list[list[int]]]:
-    """Return a group after some steps, and the actions since the last reset of each environment."""
+def checksums_of(group: EnvGroup) -> list[int]:
+    """Return the checksum of each open episode."""
+    return carried(group).checksums.tolist()
+
+
+class Played(NamedTuple):
+    """A group after some steps, and the actions since the last reset of each environment."""
+
+    stepper: Stepper
+    actions: list[list[int]]
+
+    def replayed_by(self, stepper: Stepper) -> list[Incident]:
+        """Return the incidents of a replay in another group."""
+        actions = tuple(np.array(of_env) for of_env in self.actions)
+        return stepper.restore(carried(self.stepper.group), actions)
+
+
+def played(*envs: gym.Env[Any, Any], steps: int = 9) -> Played:
     stepper = started(*envs)
     actions: list[list[int]] = [[] for _ in envs]
     for number in range(steps):
         chosen = [(number + env) % 2 for env in range(len(envs))]
         stepper.step(chosen)
-        for env in range(len(envs)):
-            actions[env] = (
-                []
-                if stepper.terminated[env] | stepper.truncated[env]
-                else [*actions[env], chosen[env]]
-            )
-    return stepper, actions
+        done = stepper.terminated | stepper.truncated
+        for env, action in enumerate(chosen):
+            actions[env].append(action)
+            if done[env]:
+                actions[env].clear()
+    return Played(stepper, actions)
 
 
 def test_an_episode_whose_replay_has_other_rewards_or_ends_early_is_abandoned() -> None:
-    before, actions = played(Scripted(reward=5.0), Scripted(), steps=6)
+    before = played(Scripted(reward=5.0), Scripted(), steps=6)
     after = Stepper(group_of([Scripted(reward=6.0), Scripted(length=3)]))
-    incidents = after.restore(carried(before.group), tuple(map(np.array, actions)))
-    assert [element.kind for element in incidents] == ["replay_mismatch"] * 2
-    assert "the replay ended after 3 of 6 steps" in incidents[1].message
+    other_rewards, early_end = before.replayed_by(after)
+    assert other_rewards.kind == "replay_mismatch"
+    assert early_end.kind == "replay_mismatch"
+    assert "the replay ended after 3 of 6 steps" in early_end.message
     assert after.log.episodes == []
 
 
@@ -126,13 +158,15 @@ class SharesItsBuffer(gym.ObservationWrapper[Any, Any, Any]):
 @pytest.mark.proves("shares a buffer with other instances")
 def test_environments_that_share_a_buffer_are_replayed() -> None:
     """The checksum is of each observation when it was returned, not of later contents of the array."""
-    before, actions = played(SharesItsBuffer(), SharesItsBuffer(), steps=9)
-    unshared, _ = played(CartPoleEnv(), CartPoleEnv(), steps=9)
-    checksums = before.group.open_episodes(EnvLog())["checksums"]
-    assert checksums.tolist() == unshared.group.open_episodes(EnvLog())["checksums"].tolist()
+    before = played(SharesItsBuffer(), SharesItsBuffer())
+    unshared = played(CartPoleEnv(), CartPoleEnv()).stepper
+    assert checksums_of(before.stepper.group) == checksums_of(unshared.group)
+
     after = Stepper(group_of([SharesItsBuffer(), SharesItsBuffer()]))
-    assert after.restore(carried(before.group), tuple(map(np.array, actions))) == []
-    assert after.obs.tobytes() == before.obs.tobytes() == unshared.obs.tobytes()
+    assert before.replayed_by(after) == []
+    observed = unshared.obs.tobytes()
+    assert before.stepper.obs.tobytes() == observed
+    assert after.obs.tobytes() == observed
 
 
 @pytest.mark.parametrize(
@@ -143,9 +177,11 @@ def test_the_checksum_is_of_the_bytes_that_the_environment_returned(space: Any) 
     obs = space.sample()
     stepper = started(Scripted(space=space, obs=obs, at_step=1))
     stepper.step([0])
-    returned = packer(dtype_of(space))(obs).tobytes()
-    expected = zlib.crc32(np.float64(1.0).tobytes(), zlib.crc32(returned))
-    assert stepper.group.open_episodes(EnvLog())["checksums"].tolist() == [expected]
+    pack = packer(dtype_of(space))
+    of_obs = zlib.crc32(pack(obs).tobytes())
+    reward = np.float64(1.0)
+    expected = zlib.crc32(reward.tobytes(), of_obs)
+    assert checksums_of(stepper.group) == [expected]
 
 
 @pytest.mark.proves("raises when it is closed", "exits when it is closed")
@@ -186,31 +222,55 @@ class Choking(Scripted):
 
 
 def repaired(make: Any, envs: list[Any]) -> Stepper:
-    settings = GroupSettings(
-        "sampler 0 (Test-v0)", describe_spaces(envs[0]), lambda env, episode: 10 * env + episode
-    )
-    return Stepper(EnvGroup(SerialRows(envs, settings, make), FaultPolicy()))
+    """Return a group that makes a failed environment anew; episode k of env e has the seed 10 e + k."""
+    spaces = describe_spaces(envs[0])
+    settings = GroupSettings("sampler 0 (Test-v0)", spaces, lambda env, episode: 10 * env + episode)
+    rows = SerialRows(envs, settings, make)
+    return Stepper(EnvGroup(rows, FaultPolicy()))
 
 
 def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_episode() -> None:
     Choking.opened = []
     sound = Scripted()
-    other = Choking()
-    stepper = repaired(lambda index: Choking(), [sound, other])
+    choking = Choking()
+    stepper = repaired(lambda index: Choking(), [sound, choking])
     stepper.start()
-    for step in range(3):
+    for _ in range(2):
         stepper.step([0, 0])
-        assert stepper.valid.tolist() == [True, step != 2]
+        assert stepper.valid.tolist() == [True, True]
+    stepper.step([0, 0])
+    assert stepper.valid.tolist() == [True, False]
+
     [new] = Choking.opened
-    assert new is not other
+    assert new is not choking
     assert new.seeds == [10 + 1]
-    assert stepper.obs[:, 0].tolist() == [3, 0]  # the next observation is that of the new episode
-    assert (stepper.rewards.tolist(), stepper.truncated.tolist()) == ([1, 0], [False, True])
-    assert stepper.group.open_episodes(EnvLog())["episodes"].tolist() == [0, 1]
+    first_numbers = stepper.obs[:, 0]
+    assert first_numbers.tolist() == [3, 0]  # the next observation is that of the new episode
+    assert stepper.rewards.tolist() == [1, 0]
+    assert stepper.truncated.tolist() == [False, True]
+    assert carried(stepper.group).episodes.tolist() == [0, 1]
+
     [incident] = stepper.log.incidents
-    assert (incident.kind, incident.env, incident.lost_steps) == ("env_raised", 1, 2)
+    assert incident.kind == "env_raised"
+    assert incident.env == 1
+    assert incident.lost_steps == 2
     stepper.group.close()
     assert Choking.opened == []
+
+
+class Unavailable:
+    """A constructor that fails some times before it succeeds."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+        self.attempts = 0
+
+    def __call__(self, index: int) -> Scripted:
+        self.attempts += 1
+        if self.attempts <= self.fails:
+            with making("sampler 0 (Test-v0), env 0"):
+                raise ConnectionError("all licences are in use")
+        return Scripted()
 
 
 @pytest.mark.proves("raises in its constructor when it is made again")
@@ -219,34 +279,24 @@ def test_a_constructor_that_fails_is_tried_again_for_a_minute(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    attempts = [0]
-
-    def make(index: int) -> Any:
-        attempts[0] += 1
-        if attempts[0] <= fails:
-            with making("sampler 0 (Test-v0), env 0"):
-                raise ConnectionError("all licences are in use")
-        return Scripted()
-
-    fails = 3
+    make = Unavailable(fails=3)
     stepper = repaired(make, [Choking()])
     stepper.start()
     for _ in range(3):
         stepper.step([0])
-    assert (attempts[0], sum(slept)) == (4, sum(WAITS_S[:3]))
-    assert [incident.fault.phase for incident in stepper.log.incidents if incident.fault] == [
-        "step",
-        *["constructor"] * 3,
-    ]
-    attempts[0] = 0
-    fails = 99
+    assert make.attempts == 4
+    assert sum(slept) == sum(WAITS_S[:3])
+    faults = [incident.fault for incident in stepper.log.incidents]
+    phases = [fault.phase for fault in faults if fault is not None]
+    assert phases == ["step", "constructor", "constructor", "constructor"]
+
+    make = Unavailable(fails=99)
     stepper = repaired(make, [Choking()])
     stepper.start()
     for _ in range(2):
         stepper.step([0])
-    with pytest.raises(
-        EnvironmentFault, match="the environment's constructor raised ConnectionError: all licences"
-    ):
+    words = "the environment's constructor raised ConnectionError: all licences"
+    with pytest.raises(EnvironmentFault, match=words):
         stepper.step([0])
-    assert attempts[0] == len(WAITS_S) + 1
+    assert make.attempts == len(WAITS_S) + 1
     assert 60 <= sum(WAITS_S) <= 65

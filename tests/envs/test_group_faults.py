@@ -26,8 +26,9 @@ from dppo.streams import Stream
 
 def fault_of(env: gym.Env[Any, Any], steps: int = 3) -> EnvironmentFault:
     """Return the fault of an environment that is the second of its group."""
+    first = Scripted(space=env.observation_space, actions=env.action_space)
     with pytest.raises(EnvironmentFault) as caught:
-        play(Scripted(space=env.observation_space, actions=env.action_space), env, steps)
+        play(first, env, steps)
     return caught.value
 
 
@@ -46,14 +47,15 @@ def place(phase: str, step: int) -> str:
 @pytest.mark.parametrize(("phase", "step"), [("step", 2), ("reset", 0)])
 def test_an_error_names_the_place_and_carries_the_users_traceback(phase: str, step: int) -> None:
     fault = fault_of(CrashingSimulator(CartPoleEnv(), where=phase, at_step=step))
-    assert fault.message.startswith(
-        place(phase, step) + f"raised RuntimeError: the simulator failed in its {phase}"
-    )
-    assert fault.remote_traceback.startswith("Traceback (most recent call last):")
-    assert "faulty.py" in fault.remote_traceback
-    assert "_fail_if" in fault.remote_traceback
-    assert "group.py" not in fault.remote_traceback  # the user's frames only
-    assert str(fault) == f"{fault.message}\n{fault.remote_traceback}".rstrip()
+    start = place(phase, step)
+    words = f"raised RuntimeError: the simulator failed in its {phase}"
+    assert fault.message.startswith(start + words)
+    traceback = fault.remote_traceback
+    assert traceback.startswith("Traceback (most recent call last):")
+    assert "faulty.py" in traceback
+    assert "_fail_if" in traceback
+    assert "group.py" not in traceback  # the user's frames only
+    assert str(fault) == f"{fault.message}\n{traceback}".rstrip()
 
 
 @pytest.mark.proves("calls `sys.exit` in a step")
@@ -108,10 +110,11 @@ def test_an_invalid_observation_or_reward_of_a_step_is_reported(
     returned: dict[str, Any], words: str
 ) -> None:
     message = fault_of(Scripted(**returned)).message
-    assert message.startswith(place("step", 2) + f"returned {words}")
+    start = place("step", 2)
+    assert message.startswith(f"{start}returned {words}")
     # a new environment would return the same
-    lasting = " instead of " in words or "must be" in words
-    assert message.endswith(REMEDY) == (not lasting)
+    is_lasting = " instead of " in words or "must be" in words
+    assert message.endswith(REMEDY) == (not is_lasting)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +122,10 @@ def test_an_invalid_observation_or_reward_of_a_step_is_reported(
 )
 def test_an_observation_of_another_dtype_is_converted(accepted: Any) -> None:
     stepper = started(Scripted(obs=accepted))
-    stepper.step([0])
-    stepper.step([0])
-    assert_array_equal(stepper.obs[0], np.asarray(accepted, np.float32))
+    for _ in range(2):
+        stepper.step([0])
+    expected = np.asarray(accepted, np.float32)
+    assert_array_equal(stepper.obs[0], expected)
 
 
 FIVE = "instead of (observation, reward, terminated, truncated, info)"
@@ -169,21 +173,22 @@ def test_an_invalid_result_of_a_step_is_reported(answer: Any, words: str) -> Non
     ids=["array", "list", "no seed"],
 )
 def test_a_reset_of_the_old_api_is_recognized(reset: Any, words: str) -> None:
-    message = fault_of(type("Old", (Scripted,), {"reset": reset})()).message
+    old = type("Old", (Scripted,), {"reset": reset})
+    message = fault_of(old()).message
     assert message.startswith(place("reset", 0) + words)
-    assert (
-        "the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed"
-        in message
-    )
+    advice = "the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed"
+    assert advice in message
 
 
 def test_an_observation_of_a_box_is_copied_in_its_own_dtype() -> None:
-    pack = packer(dtype_of(spaces.Box(-1, 1, (2,), np.float64)))
+    box = spaces.Box(-1, 1, (2,), np.float64)
+    pack = packer(dtype_of(box))
     raw = np.array([0.1, 0.2])
     packed = pack(raw)
     raw[:] = 0
     # checksums use all its bits
-    assert (packed.dtype.type, packed.tolist()) == (np.float64, [0.1, 0.2])
+    assert packed.dtype.type == np.float64
+    assert packed.tolist() == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -191,13 +196,16 @@ def test_a_nested_observation_is_packed_leaf_by_leaf(seed: int) -> None:
     ROBOT.seed(seed)
     raw = ROBOT.sample()
     packed = packer(OBS)(raw)
-    assert (packed.dtype, packed.shape, len(packed.tobytes())) == (OBS, (), OBS.itemsize)
-    named = leaves(packed)
-    assert_array_equal(named["arm.0"], raw["arm"][0].astype(np.float32))
-    assert_array_equal(named["arm.1"], raw["arm"][1])
-    assert_array_equal(named["camera"], raw["camera"])
-    assert_array_equal(named["lamps"], raw["lamps"])
-    assert named["gear"] == raw["gear"]
+    assert packed.dtype == OBS
+    assert packed.shape == ()
+    assert len(packed.tobytes()) == OBS.itemsize
+
+    packed_leaves = leaves(packed)
+    hand, elbow = raw["arm"]
+    assert_array_equal(packed_leaves["arm.0"], hand.astype(np.float32))
+    assert_array_equal(packed_leaves["arm.1"], elbow)
+    for name in ("camera", "lamps", "gear"):
+        assert_array_equal(packed_leaves[name], raw[name])
 
 
 @pytest.mark.parametrize(
@@ -245,18 +253,27 @@ TOOL = spaces.Dict(
 
 
 def pack_tool(raw: Any) -> np.ndarray:
-    return packer(dtype_of(TOOL, drop=["name"]), one_of=["tool"], dropped=["name"])(raw)
+    dtype = dtype_of(TOOL, drop=["name"])
+    pack = packer(dtype, one_of=["tool"], dropped=["name"])
+    return pack(raw)
 
 
 def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
-    for raw, expected in (
-        ({"name": "x", "at": 2, "tool": (1, np.array([0.5, -0.5]))}, (2, (1, 0, [0.5, -0.5]))),
-        ({"at": 3, "tool": (np.int64(0), 2)}, (3, (0, 2, [0.0, 0.0]))),
-    ):
-        packed = pack_tool(raw)
-        assert packed["at"] == expected[0]
-        tool = packed["tool"]
-        assert (int(tool["branch"]), int(tool["0"]), tool["1"].tolist()) == expected[1]
+    pose = np.array([0.5, -0.5])
+    packed = pack_tool({"name": "x", "at": 2, "tool": (1, pose)})
+    assert packed["at"] == 2
+    tool = packed["tool"]
+    assert tool["branch"] == 1
+    assert tool["0"] == 0
+    assert tool["1"].tolist() == [0.5, -0.5]
+
+    choice = np.int64(0)
+    packed = pack_tool({"at": 3, "tool": (choice, 2)})
+    assert packed["at"] == 3
+    tool = packed["tool"]
+    assert tool["branch"] == 0
+    assert tool["0"] == 2
+    assert tool["1"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +309,8 @@ def test_structured_observations_are_pickled_in_one_buffer() -> None:
     obs = np.ones((9, 2), OBS)
     buffers: list[pickle.PickleBuffer] = []
     frame = pickle.dumps(obs, 5, buffer_callback=buffers.append)
-    assert [buffer.raw().nbytes for buffer in buffers] == [obs.nbytes]
+    [buffer] = buffers
+    assert buffer.raw().nbytes == obs.nbytes
     assert len(frame) < 1000
-    assert pickle.loads(frame, buffers=buffers).tobytes() == obs.tobytes()
+    copied = pickle.loads(frame, buffers=buffers)
+    assert copied.tobytes() == obs.tobytes()

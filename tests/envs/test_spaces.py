@@ -19,7 +19,7 @@ from dppo.envs.make import make_env
 from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.errors import ConfigError
 from dppo.spaces.actions import BoxActions, DiscreteActions
-from dppo.spaces.spaces import Categories, dtype_as_json, dtype_from_json, is_image, leaves
+from dppo.spaces.spaces import Categories, Spaces, dtype_as_json, dtype_from_json, is_image, leaves
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,21 @@ def test_an_array_of_observations_is_the_plain_array(
     space: gym.Space[Any], dtype: str, shape: tuple[int, ...]
 ) -> None:
     obs = dtype_of(space)
+    assert obs.shape == shape
     storage = np.empty((6, 2), obs)
-    assert (storage.dtype, storage.shape, obs.shape) == (np.dtype(dtype), (6, 2, *shape), shape)
+    assert storage.dtype == np.dtype(dtype)
+    assert storage.shape == (6, 2, *shape)
     assert storage.flags.c_contiguous
 
 
 def test_a_structured_observation_has_no_padding() -> None:
     assert OBS.names == ("arm", "camera", "gear", "lamps")
     assert OBS.itemsize == 2 * 4 + 4 + 6 + 8 + 3
-    assert {
-        name: (leaf.dtype.type, leaf.shape) for name, leaf in leaves(np.empty((6, 2), OBS)).items()
-    } == {
+    storage = np.empty((6, 2), OBS)
+    stored = {}
+    for name, leaf in leaves(storage).items():
+        stored[name] = (leaf.dtype.type, leaf.shape)
+    assert stored == {
         "arm.0": (np.float32, (6, 2, 2)),
         "arm.1": (np.float32, (6, 2)),
         "camera": (np.uint8, (6, 2, 2, 3, 1)),
@@ -59,51 +63,71 @@ def test_a_structured_observation_has_no_padding() -> None:
     }
 
 
-LEAVES = st.builds(
-    lambda dtype, shape: np.dtype((dtype, tuple(shape))),
-    st.sampled_from(["float32", "float16", "uint8", "int64", "bool"]),
-    st.lists(st.integers(1, 3), max_size=3),
-)
-NESTS = st.recursive(
-    LEAVES,
-    lambda inner: st.dictionaries(
-        st.text("abc.0é", min_size=1, max_size=4), inner, min_size=1, max_size=3
-    ).map(lambda fields: np.dtype(list(fields.items()))),
-    max_leaves=6,
-)
+def leaf_of(dtype: str, shape: list[int]) -> np.dtype[Any]:
+    return np.dtype((dtype, tuple(shape)))
+
+
+def nest_of(fields: dict[str, np.dtype[Any]]) -> np.dtype[Any]:
+    return np.dtype(list(fields.items()))
+
+
+def nests(inner: Any) -> Any:
+    """Return a strategy of one to three named parts."""
+    names = st.text("abc.0é", min_size=1, max_size=4)
+    fields = st.dictionaries(names, inner, min_size=1, max_size=3)
+    return fields.map(nest_of)
+
+
+DTYPES = st.sampled_from(["float32", "float16", "uint8", "int64", "bool"])
+SHAPES = st.lists(st.integers(1, 3), max_size=3)
+LEAVES = st.builds(leaf_of, DTYPES, SHAPES)
+NESTS = st.recursive(LEAVES, nests, max_leaves=6)
 
 
 @given(NESTS)
 def test_a_dtype_survives_json_and_pickle(obs: np.dtype[Any]) -> None:
-    back = dtype_from_json(json.loads(json.dumps(dtype_as_json(obs))))
-    assert back == pickle.loads(pickle.dumps(obs)) == obs
-    assert np.empty(3, back).shape == np.empty(3, obs).shape
+    text = json.dumps(dtype_as_json(obs))
+    back = dtype_from_json(json.loads(text))
+    assert back == obs
+    assert pickle.loads(pickle.dumps(obs)) == obs
     assert back.itemsize == obs.itemsize
+    stored = np.empty(3, back)
+    assert stored.shape == np.empty(3, obs).shape
 
 
 EMPTY = spaces.Box(-1, 1, (3, 0))
 TWO = spaces.Discrete(2)
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 
 
 class Shaped(gym.Env[Any, Any]):
     """Has spaces, and nothing else."""
 
     def __init__(self, obs: Any = None, act: Any = None) -> None:
-        self.observation_space = obs or spaces.Box(-1, 1, (3,), np.float32)
-        self.action_space = act or spaces.Discrete(2)
+        self.observation_space = obs or VECTOR
+        self.action_space = act or TWO
+
+
+def described(obs: Any, **options: Any) -> Spaces:
+    return describe_spaces(Shaped(obs), **options)
 
 
 def test_spaces_become_plain_data() -> None:
-    described = describe_spaces(
-        Shaped(spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(4, start=-1))
-    )
-    assert (described.obs, described.deterministic) == (np.dtype(("uint8", (2, 3))), True)
-    assert described.actions == DiscreteActions(4, -1)
-    low = np.array([[-1.0], [-np.inf]], np.float64)
+    pixels = spaces.Box(0, 255, (2, 3), np.uint8)
+    gears = spaces.Discrete(4, start=-1)
+    of_pixels = describe_spaces(Shaped(pixels, gears))
+    assert of_pixels.obs == np.dtype(("uint8", (2, 3)))
+    assert of_pixels.deterministic
+    assert of_pixels.actions == DiscreteActions(4, -1)
+
+    low = np.array([[-1.0], [-np.inf]])
     high = np.array([[1.0], [np.inf]])
-    actions = describe_spaces(Shaped(act=spaces.Box(low, high, dtype=np.float64))).actions
+    forces = spaces.Box(low, high, dtype=np.float64)
+    actions = describe_spaces(Shaped(act=forces)).actions
     assert isinstance(actions, BoxActions)
-    assert (actions.shape, actions.width, actions.low.dtype.type) == ((2, 1), 2, np.float64)
+    assert actions.shape == (2, 1)
+    assert actions.width == 2
+    assert actions.low.dtype.type == np.float64
     assert_array_equal(actions.low, low)
     assert_array_equal(actions.high, high)
 
@@ -119,38 +143,42 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
         del gym.registry["worlds/Chance-v0"]
 
 
-@pytest.mark.parametrize(
-    ("env", "words"),
-    [
-        (
-            Shaped(spaces.Tuple([EMPTY])),
-            ("observation_space, leaf '0': is Box([], [], (3, 0), float32)",),
-        ),
-        (Shaped(spaces.Dict(a=spaces.Dict())), ("observation_space, leaf 'a': has no parts",)),
-        (Shaped(spaces.Dict({"": TWO})), ("observation_space: has the keys ['']",)),
-        (
-            Shaped(act=spaces.Dict(arm=spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]))),
-            ("action_space['arm'][1]=Text(", "is a Text, which is not supported", "CHOICES"),
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_refusal_names_the_part(env: gym.Env[Any, Any], words: tuple[str, ...]) -> None:
+TEXT_IN_ARM = spaces.Dict(arm=spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]))
+REFUSED: list[tuple[Shaped, list[str]]] = [
+    (
+        Shaped(spaces.Tuple([EMPTY])),
+        ["observation_space, leaf '0': is Box([], [], (3, 0), float32)"],
+    ),
+    (Shaped(spaces.Dict(a=spaces.Dict())), ["observation_space, leaf 'a': has no parts"]),
+    (Shaped(spaces.Dict({"": TWO})), ["observation_space: has the keys ['']"]),
+    (
+        Shaped(act=TEXT_IN_ARM),
+        ["action_space['arm'][1]=Text(", "is a Text, which is not supported", "CHOICES"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("env", "words"), REFUSED, ids=lambda value: type(value).__name__)
+def test_a_refusal_names_the_part(env: gym.Env[Any, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         describe_spaces(env)
+    message = str(caught.value)
     for word in words:
-        assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
+        assert word in message
+    assert "\n" not in message
 
 
 def test_every_part_of_a_nest_is_described() -> None:
+    counts = np.array([[2, 3]])
+    starts = np.array([[1, -1]])
+    branch = spaces.Dict(a=spaces.MultiBinary(2))
     nest = spaces.Dict(
-        dials=spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[1, -1]])),
+        dials=spaces.MultiDiscrete(counts, start=starts),
         hand=spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (3,), np.float64)]),
-        tool=spaces.OneOf([spaces.Discrete(3), spaces.Dict(a=spaces.MultiBinary(2))]),
+        tool=spaces.OneOf([spaces.Discrete(3), branch]),
     )
-    described = describe_spaces(Shaped(nest))
-    assert list(described.leaves()) == [
+    of_nest = described(nest)
+    assert list(of_nest.leaves()) == [
         "dials",
         "hand.0",
         "hand.1",
@@ -158,14 +186,16 @@ def test_every_part_of_a_nest_is_described() -> None:
         "tool.0",
         "tool.1.a",
     ]
-    assert described.categories == {
+    assert of_nest.categories == {
         "dials": Categories((2, 3), (1, -1)),
         "hand.0": Categories((4,), (2,)),
         "tool.branch": Categories((2,), (0,)),
         "tool.0": Categories((3,), (0,)),
     }
-    assert (described.one_of, described.dropped) == (("tool",), ())
-    assert described == pickle.loads(pickle.dumps(described))
+    assert of_nest.one_of == ("tool",)
+    assert of_nest.dropped == ()
+    copied = pickle.loads(pickle.dumps(of_nest))
+    assert copied == of_nest
 
 
 def test_parts_are_left_out_by_name() -> None:
@@ -174,16 +204,20 @@ def test_parts_are_left_out_by_name() -> None:
         mission=spaces.Text(9),
         where=spaces.Box(-1, 1, (2,)),
     )
-    described = describe_spaces(Shaped(nest), drop_obs=["mission", "hand/1"])
-    assert list(described.leaves()) == ["hand.0", "where"]
-    assert described.dropped == ("mission", "hand.1")
-    for names in (["mission", "hand"], ["mission", "hand.0", "hand.1"]):
-        assert list(describe_spaces(Shaped(nest), drop_obs=names).leaves()) == ["where"]
+
+    def names_without(*dropped: str) -> list[str]:
+        return list(described(nest, drop_obs=dropped).leaves())
+
+    assert names_without("mission", "hand/1") == ["hand.0", "where"]
+    assert names_without("mission", "hand") == ["where"]
+    assert names_without("mission", "hand.0", "hand.1") == ["where"]
+    of_numbers = described(nest, drop_obs=["mission", "hand/1"])
+    assert of_numbers.dropped == ("mission", "hand.1")
     words = (
         "mision: is not a leaf of the observation. Its leaves are hand.0, hand.1, mission, where"
     )
     with pytest.raises(ConfigError, match=words):
-        describe_spaces(Shaped(nest), drop_obs=["mision"])
+        names_without("mision")
 
 
 @pytest.mark.parametrize(
@@ -191,9 +225,10 @@ def test_parts_are_left_out_by_name() -> None:
 )
 def test_images_are_bytes_with_three_axes_or_more(shape: tuple[int, ...]) -> None:
     for dtype in (np.uint8, np.float32):
-        described = describe_spaces(Shaped(spaces.Box(0, 255, shape, dtype))).obs
-        assert described == np.dtype((dtype, shape))
-        assert is_image(described) == (dtype == np.uint8 and len(shape) >= 3)
+        obs = described(spaces.Box(0, 255, shape, dtype)).obs
+        assert obs == np.dtype((dtype, shape))
+        has_bytes = dtype == np.uint8
+        assert is_image(obs) == (has_bytes and len(shape) >= 3)
 
 
 def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:
@@ -204,14 +239,15 @@ def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:
     assert describe_spaces(Duck()).deterministic  # type: ignore[arg-type]
 
 
-def test_a_space_of_the_old_package_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = type(
-        "Box",
-        (),
-        {"__module__": "gym.spaces.box", "__str__": lambda self: "Box(3,)", "shape": (3,)},
-    )
-    for env in (Shaped(old()), Shaped(act=old())):
-        with pytest.raises(
-            ConfigError, match=r"space=Box\(3,\): is a space of the package gym, .* shimmy"
-        ):
+def test_a_space_of_the_old_package_is_recognized() -> None:
+    class Box:
+        __module__ = "gym.spaces.box"
+        shape = (3,)
+
+        def __str__(self) -> str:
+            return "Box(3,)"
+
+    words = r"space=Box\(3,\): is a space of the package gym, .* shimmy"
+    for env in (Shaped(Box()), Shaped(act=Box())):
+        with pytest.raises(ConfigError, match=words):
             describe_spaces(env)
