@@ -403,8 +403,11 @@ def picture_env(brightness: Callable[[int], int]) -> gym.Env[Any, Any]:
     return Faulty(episodes=(), space=box(0, 255, np.uint8, shape), observe=observe)
 
 
-def reports_of(env: gym.Env[Any, Any], **options: int) -> list[SegmentReport]:
-    return [report for report, _ in collect(env, **options)]
+def reports_of(
+    env: gym.Env[Any, Any], *, segments: int = 1, num_steps: int = 8
+) -> list[SegmentReport]:
+    collected = collect(env, segments=segments, num_steps=num_steps)
+    return [report for report, _ in collected]
 
 
 @pytest.mark.proves("draws an image that never changes")
