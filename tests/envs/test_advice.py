@@ -128,8 +128,10 @@ def test_leaves_that_are_not_numbers_are_named_and_can_be_left_out(name: str) ->
     message = refusal_of(env)
     assert message.startswith(f"observation_space, leaf {dropped[0]!r}: is ")
     assert f"Use `drop_obs={out}` to leave" in message
+
     described = describe_spaces(env, drop_obs=dropped)
     assert list(described.leaves()) == left
+
     play(env, drop_obs=dropped)
 
 

@@ -133,6 +133,7 @@ def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Pat
         "there": True,
         "left": False,
     }
+
     answers = {"sampler_id": 7, "env_index": 5, "scratch_dir": "", "render_mode": "rgb_array"}
     assert asked(**answers) == answers | {"there": False, "left": False}
     assert scratch(temporary) == []
@@ -161,12 +162,16 @@ def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_c
     built = build_sampler(sampler_plan(config), 4)
     envs: list[Any] = [checked.env for checked in built.envs.rows.envs]
     assert [env.get_wrapper_attr("place") for env in envs] == [4.0, 4.1]
+
     first = envs[0].get_wrapper_attr("log").parent
     assert first.is_dir()
+
     rebuilt: Any = built.envs.rows.make(0)  # while the one that failed is still open
     assert (rebuilt.get_wrapper_attr("place"), len(scratch(temporary))) == (4.0, 3)
+
     envs[0].close()
     assert (first.exists(), rebuilt.get_wrapper_attr("log").exists()) == (False, True)
+
     rebuilt.close()
     built.envs.close()
     assert scratch(temporary) == []
@@ -204,6 +209,7 @@ def test_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(
         remove_abandoned(SCRATCH)
         assert (folder / "log").exists()
         process.send_signal(signal.SIGKILL)
+
     make_env(lambda scratch_dir: Counting(), {}).close()  # as its replacement does
     assert scratch(temporary) == []
 

@@ -98,15 +98,19 @@ def test_an_invalid_step_is_dropped_with_the_rest_of_its_episode(what: str) -> N
     assert not segment.terminated.any()
 
     assert report.steps == 15
+
     finished = [(episode.index, episode.length) for episode in report.episodes]
     assert finished == [(0, 6), (2, 6)]
+
     [incident] = report.incidents
     assert incident.kind == "bad_step"
     assert incident.env == 0
     assert incident.lost_steps == 2
+
     step = place("step", 3, episode=1)
     assert incident.message.startswith(f"{step}returned {words}")
     assert report.carry.episodes.tolist() == [3]
+
     [actions] = report.open_actions
     assert len(actions) == 1
 
@@ -123,6 +127,7 @@ def test_an_invalid_first_observation_is_dropped_too() -> None:
     [(report, segment)] = collect(faulty, drop=True)
     assert segment.valid.all()  # no step led there
     assert kinds_of(report) == ["bad_step"] * 3
+
     message = report.incidents[0].message
     assert message.startswith(place("reset", 0, episode=0))
     assert report.carry.episodes.tolist() == [4]
@@ -235,6 +240,7 @@ def test_each_leaf_has_limits_of_its_own(
     obs = np.zeros((3, 2), dtype_of(NESTED))
     obs["kind"] = 1
     checks.check_limits(obs)
+
     row = (2, 1)
     leaves(obs)[leaf][(*row, *index)] = value
     with pytest.raises(BadResult) as outside:
@@ -286,6 +292,7 @@ def test_no_action_follows_from_a_number_that_is_not_finite(at_step: int) -> Non
     phase = "step" if at_step else "reset"
     assert message.startswith(f"sampler 1 (Test-v0), env 0: {phase}")
     assert f"step {at_step}) returned an observation that is nan" in message
+
     first, failed, later = (len(env.actions) for env in envs)
     assert first == at_step
     assert failed == at_step
@@ -319,8 +326,10 @@ def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None
     collected = collect(Faulty(obs=obs, at_step=2, episodes=(3, 4)), segments=4)
     [incident] = [incident for report, _ in collected for incident in report.incidents]
     assert incident.kind == "outside_space"
+
     step = place("step", 2, episode=3)
     assert incident.message.startswith(f"{step}returned an observation that is 101")
+
     used = [segment.obs.max() for _, segment in collected]
     assert max(used) == 101
 
@@ -416,6 +425,7 @@ def test_an_image_that_never_changes_is_reported_in_the_first_segment() -> None:
     first, second = reports_of(still, segments=2, num_steps=20)
     [incident] = first.incidents
     assert incident.kind == "image_constant"
+
     words = "in all 21 observations of the first segment: all of its bytes are 7"
     assert words in incident.message
     assert second.incidents == ()
@@ -423,6 +433,7 @@ def test_an_image_that_never_changes_is_reported_in_the_first_segment() -> None:
     changing = picture_env(lambda step: step % 2)
     [report] = reports_of(changing, num_steps=20)
     assert report.incidents == ()
+
     short = picture_env(lambda step: 7)
     [report] = reports_of(short, num_steps=8)
     assert report.incidents == ()
@@ -433,6 +444,7 @@ def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segmen
     first, second = reports_of(offset_env(1e9), segments=2)
     [incident] = first.incidents
     assert incident.kind == "precision_lost"
+
     figures = (
         "from 1000000000 to 1000000006 at index 1, and is stored as float32, whose steps are 64"
     )
@@ -527,6 +539,7 @@ def test_a_run_drops_invalid_episodes_and_counts_them(tmp_path: Path) -> None:
     assert result.incidents == {"bad_step": 14}
     assert result.env_faults == faults
     assert result.global_step == steps - 14
+
     last_row = result.metrics[-1]
     counted = {name[7:]: value for name, value in last_row.items()}
     assert faults.items() <= counted.items()

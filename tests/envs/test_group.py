@@ -69,6 +69,7 @@ def test_time_in_environments_is_added_to_the_log() -> None:
 
     stepper = started(Slow())
     assert stepper.log.seconds >= 0.02
+
     stepper.step([0])
     assert stepper.log.seconds >= 0.04
 
@@ -129,6 +130,7 @@ def played(*envs: gym.Env[Any, Any], steps: int = 9) -> Played:
             actions[env].append(action)
             if done[env]:
                 actions[env].clear()
+
     return Played(stepper, actions)
 
 
@@ -164,6 +166,7 @@ def test_environments_that_share_a_buffer_are_replayed() -> None:
 
     after = Stepper(group_of([SharesItsBuffer(), SharesItsBuffer()]))
     assert before.replayed_by(after) == []
+
     observed = unshared.obs.tobytes()
     assert before.stepper.obs.tobytes() == observed
     assert after.obs.tobytes() == observed
@@ -235,6 +238,7 @@ def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_
     choking = Choking()
     stepper = repaired(lambda index: Choking(), [sound, choking])
     stepper.start()
+
     for _ in range(2):
         stepper.step([0, 0])
         assert stepper.valid.tolist() == [True, True]
@@ -244,6 +248,7 @@ def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_
     [new] = Choking.opened
     assert new is not choking
     assert new.seeds == [10 + 1]
+
     first_numbers = stepper.obs[:, 0]
     assert first_numbers.tolist() == [3, 0]  # the next observation is that of the new episode
     assert stepper.rewards.tolist() == [1, 0]
@@ -254,6 +259,7 @@ def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_
     assert incident.kind == "env_raised"
     assert incident.env == 1
     assert incident.lost_steps == 2
+
     stepper.group.close()
     assert Choking.opened == []
 
@@ -286,6 +292,7 @@ def test_a_constructor_that_fails_is_tried_again_for_a_minute(
         stepper.step([0])
     assert make.attempts == 4
     assert sum(slept) == sum(WAITS_S[:3])
+
     faults = [incident.fault for incident in stepper.log.incidents]
     phases = [fault.phase for fault in faults if fault is not None]
     assert phases == ["step", "constructor", "constructor", "constructor"]

@@ -50,6 +50,7 @@ def test_an_error_names_the_place_and_carries_the_users_traceback(phase: str, st
     start = place(phase, step)
     words = f"raised RuntimeError: the simulator failed in its {phase}"
     assert fault.message.startswith(start + words)
+
     traceback = fault.remote_traceback
     assert traceback.startswith("Traceback (most recent call last):")
     assert "faulty.py" in traceback
@@ -262,6 +263,7 @@ def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
     pose = np.array([0.5, -0.5])
     packed = pack_tool({"name": "x", "at": 2, "tool": (1, pose)})
     assert packed["at"] == 2
+
     tool = packed["tool"]
     assert tool["branch"] == 1
     assert tool["0"] == 0
@@ -270,6 +272,7 @@ def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
     choice = np.int64(0)
     packed = pack_tool({"at": 3, "tool": (choice, 2)})
     assert packed["at"] == 3
+
     tool = packed["tool"]
     assert tool["branch"] == 0
     assert tool["0"] == 2
@@ -312,5 +315,6 @@ def test_structured_observations_are_pickled_in_one_buffer() -> None:
     [buffer] = buffers
     assert buffer.raw().nbytes == obs.nbytes
     assert len(frame) < 1000
+
     copied = pickle.loads(frame, buffers=buffers)
     assert copied.tobytes() == obs.tobytes()

@@ -70,6 +70,7 @@ def test_environments_are_created_from_ids_modules_and_callables_with_their_argu
     assert slow.kwargs == {"step_s": 0.0, "reset_s": 0.25}
     for env_id in ("users_worlds:worlds/Registered-v0", "users_worlds:factory", Counting):
         check_env_id(env_id)
+
     registered = make_env("users_worlds:worlds/Registered-v0", {}).spec
     assert registered is not None
     assert registered.max_episode_steps == 7
@@ -162,6 +163,7 @@ def test_the_remedy_for_a_module_that_reads_the_command_line(
     parse = "argparse.ArgumentParser().parse_args()\n"
     (tmp_path / "users_before.py").write_text(lines + parse, encoding="utf8")
     assert "reads the command line" in refusal("users_before:make")
+
     guarded = f"if __name__ == '__main__':\n    {parse}"
     (tmp_path / "users_after.py").write_text(lines + guarded, encoding="utf8")
     check_env_id("users_after:make")
@@ -201,6 +203,7 @@ def test_a_constructor_that_raises_names_its_place_with_a_traceback(
     plan = sampler_plan(Config(env_id=f"users_worlds:{factory}", env_kwargs=kwargs))
     with pytest.raises(EnvironmentFault) as caught:
         build_sampler(plan, 3)
+
     owner = f"sampler 3 (users_worlds:{factory}), env 0"
     assert caught.value.message.startswith(f"{owner}: the environment's constructor raised {words}")
     assert caught.value.remote_traceback.startswith("Traceback")

@@ -23,6 +23,7 @@ def newest() -> list[str]:
             name not in specs or (specs[name].version or 0) < (spec.version or 0)
         ):
             specs[name] = spec
+
     return sorted(spec.id for spec in specs.values() if spec.namespace != "dppo")
 
 
@@ -42,14 +43,17 @@ def test_it_trains(env_id: str, tmp_path: Path) -> None:
             gym.make(env_id).close()
     except (gym.error.DependencyNotInstalled, ImportError) as missing:
         pytest.skip(f"{missing}")
+
     config = dppo.Config(
         env_id=env_id, num_samplers=1, num_steps=8, total_timesteps=16, update_epochs=1, minibatch_size=8,
         run_dir=tmp_path / "run", progress="off",
     )  # fmt: skip
     result = dppo.train(config)
     assert result.iterations == 2
+
     policy = dppo.load_policy(result.run_dir)
     env = gym.make(env_id)
     obs, _ = env.reset(seed=1)
     assert env.action_space.contains(policy.act(obs))
+
     env.close()

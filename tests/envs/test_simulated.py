@@ -44,6 +44,7 @@ def rollout(env: gymnasium.Env[Any, Any], seed: int, steps: int = 60) -> list[tu
         results.append((*obs, reward, terminated, truncated))
         if terminated or truncated:
             results.append(tuple(env.reset(seed=seed)[0]))
+
     return results
 
 

@@ -50,6 +50,7 @@ def test_an_array_of_observations_is_the_plain_array(
 def test_a_structured_observation_has_no_padding() -> None:
     assert OBS.names == ("arm", "camera", "gear", "lamps")
     assert OBS.itemsize == 2 * 4 + 4 + 6 + 8 + 3
+
     storage = np.empty((6, 2), OBS)
     stored = {}
     for name, leaf in leaves(storage).items():
@@ -136,6 +137,7 @@ def test_an_environment_is_nondeterministic_if_its_spec_says_so() -> None:
     env = make_env("CartPole-v1", {})
     assert env.spec is not None
     assert describe_spaces(env).deterministic
+
     gym.register("worlds/Chance-v0", entry_point="worlds.simple:Counting", nondeterministic=True)
     try:
         assert not describe_spaces(make_env("worlds/Chance-v0", {})).deterministic
@@ -194,6 +196,7 @@ def test_every_part_of_a_nest_is_described() -> None:
     }
     assert of_nest.one_of == ("tool",)
     assert of_nest.dropped == ()
+
     copied = pickle.loads(pickle.dumps(of_nest))
     assert copied == of_nest
 
@@ -211,8 +214,10 @@ def test_parts_are_left_out_by_name() -> None:
     assert names_without("mission", "hand/1") == ["hand.0", "where"]
     assert names_without("mission", "hand") == ["where"]
     assert names_without("mission", "hand.0", "hand.1") == ["where"]
+
     of_numbers = described(nest, drop_obs=["mission", "hand/1"])
     assert of_numbers.dropped == ("mission", "hand.1")
+
     words = (
         "mision: is not a leaf of the observation. Its leaves are hand.0, hand.1, mission, where"
     )

@@ -56,6 +56,7 @@ def by_definition(rollout: Rollout) -> np.ndarray:
     gamma = rollout.gamma
     values = rollout.values
     advantages = np.zeros_like(values)
+
     for t, e in np.ndindex(values.shape):
         estimates = []
         rewards_ahead = 0.0
@@ -68,6 +69,7 @@ def by_definition(rollout: Rollout) -> np.ndarray:
         weights = rollout.gae_lambda ** np.arange(len(estimates))
         weights[:-1] *= 1 - rollout.gae_lambda
         advantages[t, e] = weights @ estimates
+
     return advantages
 
 
@@ -110,6 +112,7 @@ def v_trace(rollout: Rollout, traces: np.ndarray) -> np.ndarray:
     gamma = rollout.gamma
     values = rollout.values
     advantages = np.zeros_like(values)
+
     for t, e in np.ndindex(values.shape):
         factor = 1.0
         for j in range(t, len(values)):
@@ -120,6 +123,7 @@ def v_trace(rollout: Rollout, traces: np.ndarray) -> np.ndarray:
             advantages[t, e] += factor * error
             if rollout.ends(j, e):
                 break
+
     return advantages
 
 
@@ -152,6 +156,7 @@ def test_a_time_limit_is_not_a_death(cut: int) -> None:
     advantages = died.gae()
     assert advantages[cut] == pytest.approx(-gamma * worth)
     assert np.all(advantages[: cut + 1] < -1)
+
     after_death = advantages[cut + 1 :]
     assert_allclose(after_death, 0, atol=1e-12)
 

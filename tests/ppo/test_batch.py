@@ -129,11 +129,14 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     kept = torch.tensor(valid.flatten())
     assert batch.weights is not None
     assert_array_equal(batch.weights, kept)
+
     for name in ("obs", "actions", "logprobs", "values"):
         rows = getattr(batch, name)
         plain_rows = getattr(plain, name)
         assert_array_equal(rows[kept], plain_rows[kept])
+
     assert_array_equal(batch.obs, plain.obs)
+
     for name in ("actions", "logprobs", "values", "advantages", "returns"):
         rows = getattr(batch, name)
         assert not rows[~kept].any(), name

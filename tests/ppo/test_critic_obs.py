@@ -70,6 +70,7 @@ def settings(run_dir: Path, **changes: Any) -> dppo.Config:
 def test_the_head_does_not_depend_on_what_only_the_value_reads() -> None:
     described = with_critic_obs(describe_spaces(Channel()), ["field/pressure"])
     assert described.critic_obs == ("field.pressure",)
+
     layers = Layers(image_encoder="grid", image_features=8, memory="gru", shared=False)
     network = BuiltInSpec(described, layers, "float32").module(0)
     obs = {}
@@ -127,6 +128,7 @@ def test_a_trained_policy_acts_with_and_without_the_field(
 
     evaluated = dppo.evaluate(run, episodes=1)
     assert len(evaluated.returns) == 1
+
     longer = replace(config, total_timesteps=96)
     resumed = dppo.train(longer, resume=run.run_dir)
     assert resumed.global_step == 96
@@ -142,6 +144,7 @@ def test_the_exported_policy_has_no_input_for_the_field(tmp_path: Path) -> None:
     export_onnx(run.run_dir, file)
     session = onnxruntime.InferenceSession(str(file))
     assert [value.name for value in session.get_inputs()] == ["obs.sensors"]
+
     observation = Channel().reset(seed=3)[0]
     sensors = observation["sensors"][None]
     (actions,) = session.run(["action"], {"obs.sensors": sensors})

@@ -55,6 +55,7 @@ def choices(*counts: int) -> list[Part]:
         part = Part(Categorical(count), columns, columns, number)
         parts.append(part)
         start += count
+
     return parts
 
 
@@ -104,9 +105,11 @@ def test_categorical_scores_extreme_logits() -> None:
     expected = [0.0, -math.log1p(math.exp(-1))]
     acted = Categorical(3).log_prob(head, actions)
     assert_allclose(acted, expected, atol=1e-12)
+
     learned = scored(Categorical(3), head, actions)
     assert_allclose(learned.logprobs, expected, atol=1e-12)
     assert torch.isfinite(learned.entropies).all()
+
     gradient = learned.gradient(ones(2), 0.1)
     assert torch.isfinite(gradient).all()
 
@@ -119,6 +122,7 @@ def test_categorical_samples_follow_their_probabilities() -> None:
     draws = steps * rows
     noise = Categorical(5).noise(default_rng(0), steps, rows, "float32")
     assert noise.shape == (steps, rows, 5)
+
     head = np.broadcast_to(logits, (draws, 5))
     actions = Categorical(5).sample(head, noise.reshape(draws, 5))
     counts = np.bincount(actions, minlength=5)
@@ -149,15 +153,18 @@ def test_samples_keep_to_their_dtype_and_generator(kind: str, dtype: str) -> Non
 
     in_dtype = noise(dtype)
     assert_array_equal(in_dtype, noise(dtype))
+
     exact = noise("float64")
     assert_array_equal(in_dtype, exact.astype(dtype))
     assert str(in_dtype.dtype) == dtype
     assert in_dtype.shape == (2, 6, distribution.noise_size)
+
     sampled = distribution.sample(head, in_dtype[0])
     modes = distribution.mode(head)
     for actions in (sampled, modes):
         assert actions.dtype == distribution.action_dtype(dtype)
         assert actions.shape == (6, *distribution.action_shape)
+
     logprobs = distribution.log_prob(head, sampled)
     assert logprobs.dtype == dtype
 
@@ -173,6 +180,7 @@ def test_leading_axes_do_not_change_the_bits(kind: str) -> None:
     stacked_noise = noise.reshape(3, 4, -1)
     stacked = distribution.sample(stacked_head, stacked_noise)
     assert_array_equal(stacked.reshape(actions.shape), actions)
+
     stacked_logprobs = distribution.log_prob(stacked_head, stacked)
     assert stacked_logprobs.shape == (3, 4)
     assert_array_equal(stacked_logprobs.flatten(), logprobs)
@@ -187,6 +195,7 @@ def test_samples_and_modes_are_those_of_the_parts(kind: str) -> None:
     samples = whole.sample(head, noise)
     modes = whole.mode(head)
     in_turn = default_rng(5)
+
     for part in PARTS[kind]:
         distribution = part.distribution
         part_head = head[:, part.head]
@@ -219,12 +228,14 @@ def torch_scores_of(kind: str, head: Tensor, actions: Tensor) -> tuple[Any, Any]
         return torch_scores(KINDS[kind], head, actions)
     logprobs = torch.zeros(len(head), dtype=head.dtype)
     entropies = logprobs
+
     for part in PARTS[kind]:
         part_head = head[:, part.head]
         part_actions = actions[:, part.actions]
         scores = torch_scores(part.distribution, part_head, part_actions)
         logprobs = logprobs + scores[0]
         entropies = entropies + scores[1]
+
     return logprobs, entropies
 
 
@@ -242,6 +253,7 @@ def test_scores_and_gradients_are_those_of_torchs_own(
 
     acted = distribution.log_prob(rows, actions)
     assert_close(acted, logprobs.detach())
+
     learned = scored(distribution, rows, actions)
     assert_close(learned.logprobs, logprobs.detach())
     assert_close(learned.entropies, entropies.detach())
@@ -249,6 +261,7 @@ def test_scores_and_gradients_are_those_of_torchs_own(
     random = default_rng(5).normal(size=(2, 20))
     grad_logprobs, by_rows = from_numpy(random.astype(dtype))
     grad_entropies: Any
+
     for grad_entropies in (0.7, by_rows, by_rows):  # the second call has changed nothing
         loss = grad_logprobs * logprobs + grad_entropies * entropies
         (expected,) = torch.autograd.grad(loss.sum(), head, retain_graph=True)
@@ -270,6 +283,7 @@ def test_a_squashed_normal_variable_is_scored_as_torch_does() -> None:
     expected = densities.sum(dim=1)
     acted = squashed.log_prob(head, actions)
     assert_allclose(acted, expected, rtol=1e-8)
+
     learned = scored(squashed, head, actions)
     assert_allclose(learned.logprobs, expected, rtol=1e-8)
 
@@ -290,6 +304,7 @@ def test_density_and_entropy_of_a_squashed_variable_are_integrals(mean: float, s
     slope = 1 - np.square(np.tanh(u))
     mass = np.exp(log_density) * slope * width
     assert mass.sum() == pytest.approx(1.0, abs=1e-6)
+
     entropy = -(mass * log_density).sum()
     learned = scored(squashed, head, np.zeros((1, 1)))
     assert learned.entropies.item() == pytest.approx(entropy, abs=5e-3)
@@ -319,8 +334,10 @@ def test_a_squashed_variable_far_outside_scores_finitely() -> None:
     head = np.array([[300.0, 5.0], [-300.0, 5.0]])
     acted = squashed.log_prob(head, actions)
     assert np.isfinite(acted).all()
+
     learned = scored(squashed, head, actions)
     assert torch.isfinite(learned.logprobs).all()
+
     gradient = learned.gradient(learned.logprobs, learned.entropies)
     assert torch.isfinite(gradient).all()
 
@@ -335,15 +352,18 @@ def test_a_mask_renormalizes_over_the_allowed_choices() -> None:
     masks = from_numpy(allowed)
     limited = distribution.limited_in_torch(head, masks)
     assert_array_equal(limited, torch.where(masks, head, -1e9))
+
     acted = distribution.limited(logits, allowed)
     assert_array_equal(acted, limited)
 
     actions = from_numpy(drawn(distribution, acted))
     learned = distribution.scores_with_gradient(limited, actions)
     assert torch.isfinite(learned.logprobs).all()
+
     excluded = head.masked_fill(~masks, -math.inf)
     expected = torch_scores(distribution, excluded, actions)
     torch.testing.assert_close((learned.logprobs, learned.entropies), expected)
+
     ones = torch.ones(40)
     gradient = learned.gradient(ones, ones)
     assert (gradient[~masks] == 0).all()

@@ -52,6 +52,7 @@ def test_each_category_has_an_embedding_of_its_own() -> None:
     table = encoder.table.weight
     pairs = list(product((-1, 0, 1), (5, 6)))
     codes = encoder(torch.tensor(pairs).float())
+
     for (first, second), code in zip(pairs, codes, strict=True):
         of_first = table[first + 1]
         of_second = table[3 + second - 5]
@@ -75,6 +76,7 @@ def test_axes_of_images_are_recognized(shape: tuple[int, ...], expected: tuple[i
     assert recorded.shape == (2, *expected)
     assert (image.channels, image.height, image.width) == expected
     assert sorted(recorded.flatten().tolist()) == list(range(count))
+
     if shape == (4, 40, 44, 3):
         channel = recorded[1, 3 * 2 + 1]
         assert torch.equal(channel, pixels[1, 2, :, :, 1])
@@ -94,6 +96,7 @@ def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     pixels = torch.randint(0, 256, (3, *shape)).float()
     hidden = cnn.image(pixels) / 255
     layers = convolutions_of(cnn.layers)
+
     for layer, stride in zip(layers, (4, 2, 1), strict=True):
         convolved = nn.functional.conv2d(hidden, layer.weight, layer.bias, stride)
         hidden = convolved.relu()
@@ -131,6 +134,7 @@ def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
     cnn(image.float())
     bits = recorded[0].view(5, 3, 8, 7, 8)
     assert set(bits.unique().tolist()) == {0, 1}
+
     places = 2.0 ** torch.arange(8)
     numbers = bits * places[:, None, None]
     channels_first = image.permute(0, 3, 1, 2)
@@ -195,9 +199,11 @@ def test_only_floats_of_several_leaves_are_normalized() -> None:
 def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     spaces = described_whole(norm_obs_keys=("robot/arm/1",))
     assert spaces.normalized == ("robot.arm.1",)
+
     rows = robot(spaces, hands=[[1, 2], [50, 60]], elbows=[70, 80], gear=100)
     all_floats = [[1, 2, 70, 0, 0], [50, 60, 80, 0, 0]]
     assert_array_equal(normalized_part(rows), all_floats)
+
     normalized = normalized_part(rows, spaces.normalized)
     assert_array_equal(normalized, [[70], [80]])
 
@@ -267,6 +273,7 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
         f"Network: a Nature CNN, shared by policy and value, {expected:,} parameters, because the "
         f"observation is an image of 84 x 84 x 4 bytes."
     )
+
     grid = choose_network(Network(), described(image_space(20, 20, 3)))
     assert grid.layers == "a grid CNN, shared by policy and value"
 
@@ -311,6 +318,7 @@ def test_the_built_in_class_is_one_that_anybody_can_name() -> None:
     """No privilege: a user who gives the same class and arguments gets the same network."""
     spaces = described(image_space(40, 40, 3))
     assert is_image(spaces.obs)
+
     layers = {"image_encoder": "nature", "image_features": 512}
     named = Network(model="dppo.ppo.networks.encoders:EncoderNetwork", model_kwargs=layers)
 

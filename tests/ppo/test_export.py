@@ -185,9 +185,11 @@ def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
         return dict(zip(outputs, values, strict=True))
 
     check(policy, env, run)
+
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["env_id"] == policy.state["config"]["env_id"]
     assert list(json.loads(metadata["inputs"])) == inputs
+
     repository = Path(__file__).parents[2]
     assert str(repository) not in file.read_bytes().decode("latin1")
 
@@ -308,20 +310,25 @@ def test_the_example_plays_without_dppo_and_the_folder_with_it(
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(trained), "policy.onnx", "--trust"]) == 0
+
     example = EXAMPLES / "onnx_policy.py"
     assert "import dppo" not in example.read_text()
+
     monkeypatch.setattr(sys, "argv", ["onnx_policy.py", "policy.onnx", "CartPole-v1"])
     runpy.run_path(str(example), run_name="__main__")
     assert re.search(r"episode 2: return \d+\.0", capsys.readouterr().out)
 
     assert main(["export", str(trained), "card/", "--episodes", "3", "--trust"]) == 0
     assert re.search(r"(?m)^hf upload YOUR_NAME/ppo-CartPole-v1 card$", capsys.readouterr().out)
+
     card = tmp_path / "card"
     assert {path.name for path in card.iterdir()} == CARD
+
     readme = (card / "README.md").read_text()
     _, front, body = readme.split("---\n")
     [result] = yaml.safe_load(front)["model-index"][0]["results"]
     assert result["dataset"]["name"] == "CartPole-v1"
+
     mean_return = result["metrics"][0]["value"]
     assert re.fullmatch(r"\d+\.\d\d \+/- \d+\.\d\d", mean_return)
     assert f"| mean return of 3 greedy episodes | {mean_return} |" in body

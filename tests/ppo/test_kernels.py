@@ -328,5 +328,6 @@ def test_the_recurrence_is_not_computed_in_lower_precision() -> None:
         outputs, last = over_time(cell, inputs, state, starts)
     assert outputs.dtype == torch.float32
     assert last.dtype == torch.float32
+
     expected, _ = over_time(cell, inputs.float(), state, starts)
     assert torch.equal(outputs, expected)

@@ -125,6 +125,7 @@ def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
     theirs = torch.optim.Adam(twin.parameters(), eps=1e-5)
     pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
     rng = default_rng(0)
+
     for step in range(60):
         learning_rate = 0.01 / (1 + step)
         theirs.param_groups[0]["lr"] = learning_rate
@@ -151,6 +152,7 @@ def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None
     adam = FlatAdam(flat, memory=4000, slowed=slowed, share=0.25)
     expected = torch.nn.Parameter(start.clone())
     twin = torch.optim.Adam([expected], lr=0.01, betas=(0.9, 0.99975), eps=1e-5)
+
     for seed in range(30):
         gradient = normal(spec.num_parameters, seed)
         flat.gradient.copy_(gradient)
@@ -171,5 +173,6 @@ def test_free_deviations_are_the_place_of_log_std() -> None:
     size = places.stop - places.start
     assert size == named["log_std"].size
     assert size > 0
+
     discrete = spec_of()
     assert free_deviations(discrete) == slice(0, 0)

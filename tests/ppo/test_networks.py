@@ -193,6 +193,7 @@ def act(agent: PPOAgent, obs: np.ndarray, starts: np.ndarray, first: np.ndarray 
         if state is not None:
             assert state.dtype == agent.spec.dtype
             assert state.shape == (len(step_obs), agent.spec.state_size)
+
     columns = [sequences(np.stack(column)) for column in zip(*steps, strict=True)]
     return Acted(*columns)
 
@@ -323,6 +324,7 @@ def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -
     named = spec.unflatten(weights)
     shapes = {name: array.shape for name, array in named.items()}
     assert shapes == dict(spec.shapes)
+
     in_other_order = dict(reversed(named.items()))
     assert_array_equal(spec.flatten(in_other_order), weights)
 
@@ -340,6 +342,7 @@ def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -
     same = spec_of(network, "joint", dtype)
     assert same == spec
     assert same.as_json() == spec.as_json()
+
     other_dtype = "float32" if dtype == "float64" else "float64"
     assert spec_of(network, "joint", other_dtype) != spec
 
@@ -360,10 +363,12 @@ def test_encoders_and_heads_begin_with_the_gains_of_the_method(kind: str) -> Non
     named = spec.unflatten(weights)
     policy = named["policy.weight"]
     assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
+
     value = named["value.weight"]
     assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
     assert not named["policy.bias"].any()
     assert not named["value.bias"].any()
+
     for name, array in named.items():
         if name.endswith(("hidden.0.weight", "last.0.weight")):
             products = gram(array)
@@ -377,6 +382,7 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
     _, outputs = agent.decide(first_obs, agent.start(1))
     state = outputs.state
     assert state is not None
+
     kept = state.copy()
     agent.decide(second_obs, state)
     assert_array_equal(state, kept)

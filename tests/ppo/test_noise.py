@@ -41,6 +41,7 @@ def test_each_process_follows_its_recursion() -> None:
     steps = 30
     white = default_rng(1).standard_normal((count, steps, 2))
     expected = np.zeros((steps, 2))
+
     for correlation, noise in zip(CORRELATIONS, white, strict=True):
         share = np.sqrt(1 - correlation**2)
         state = noise[0]
@@ -48,6 +49,7 @@ def test_each_process_follows_its_recursion() -> None:
         for step in range(1, steps):
             state = correlation * state + share * noise[step]
             expected[step] += state
+
     expected /= np.sqrt(count)
     assert np.allclose(pink(white), expected)
 
@@ -58,6 +60,7 @@ def test_its_variance_is_one_and_its_correlations_last() -> None:
     noise = pink(white)
     variances = noise.var(axis=1)
     assert np.allclose(variances, 1, atol=0.05)
+
     for lag in (1, 10):
         powers = [correlation**lag for correlation in CORRELATIONS]
         expected = np.mean(powers)
@@ -79,6 +82,7 @@ def test_a_segment_has_the_same_noise_wherever_it_is_drawn() -> None:
         again = noise_of().of_segment(index)
         assert np.array_equal(again, segments[index])
     assert not np.array_equal(first, segments[1])
+
     other_seed = noise_of(seed=2).of_segment(0)
     assert not np.array_equal(first, other_seed)
 
@@ -118,6 +122,7 @@ def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> 
     exploration = WideExploration(2, num_steps)
     flags = covered(exploration, range(3 * period))
     assert sum(flags) == 3 * stretch
+
     first_period = flags[:period]
     second_period = flags[period : 2 * period]
     assert first_period == second_period
@@ -140,6 +145,7 @@ def test_noise_is_held_for_powers_of_two() -> None:
         assert is_drawn.all()
         complete = lengths[:-1]
         assert set(complete) == {1, 2, 4, 8, 16, 32}
+
     # nothing is held from before the segment
     assert np.array_equal(noise[0], white[0])
 
@@ -169,11 +175,13 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
         log_std = log_std[1]
     is_raised = log_std < 0.8
     assert 0 < is_raised.mean() < 1
+
     log_std[is_raised] = 0.8
 
     explorer = WideAgent(agent, np.array(samplers))
     actions, outputs = explorer.act(obs, noise)
     assert np.array_equal(outputs.head, expected)
+
     drawn = agent.distribution.sample(expected, noise)
     assert np.array_equal(actions, drawn)
 
@@ -188,8 +196,10 @@ def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: b
     exploration = WideExploration(2, num_steps)
     sampler, _ = sampler_of([Pushed()], num_steps=num_steps, sampler_id=2, wide=exploration)
     assert sampler.wide is not None
+
     flags = covered(sampler.wide, range(6))
     assert np.flatnonzero(flags).tolist() == [1, 5]
+
     episode = Episode(0, 0, 1.0, length, None, end=end)
     (marked,) = sampler.wide.marked([episode], index=2)
     assert marked.explored == explored

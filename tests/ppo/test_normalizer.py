@@ -70,6 +70,7 @@ def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
     assert moments.mean.dtype == np.float64
     assert_allclose(moments.mean, np.float64(tenth), rtol=1e-14)
     assert_array_equal(samples, tenth)
+
     pixels = np.full((4, 2), 200, np.uint8)
     assert Moments.of(pixels).mean.tolist() == [200, 200]
 
@@ -98,6 +99,7 @@ def test_the_unit_of_all_numbers_changes_nothing_in_what_is_learned_from(power: 
     assert_allclose(scaled_mean, mean * unit, rtol=1e-12)
     # of which an ordinary unit has EPSILON more
     assert_allclose(scaled_std, std * unit, rtol=1e-8)
+
     again = std_of(in_unit / 16)
     if power < 0:
         assert_array_equal(again * 16, scaled_std)  # among tiny units to the bit
@@ -110,8 +112,10 @@ def test_a_tiny_number_beside_ordinary_ones_and_a_constant_are_no_signal() -> No
     constant = np.full(99, 1e-9)
     beside_ordinary = np.stack([ordinary, tiny], axis=1)
     assert_allclose(std_of(beside_ordinary)[1], 1e-4)
+
     still = 0.1 + 1e-17 * rng.normal(size=(999, 1))  # its mean is rounded
     assert_allclose(std_of(still), 1e-4)
+
     beside_constant = np.stack([tiny, constant], axis=1)
     assert 0 < std_of(beside_constant)[1] < 1e-12
 

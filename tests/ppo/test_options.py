@@ -157,6 +157,7 @@ def collect(*drifts: float, obs_scale: ObsScale | None = None) -> Collected:
         _, segment = sampler.collect(SegmentRequest(sampler_id, 0), policy)
         segments.append(segment)
         led_to.append(np.stack([env.led_to for env in envs], axis=1))
+
     return Collected(segments, led_to, spec)
 
 
@@ -176,6 +177,7 @@ def slow_advantages(
     values = np.where(segment.valid, values, 0.0)
     after = np.where(segment.terminated, 0.0, after)
     done = segment.terminated | segment.truncated
+
     for env in range(envs):
         following = 0.0
         for t in reversed(range(steps)):
@@ -189,6 +191,7 @@ def slow_advantages(
             following = delta + GAMMA * LAMBDA * following
             advantages[t, env] = following
             following *= traces[t, env]  # the weight of the first step of a sum is left out
+
     return advantages, traces * advantages + values
 
 
@@ -273,6 +276,7 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(spoilt: bool, length
     again = estimated_again(by_hand.model, batch, collected)
     change = again.advantages - batch.advantages
     assert float(change.abs().max()) > 1e-2
+
     renewed = replace(batch, advantages=again.advantages, returns=again.returns)
     train(by_hand, renewed, 1e-2, order=order)
     assert_allclose(twice.weights(), by_hand.weights(), rtol=1e-9, atol=1e-11)
@@ -338,16 +342,20 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     expected = estimated_again(model, batch, collected, traced=True)
 
     assert batch.weights is not None
+
     counted = batch.weights > 0
     assert expected.importance is not None
+
     ratios = expected.importance[counted]
     assert ratios.min() < 0.7
     assert ratios.max() > 1.4
     assert prepared.importance is not None
+
     limited = ratios.clamp(max=2)
     assert_allclose(prepared.importance[counted], limited, rtol=1e-9)
     assert_close(prepared.advantages, expected.advantages)
     assert_close(prepared.returns, expected.returns)
+
     values = expected.values[counted]
     assert_allclose(prepared.values[counted], values, rtol=1e-9)
 
@@ -374,6 +382,7 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     ratio = (once.model.log_probs([batch]) - batch.logprobs).exp()
     center = (prepared.logprobs - batch.logprobs).exp()
     assert center.max() < 2
+
     width = 2 / (3 + 1) * PPO().clip_coef
     clipped = ratio.clamp(center - width, center + width)
     advantages = prepared.advantages
@@ -427,6 +436,7 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, numbe
         train(trainer, random_batch(spec), 1e-2)
         moved.append(trainer.weights() - start)
         squares.append(trainer.state()["exp_avg_sq"])
+
     plain_moved, reused_moved = moved
     plain_squares, reused_squares = squares
 
@@ -435,8 +445,10 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, numbe
     if numbers > 1:
         expected[deviations] /= 3
     assert_allclose(reused_moved, expected, rtol=1e-9)
+
     of_deviations = plain_moved[deviations]
     assert np.abs(of_deviations).min() > 0.009
+
     times = 1 if norm_adv else 3
     assert_allclose(plain_squares, times * reused_squares, rtol=1e-9)
 
@@ -488,5 +500,6 @@ def test_shaped_rewards_count_as_those_of_an_environment_that_gives_them(
     assert_array_equal(shaped.carry.discounted_returns, plain.carry.discounted_returns)
     assert_array_equal(shaped_batch.advantages, plain_batch.advantages)
     assert_array_equal(shaped_batch.returns, plain_batch.returns)
+
     episode = shaped.episodes[0]
     assert episode.episode_return == 5 * episode.length

@@ -240,11 +240,14 @@ def has_something_to_learn(case: dict[str, Any]) -> bool:
 def assert_ranks_equal_one_trainer(case: dict[str, Any], size: int) -> dict[str, Any]:
     ranks = Meeting(size).all_do(lambda parallel: train_a_share(case, parallel))
     assert_same_bits(ranks)
+
     alone = train_alone(case, size)
     assert_close(ranks[-1], alone)
+
     moved = alone["weights"] - trainer_of(case).weights()
     if has_something_to_learn(case):
         assert np.abs(moved).max() > 1e-6  # far more than the tolerance
+
     return alone
 
 
@@ -323,12 +326,15 @@ def sums_of(numbers: int, machines: str) -> tuple[list[np.ndarray], bool]:
         if machines == "several" and group.rank == 0:
             patch.setattr(sums, "open_memory", lambda pid, file, token, size: None)
         tensor = group.zeros_like(torch.zeros(numbers))
+
     assert not tensor.any()
+
     summed = []
     for row in addends(group.rank, numbers):
         tensor.copy_(from_numpy(row))
         group.sum_(tensor)
         summed.append(tensor.numpy().copy())
+
     return summed, group.vectors is not None
 
 
@@ -375,6 +381,7 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
         mean = shift + 5 * index
         std = 1 + index
         parts.append(rng.normal(mean, std, (3, size)))
+
     of_parts = [row_moments(torch.from_numpy(part)) for part in parts]
     merged = merged_moments(torch.stack(of_parts))
     counts, means, sums_of_squares = merged.unbind(1)

@@ -57,6 +57,7 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
     trainer = make_trainer(SPEC, norm_value=True)
     popart = trainer.popart
     assert popart is not None
+
     obs = random_batch(SPEC).obs
     batch = random_batch(SPEC, seed=2)
 

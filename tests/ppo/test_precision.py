@@ -76,8 +76,10 @@ def test_gradients_and_outputs_are_those_of_float32_to_two_digits(kind: str) -> 
     exact = learned(kind, "float32")
     lower = learned(kind, "bfloat16")
     assert {tensor.dtype for tensor in lower} == {torch.float32}
+
     difference = lower.gradient - exact.gradient
     assert difference.any()  # else nothing was computed in bfloat16
+
     norm = torch.linalg.vector_norm
     assert norm(difference) < 0.03 * norm(exact.gradient)
     assert_close(lower.head, exact.head, atol=0.01, rtol=0.02)
@@ -92,6 +94,7 @@ def test_an_update_is_reproducible_and_leaves_weights_in_float32(kind: str) -> N
         figures = train(trainer, batch)
         assert abs(figures["old_approx_kl"]) < 0.05
         weights.append(trainer.weights())
+
     first, second = weights
     assert first.dtype == np.float32
     assert first.tobytes() == second.tobytes()

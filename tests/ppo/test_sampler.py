@@ -90,10 +90,12 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     assert report.index == 0
     assert report.policy_version == 0
     assert report.steps == 20
+
     lengths = [5, 1, 2, 0]
     assert report.carry.episodes.tolist() == [0, 2, 1, 1]
     assert report.carry.episode_lengths.tolist() == lengths
     assert [len(actions) for actions in report.open_actions] == lengths
+
     for env, actions in enumerate(report.open_actions):
         since_reset = segment.actions[5 - len(actions) :, env]
         assert_array_equal(actions, since_reset)
@@ -140,6 +142,7 @@ def test_a_segment_is_not_modified_later() -> None:
     kept = copy.deepcopy(first)
     _, second_segment = sampler.collect(SegmentRequest(0, 1), second_policy)
     assert_same_bytes(first, kept)
+
     _, first_segment = first
     for field in dataclasses.fields(Segment):
         array = getattr(first_segment, field.name)
@@ -160,6 +163,7 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     policy = PolicySnapshot(0, np.zeros(spec.num_parameters))
     report, _ = first.collect(SegmentRequest(0, 0), policy)
     assert report.carry.episodes.tolist() == [0, 0]
+
     ledger.record(report)
     rebuilt, _ = sampler()
     request = SegmentRequest(0, 1, ledger.rebuild(0, 1))
@@ -177,9 +181,11 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     seed_of_next = streams.integer(1, Stream.EPISODES, 0, 0, 1)
     first_obs, _ = CartPoleEnv().reset(seed=seed_of_next)
     assert_array_equal(segment.obs[0, 0], first_obs)
+
     carry = after.carry
     assert carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
     assert carry.episode_lengths.tolist() == ([5, 10] if replay else [5, 5])
+
     discounts = 0.9 ** np.arange(4, -1, -1)
     expected = discounts @ segment.rewards[:, 0]
     assert carry.discounted_returns[0] == pytest.approx(expected)
@@ -187,6 +193,7 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     ledger.record(after)
     rebuild = ledger.rebuild(0, 2)
     assert rebuild is not None
+
     replayed = [len(actions) for actions in rebuild.actions]
     assert replayed == ([5, 10] if replay else [])
 
@@ -275,6 +282,7 @@ class Walk:
         _, decided = self.agent.decide(obs[None], state[None])
         assert_near(self.at("values", t), decided.values[0])
         assert decided.state is not None
+
         after = decided.state[0]
         if self.at("terminated", t):
             self.ends["terminated"] += 1
@@ -298,6 +306,7 @@ def test_values_and_states_are_those_of_each_environment_step_by_step(memory: st
     agent = PPOAgent(spec)
     states = np.zeros((2, spec.state_size))
     ends: Counter[str] = Counter()
+
     for index, (report, segment) in enumerate(collected(memory, 2)):
         agent.load(snapshot_of(spec, index))
         assert report.carry.memory is not None
@@ -311,6 +320,7 @@ def test_values_and_states_are_those_of_each_environment_step_by_step(memory: st
             assert_same_state(report.carry.memory[env], state)
             states[env] = state
             ends += walk.ends
+
     assert ends["terminated"] >= 2
     assert ends["truncated"] >= 2
     assert ends["at the start of a sequence"] >= 2
@@ -331,6 +341,7 @@ def test_the_last_rows_are_valued_with_the_state_of_their_moment(memory: str) ->
     ends = earlier.terminated | earlier.truncated
     goes_on = ~ends[-1]
     assert goes_on.any()
+
     after = earlier.next_values[-1]
     first = later.values[0]
     assert_array_equal(after[goes_on], first[goes_on])
@@ -340,6 +351,7 @@ def test_an_abandoned_episode_starts_from_zero() -> None:
     ((report, _),) = collected("gru", 1)
     memory = report.carry.memory
     assert memory is not None
+
     carry = replace(report.carry, memory=np.full_like(memory, 9.0))
     request = SegmentRequest(0, 1, Rebuild(carry, ()))
     policy = snapshot_of(memory_spec("gru"))
@@ -359,6 +371,7 @@ def test_advantages_are_the_same_when_recomputed_with_the_same_weights(memory: s
     ppo = PPO(gamma=0.9, gae_lambda=0.8)
     batch = make_batch([segment], None, None, ppo, LENGTH)
     experience = experience_of([segment])
+
     for rows in (LENGTH, 10, 1000):
         network = CurrentNetwork(model, rows, None)
         again = estimate_again(batch, network, experience, ppo)

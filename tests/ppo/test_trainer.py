@@ -67,6 +67,7 @@ def test_noise_of_advantages_stays_noise(share: float) -> None:
     floor = 0.1
     batch = share_of(random_batch(), share)
     far_below = 1e-4 * deviation_of(batch) / floor
+
     for factor, expected in ((1e-4, far_below), (1e4, 1.0)):
         scaled = replace(batch, advantages=factor * batch.advantages)
         order = default_rng(1)
@@ -125,6 +126,7 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     options = options | {"minibatches": 1, "update_epochs": 2}
     batch = share_of(random_batch(), 0.6)
     assert batch.weights is not None
+
     order = from_numpy(default_rng(5).permutation(50))
     counted = order[batch.weights[order] > 0]
     columns = [getattr(batch, name)[counted] for name in COLUMNS]
@@ -239,6 +241,7 @@ def test_the_gradient_norm_is_reported_before_clipping() -> None:
         gradient = trainer.model.parameters.gradient
         applied = float(torch.linalg.vector_norm(gradient))
         assert applied == pytest.approx(min(limit, norm), rel=1e-3)
+
     assert norms[0] == norms[1]
 
 
@@ -257,6 +260,7 @@ def test_a_number_that_is_not_finite_raises_and_keeps_the_weights(
     with pytest.raises(TrainingDiverged, match=words):
         train(trainer, bad)
     assert_array_equal(trainer.weights(), before)
+
     state = trainer.state()
     assert state["step"] == 0
     assert not state["exp_avg"].any()
@@ -392,6 +396,7 @@ def test_an_update_by_spo_differs_from_that_of_ppo_only_once_ratios_do() -> None
         return trainer.weights()
 
     assert_close(weights("spo", epochs=1), weights("ppo", epochs=1))
+
     difference = weights("spo", epochs=2) - weights("ppo", epochs=2)
     assert np.abs(difference).max() > 1e-6
 
@@ -413,6 +418,7 @@ def test_ratios_are_measured_from_the_policy_before_the_update(
     ratio = (now - batch.logprobs).exp()
     importance = ratio.clamp(max=2)
     assert importance.max() == 2
+
     advantages = batch.advantages
     if norm_adv:
         centered = advantages - advantages.mean()

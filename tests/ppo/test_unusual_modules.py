@@ -223,6 +223,7 @@ def computed_by_torch(plain: Base, rows: Tensor) -> tuple[Tensor, Tensor, Tensor
         if gradient is None:
             gradient = torch.zeros_like(parameter)
         gradients.append(gradient)
+
     return head.detach(), values.detach(), flat(gradients)
 
 
@@ -339,9 +340,11 @@ def test_a_policy_is_loaded_and_acts_whatever_a_program_has_set(
     policy = dppo.load_policy(trained)
     expected = policy.act(obs)
     monkeypatch.setattr(user_module, "_facts_of_class", WeakKeyDictionary())
+
     with state():
         acted = policy.act(obs)
         loaded = dppo.load_policy(trained)
         acted_by_loaded = loaded.act(obs)
+
     assert np.array_equal(acted, expected)
     assert np.array_equal(acted_by_loaded, expected)

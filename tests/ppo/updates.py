@@ -213,6 +213,7 @@ def slow_update(
     if options.norm_reward and not batch.has_learning_signal:
         floor = options.adv_floor
     ent_coef = slow_ent_coef(model, batch, options, floor)
+
     for _ in range(options.update_epochs):
         permutation = order.permutation(len(batch))
         for drawn in np.array_split(permutation, minibatches):
@@ -232,6 +233,7 @@ def slow_update(
             optimizer.step()
         if options.target_kl and kl > options.target_kl:
             break
+
     return rates
 
 
@@ -247,6 +249,7 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     """Update both alike; return how far each weight moved, and the learning rate of each step."""
     spec = trainer.model.spec
     assert isinstance(spec, BuiltInSpec)
+
     before = trainer.weights()
     named = spec.unflatten(before.copy())
     twin = spec.mlp(0).double()
@@ -259,9 +262,11 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     settings = at_rate(trainer, math.nan if adapts else rate)
     update = trainer.train_on(batch, settings, default_rng(5))
     assert update.learning_rate == pytest.approx(rates[-1])
+
     expected = spec.flatten({name: p.detach().numpy() for name, p in twin.named_parameters()})
     weights = trainer.weights()
     assert_allclose(weights, expected, rtol=1e-9, atol=1e-12)
+
     return np.abs(weights - before), rates
 
 
@@ -287,4 +292,5 @@ def gradient_of(
         grad_head = (2 * head).clone()
         network.backward(residuals, grad_head, values.exp())
         total += gradient.numpy()
+
     return total

@@ -44,6 +44,7 @@ def plain_critics(
     flat_weights = FlatWeights(weights, count)
     layers: list[list[nn.Module]] = [[] for _ in range(count)]
     fan_in = inputs
+
     for fan_out in (*sizes, 1):
         kernels = flat_weights.take(fan_in, fan_out)
         biases = flat_weights.take(fan_out)
@@ -54,6 +55,7 @@ def plain_critics(
             norm = nn.LayerNorm(fan_out, elementwise_affine=False)
             layers[critic] += [layer, norm, nn.SiLU()]
         fan_in = fan_out
+
     # the last layer has neither a norm nor an activation
     return [nn.Sequential(*of_critic[:-2]) for of_critic in layers]
 
@@ -67,6 +69,7 @@ def flat(modules: Sequence[nn.Module]) -> Tensor:
         if stacked.dim() == 3:
             stacked = stacked.mT
         parts.append(stacked.flatten())
+
     return torch.cat(parts)
 
 
@@ -116,6 +119,7 @@ class World:
             segment, led_to = self._segment(sampler, num_steps)
             segments.append(segment)
             transitions.append(rows_of(segment, led_to))
+
         for step in range(num_steps):
             for of_sampler in transitions:
                 self.rows += of_sampler[step]
@@ -133,6 +137,7 @@ class World:
         truncated = random.random(shape) < self.ends
         valid = random.random(shape) >= self.invalid
         led_to = np.zeros(shape, self.dtype)
+
         for step in range(num_steps):
             obs[step] = self.now[sampler]
             led_to[step] = self._obs(self.num_envs)
@@ -167,6 +172,7 @@ def rows_of(segment: Segment, led_to: np.ndarray) -> list[list[Row]]:
             )
             rows.append(row)
         steps.append(rows)
+
     return steps
 
 
@@ -185,6 +191,7 @@ def look_ahead(
         last = following
         reward += settings.gamma**num_steps * last.reward
         num_steps += 1
+
     return rows[number]._replace(
         reward=reward, terminated=last.terminated, successor=last.successor, num_steps=num_steps
     )
@@ -269,6 +276,7 @@ class PlainSAC:
             for step in range(count):
                 start = step * size
                 rows[step] += drawn[start : start + size]
+
         noise = from_numpy(np.concatenate(noises, axis=2)).double()
         for step in range(count):
             minibatch = minibatch_of(rows[step], self.settings.gamma, self.normalize)
@@ -290,6 +298,7 @@ class PlainSAC:
 
             row = look_ahead(kept, number, self.settings, extends)
             drawn.append(row)
+
         return drawn
 
     @torch.no_grad()

@@ -59,9 +59,11 @@ def test_values_and_gradients_are_those_of_autograd(sizes: tuple[int, ...], coun
 
     values, residuals = critics.forward(inputs.detach())
     assert_close(values, expected.detach())
+
     grad_actions = critics.action_gradients(residuals, grad_values, 2)
     assert_close(grad_actions, grad_inputs[:, -2:])
     assert not critics.parameters.gradient.any()
+
     critics.backward(residuals, grad_values)
     assert_close(critics.parameters.gradient, flat(modules))
 
@@ -71,6 +73,7 @@ def test_targets_follow_slowly() -> None:
     inputs = torch.randn(ROWS, INPUTS)
     values, _ = critics.forward(inputs)
     assert_close(critics.target_values(inputs), values)
+
     before = critics.targets.clone()
     weights = critics.parameters.weights.detach()
     weights.add_(1.0)
@@ -86,6 +89,7 @@ def test_samples_are_those_of_the_distribution_that_acts() -> None:
     drawn = sample(head, noise)
     u = squashed.sample(head.numpy(), noise.numpy())
     assert_allclose(drawn.actions.numpy(), np.tanh(u))
+
     logprobs = squashed.log_prob(head.numpy(), u)
     assert_allclose(drawn.logprobs.numpy(), logprobs)
 
@@ -188,6 +192,7 @@ def test_a_run_announces_policy_and_critics_with_their_sizes(
     resolved, _ = resolve(config, facts_of(of_run.actions))
     trainer = build_trainer(trainer_plan(resolved), of_run)
     assert isinstance(trainer, SACTrainer)
+
     critics = len(trainer.learned_state()["critics.weights"])
     of_policy = 0
     for name, parameter in trainer.spec.module(0).named_parameters():
@@ -197,6 +202,7 @@ def test_a_run_announces_policy_and_critics_with_their_sizes(
     text = networks_in_words(config, of_run)
     start = f"Network: {policy}, {of_policy:,} parameters, because the observation "
     assert text.startswith(start)
+
     critics_in_words = (
         f"two critics with 7 x 6 units, {critics:,} parameters, which also read the action{ending}"
     )

@@ -40,6 +40,7 @@ def check(rows: KeptRows, expected: list[Row]) -> None:
     """Compare all transitions with a list of them."""
     places = rows.transitions()
     assert len(places) == len(expected)
+
     drawn = rows.draw(places)
     assert (drawn.num_steps == 1).all()
     for number, row in enumerate(expected):
@@ -82,6 +83,7 @@ def test_each_observation_is_stored_once() -> None:
         for segment in segments:
             is_limit = segment.truncated & ~segment.terminated
             limits += int(is_limit.sum())
+
     assert limits <= num_exits(rows) <= limits + 4
 
 
@@ -132,11 +134,13 @@ def test_neither_chunks_nor_a_checkpoint_change_what_is_drawn(
     places = resumed.transitions()
     expected_places = whole.transitions()
     assert len(places) == len(expected_places)
+
     for n_step in (1, 3):
         drawn = resumed.draw(places, n_step)
         expected = whole.draw(expected_places, n_step)
         for column, expected_column in zip(drawn, expected, strict=True):
             assert same(column, expected_column)
+
     assert list(resumed.state()) == list(whole.state())
     assert_equal(resumed.state(), whole.state())
 
@@ -148,6 +152,7 @@ def test_a_smaller_limit_after_a_resume_drops_the_oldest() -> None:
     rows = KeptRows(limit, VECTOR)
     rows.load(state)
     check(rows, world.rows[-limit:])
+
     rows.append(world.segments(6))
     check(rows, world.rows[-limit:])
 
@@ -168,6 +173,7 @@ def test_several_steps_stop_where_the_episode_does() -> None:
     n_step = 3
     rows = kept(world, [5] * 6)
     drawn = rows.draw(rows.transitions(), n_step)
+
     for number in range(len(world.rows)):
         chain = steps_ahead(world.rows[number:], n_step)
         length = len(chain)
@@ -176,6 +182,7 @@ def test_several_steps_stop_where_the_episode_does() -> None:
         assert_array_equal(drawn.rewards[:length, number], rewards)
         assert not drawn.rewards[length:, number].any()
         check_end(drawn, number, chain[-1])
+
     assert set(drawn.num_steps) == {1, 2, 3}
 
 
@@ -203,6 +210,7 @@ def test_rows_of_a_checkpoint_without_log_probabilities_have_the_likelihood_zero
     steps_before = 4 * 12
     of_checkpoint = likelihoods(places[: 4 * 11])
     assert (of_checkpoint == 0).all()
+
     of_later = likelihoods(places[steps_before : steps_before + 4 * 4])
     assert (of_later > 0).all()
 
@@ -213,6 +221,7 @@ def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
     state = kept(world, [50]).state()
     columns = [array for name, array in state.items() if "exit" not in name]
     assert len(columns) == 5 + len(leaves(dtype))
+
     stored = sum(column.nbytes for column in columns)
     actions = BoxActions(np.zeros(2), np.ones(2), bounds="squash")
     config = Config(env_id="CartPole-v1", dtype="float64")
@@ -243,6 +252,7 @@ def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
         rows_of_all.append(segments)
         for rank, rows_alone in enumerate(rows):
             rows_alone.append(share(segments, rank))
+
     for rank, rows_alone in enumerate(rows):
         assert num_exits(rows_alone) > 0
         state = rows_of_rank(rows_of_all.state(), rank, ranks)

@@ -111,6 +111,7 @@ def test_an_update_is_that_of_the_paper(dtype: np.dtype[Any], model: Any) -> Non
     twin = twin_of(trainer)
     start = trainer.weights()
     world = World(dtype)
+
     for iteration in range(3):
         trainer.update(experience(world, iteration))
         twin.update([scaled(world.rows)], iteration, 6)
@@ -125,12 +126,14 @@ def test_targets_add_up_more_rewards_where_the_policy_would_act_alike() -> None:
     twin = twin_of(trainer)
     start = trainer.weights()
     world = World(VECTOR)
+
     for iteration in range(3):
         steps = experience(world, iteration)
         mean = trainer.update(steps).figures["target_steps"]
         most = without_a_choice.update(steps).figures["target_steps"]
         assert 1 < mean < most
         twin.update([scaled(world.rows)], iteration, 6)
+
     assert_learned(trainer, twin, start)
 
 
@@ -155,8 +158,10 @@ def test_ranks_with_their_own_rows_take_the_steps_of_all_rows(size: int) -> None
         known = 6 * (iteration + 1)
         rows = [scaled(world.rows[:known]) for world in worlds]
         twin.update(rows, iteration, count)
+
     for trainer in trainers:
         assert_learned(trainer, twin, start)
+
     first, *others = [bytes_of(trainer.learned_state()) for trainer in trainers]
     assert all(state == first for state in others)
 
@@ -188,6 +193,7 @@ def assert_learned(trainer: SACTrainer, twin: PlainSAC, start: np.ndarray) -> No
     parameters = trainer.spec.ordered_parameters(twin.policy)
     policy = torch.cat([parameter.detach().flatten() for parameter in parameters])
     assert not np.allclose(policy.numpy(), start, atol=1e-3)
+
     state = trainer.state() | {"weights": trainer.weights()}
     expected = {
         "weights": policy,
@@ -206,6 +212,7 @@ def test_values_of_the_network_stay_as_they_began() -> None:
     for steps in experiences():
         trainer.update(steps)
     named = trainer.spec.unflatten(trainer.weights())
+
     for name, array in named.items():
         is_unchanged = np.array_equal(array, before[name])
         assert is_unchanged == name.startswith("value"), name
@@ -293,6 +300,7 @@ def test_an_update_that_is_stopped_is_undone(monkeypatch: pytest.MonkeyPatch) ->
         [steps] = experiences(count=1, seed=9)
         with pytest.raises(KeyboardInterrupt):
             trainer.update(steps)
+
         monkeypatch.undo()
 
     repeated(trainer, fail)
@@ -306,6 +314,7 @@ def test_a_state_of_another_run_begins_without_rows() -> None:
     fresh.load(trainer.weights(), {})
     assert_array_equal(fresh.weights(), trainer.weights())
     assert "rows.obs" not in fresh.state()
+
     [first] = experiences(count=1)
     update: Update = fresh.update(first)
     assert update.figures["kept_rows"] == 24
