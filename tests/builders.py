@@ -86,7 +86,8 @@ def mlp_of(
 
 def random_weights(spec: NetworkSpec, seed: int = 0, scale: float = 0.4) -> np.ndarray:
     """Weights in which no part is zero, so that none can be left out unnoticed."""
-    return (np.random.default_rng(seed).normal(size=spec.num_parameters) * scale).astype(spec.dtype)
+    normal = np.random.default_rng(seed).normal(size=spec.num_parameters)
+    return (normal * scale).astype(spec.dtype)
 
 
 def agent_of(
@@ -216,17 +217,32 @@ def assert_same_bytes(record: Any, other: Any, *, but: Sequence[str] = ()) -> No
 def written_run(folder: Path, rows: Iterable[Mapping[str, Any]], **settings: Any) -> Path:
     """The folder of a run with these settings and rows of metrics."""
     folder.mkdir(parents=True)
-    content = grouped(plain_settings(make_config({"env_id": "CartPole-v1"} | settings)))
-    versions = {"versions": {"python": "3.11.7", "cpu": "<b>Z80</b>"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(content | versions, sort_keys=False))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config({"env_id": "CartPole-v1"} | settings)
+    versions = {"python": "3.11.7", "cpu": "<b>Z80</b>"}
+    content = grouped(plain_settings(config)) | {"versions": versions}
+    (folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    lines = [f"{json.dumps(row)}\n" for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(lines))
     return folder
 
 
 def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:
     """The result of a finished run, with `changes`."""
-    facts: dict[str, Any] = {"iterations": 2, "resumed_at": 0, "global_step": 512, "episodes": 321}
-    facts |= {"recent_episodes": 100, "episodic_return": 34.2}
-    facts |= {"wall_s": 1.5, "training_s": 1.0, "steps_per_s": 512.0}
-    facts |= {"weights_sha256": "ab" * 32, "incidents": {}, "env_name": "E-v0", "stopped_by": None}
-    return Result(**facts | {"run_dir": run_dir, "checkpoint": run_dir / "c"} | changes)
+    facts: dict[str, Any] = {
+        "iterations": 2,
+        "resumed_at": 0,
+        "global_step": 512,
+        "episodes": 321,
+        "recent_episodes": 100,
+        "episodic_return": 34.2,
+        "wall_s": 1.5,
+        "training_s": 1.0,
+        "steps_per_s": 512.0,
+        "weights_sha256": "ab" * 32,
+        "incidents": {},
+        "env_name": "E-v0",
+        "stopped_by": None,
+        "run_dir": run_dir,
+        "checkpoint": run_dir / "c",
+    }
+    return Result(**facts | changes)

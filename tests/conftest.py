@@ -27,9 +27,6 @@ if any(os.environ.get(name, value) != value for name, value in VARIABLES.items()
     os.environ["DPPO_NUMERICS"] = "native"
 portable_numerics()
 
-from hypothesis import settings  # noqa: E402
-from shapes import check_shapes  # noqa: E402  it loads NumPy
-
 if TYPE_CHECKING:
     import dppo
 
@@ -41,10 +38,19 @@ os.environ |= {"RAY_worker_niceness": "0"}
 # Several processes of tests share the cores, and torch's threads of all of them would wait for each other: the tests in
 # process took four times as long. A run of dppo sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-check_shapes()  # imports torch, which reads the number of threads once
-# No example has a deadline: on a busy machine any of them may take long.
-settings.register_profile("tests", deadline=None)
-settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import what tests need, such as torch, but for a process that only gives tests to others."""
+    if config.getoption("dist", "no") != "no":
+        return
+    from hypothesis import settings
+    from shapes import check_shapes
+
+    check_shapes()  # imports torch, which reads the number of threads once
+    # No example has a deadline: on a busy machine any of them may take long.
+    settings.register_profile("tests", deadline=None)
+    settings.load_profile("tests")
 
 
 def pytest_collection_finish() -> None:

@@ -45,37 +45,41 @@ def test_every_kind_of_action_trains_and_plays(kind: str, tmp_path: Path) -> Non
     result = dppo.train(small(tmp_path / "run", **actuated(kind), **SHORT))
     assert result.episodes > 0
     assert dppo.evaluate(result, episodes=2, deterministic=False).lengths
+
     policy = dppo.load_policy(result.run_dir)
     space = SPACES[kind]
     env: Any = make_env("worlds.acting:Actuated", {"kind": kind})
     observations = np.stack([env.reset(seed=seed)[0] for seed in range(4)])
     together = policy.act(observations)
-    parts = gym.vector.utils.iterate(gym.vector.utils.batch_space(space, 4), together)
-    for part, obs in zip(parts, observations, strict=True):
+    rows = gym.vector.utils.iterate(gym.vector.utils.batch_space(space, 4), together)
+    for row, obs in zip(rows, observations, strict=True):
         alone = policy.act(obs)
         assert space.contains(alone)
-        assert type(part) is type(alone) or np.isscalar(part)
-        flat, expected = (gym.spaces.flatten(space, action) for action in (part, alone))
-        np.testing.assert_allclose(flat, expected, rtol=1e-5)  # type: ignore[arg-type]  # several rows are summed in another order than one
+        assert type(row) is type(alone) or np.isscalar(row)
+        flat: Any = gym.spaces.flatten(space, row)
+        expected: Any = gym.spaces.flatten(space, alone)
+        # several rows are summed in another order than one
+        np.testing.assert_allclose(flat, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bounds", ["squash", "rescale", "auto"])
 def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     """A fresh policy, with deviation 1, covers a wide Box; clipped, it would stay near zero."""
+    config = small(tmp_path / "run", **actuated("wide"), **SHORT, action_bounds=bounds)
     with Notes() as notes:
-        run = dppo.train(
-            small(tmp_path / "run", **actuated("wide"), **SHORT, action_bounds=bounds)
-        ).run_dir
+        run = dppo.train(config).run_dir
     line = (
         "Actions lie between -500 and 100: [-1, 1] of the policy is mapped to these bounds; action_bounds=clip "
         "(--action-bounds clip) passes its numbers on as they are."
     )
     assert (line in notes.texts) == (bounds == "auto")
+
     policy = dppo.load_policy(run)
     rng = np.random.default_rng(0)
     drawn = np.array([policy.act(OBS, generator=rng) for _ in range(300)])
     wide: Any = SPACES["wide"]
     assert all(wide.contains(action) for action in drawn)
+
     spread = np.ptp(drawn, axis=0) / (wide.high - wide.low)
     assert (spread > 0.8).all()
 
@@ -84,21 +88,28 @@ OBS = np.zeros(2, np.float32)
 FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float32))
 
 
-def boxes_of(*bounds: tuple[float, float]) -> list[gym.Space[Any]]:
-    return [gym.spaces.Box(low, high, (2,)) for low, high in bounds]
+def pair(low: float, high: float) -> gym.Space[Any]:
+    """Return a Box of two numbers with these bounds."""
+    return gym.spaces.Box(low, high, (2,))
+
+
+SEVERAL_PARTS = gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discrete(2)])
 
 
 @pytest.mark.parametrize(
     ("space", "expected"),
     [
-        *((box, ["clip"]) for box in boxes_of((-2, 2), (-1, 1.1), (-0.4, 0.4), (-3e38, 3e38))),
-        *((box, ["rescale"]) for box in boxes_of((-2.5, 0), (0, 1), (-0.01, 0.01), (-1, 0.5))),
+        (pair(-2, 2), ["clip"]),
+        (pair(-1, 1.1), ["clip"]),
+        (pair(-0.4, 0.4), ["clip"]),
+        (pair(-3e38, 3e38), ["clip"]),
+        (pair(-2.5, 0), ["rescale"]),
+        (pair(0, 1), ["rescale"]),
+        (pair(-0.01, 0.01), ["rescale"]),
+        (pair(-1, 0.5), ["rescale"]),
         (FAR, ["rescale"]),
         (SPACES["free"], ["clip"]),
-        (
-            gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discrete(2)]),
-            ["clip", "rescale"],
-        ),
+        (SEVERAL_PARTS, ["clip", "rescale"]),
         (gym.spaces.Discrete(2), []),
     ],
     ids=str,
@@ -107,8 +118,10 @@ def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
     space: gym.Space[Any], expected: list[str]
 ) -> None:
     actions = actions_of(space, "auto")
-    assert [box.bounds for box in boxes(actions_from_json(actions.as_json()))] == expected
-    assert (describe_rescaling(actions) is not None) == ("rescale" in expected)
+    restored = actions_from_json(actions.as_json())
+    assert [box.bounds for box in boxes(restored)] == expected
+    is_described = describe_rescaling(actions) is not None
+    assert is_described == ("rescale" in expected)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +191,8 @@ def test_masks_are_obeyed_in_training_and_evaluation(
 
 def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     """A leaf is not compared: of a Dict observation another network is made."""
-    method, info = (
-        dppo.train(small(tmp_path / source, **masked(source))) for source in ("method", "info")
-    )
+    method = dppo.train(small(tmp_path / "method", **masked("method")))
+    info = dppo.train(small(tmp_path / "info", **masked("info")))
     assert method.weights_sha256 == info.weights_sha256
 
 
@@ -194,12 +206,15 @@ def test_policies_with_masks_act_on_one_observation_and_on_many(
     policy_with_method: dppo.Policy,
 ) -> None:
     policy = policy_with_method
+    three = np.stack([OBS] * 3)
     for only in range(4):
         mask = np.arange(4) == only
         assert policy.act(OBS, action_mask=mask) == only
-        together = policy.act(np.stack([OBS] * 3), action_mask=np.stack([mask, mask, ~mask]))
+        masks = np.stack([mask, mask, ~mask])
+        together = policy.act(three, action_mask=masks)
         assert together[:2].tolist() == [only, only]
-        assert policy.act(OBS, action_mask=~mask, generator=np.random.default_rng(only)) != only
+        generator = np.random.default_rng(only)
+        assert policy.act(OBS, action_mask=~mask, generator=generator) != only
 
 
 @pytest.mark.parametrize(
@@ -220,13 +235,21 @@ def test_a_policy_refuses_wrong_masks(
 
 
 def test_a_policy_takes_masks_from_where_it_was_trained_with_them(tmp_path: Path) -> None:
-    policy = dppo.load_policy(dppo.train(small(tmp_path / "leaf", **masked("leaf"), **SHORT)))
-    assert policy.act({"action_mask": np.array([0, 0, 1, 0]), "at": OBS}) == 2
+    def policy_of(name: str, **settings: Any) -> dppo.Policy:
+        config = small(tmp_path / name, **SHORT, **settings)
+        return dppo.load_policy(dppo.train(config))
+
+    with_leaf = policy_of("leaf", **masked("leaf"))
+    only_third = {"action_mask": np.array([0, 0, 1, 0]), "at": OBS}
+    assert with_leaf.act(only_third) == 2
+
+    every = {"action_mask": np.ones(4, np.int8), "at": OBS}
     with pytest.raises(ValueError, match="reads masks from the observation"):
-        policy.act({"action_mask": np.ones(4, np.int8), "at": OBS}, action_mask=np.ones(4))
-    without = small(tmp_path / "none", env_id="CartPole-v1", **SHORT)
+        with_leaf.act(every, action_mask=np.ones(4))
+
+    without = policy_of("none", env_id="CartPole-v1")
     with pytest.raises(ValueError, match="trained without masks"):
-        dppo.load_policy(dppo.train(without)).act(np.zeros(4), action_mask=np.ones(2))
+        without.act(np.zeros(4), action_mask=np.ones(2))
 
 
 @pytest.mark.proves("allows no action in its mask")

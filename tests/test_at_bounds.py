@@ -83,6 +83,7 @@ def test_a_policy_at_a_bound_is_named_at_evaluations_and_at_the_end(tmp_path: Pa
     assert len(named) == 1, "once, however many evaluations there are"
     assert f"In the last evaluation, {sentence}" in result.notes
     assert {*shares_at_bounds(result)} == {1.0}
+
     for deterministic in (True, False):
         with Notes() as notes:
             dppo.evaluate(result, episodes=1, deterministic=deterministic)

@@ -105,12 +105,14 @@ def test_differences_are_those_of_the_same_episodes(whole: dppo.Result) -> None:
         path = whole.run_dir / f"checkpoints/iter_{number:06d}.safetensors"
         policy = dppo.evaluate(path, episodes=EPISODES, seed=1, trust=True)
         differences = np.subtract(policy.returns, played.returns)
+        mean = differences.mean()
         margin = 2.7764451 * differences.std(ddof=1) / math.sqrt(EPISODES)
         assert row["eval/baseline_return"] == played.mean_return
-        assert row["eval/baseline_difference"] == pytest.approx(differences.mean())
-        assert row["eval/baseline_difference_low"] == pytest.approx(differences.mean() - margin)
-        assert row["eval/baseline_difference_high"] == pytest.approx(differences.mean() + margin)
+        assert row["eval/baseline_difference"] == pytest.approx(mean)
+        assert row["eval/baseline_difference_low"] == pytest.approx(mean - margin)
+        assert row["eval/baseline_difference_high"] == pytest.approx(mean + margin)
         assert row["eval/baseline_pairs"] == EPISODES
+
     comparison = whole.baseline
     assert comparison is not None
     assert comparison.name == "worlds.plants:proportional"
@@ -146,6 +148,7 @@ def test_the_baseline_is_played_again_if_it_or_its_environment_changes(
         changes["eval_env_kwargs"] = {"target": 0.4}
     again = resumed(tmp_path / "run", **changes)
     assert counted.episodes == [*range(EPISODES)] * 2
+
     stored = json.loads((tmp_path / "run" / "baseline.json").read_text())
     assert stored["baseline"] == changes["baseline"]
     assert compared(again) != compared(first)
@@ -245,12 +248,14 @@ def test_displays_show_the_last_evaluation_the_difference_and_its_interval() -> 
     view.add_row({"global_step": 128, "charts/episodes": 1, "charts/recent_episodes": 1})
     line = plain_line(view)
     assert "eval 12.5, baseline 10.0, difference +2.50 (95 % -0.500 to +5.50)" in line
+
     with Console(width=90, file=io.StringIO(), record=True) as console:
         console.print(draw(view, 90, 0.0))
     lines = [line.split() for line in console.export_text().splitlines() if " " in line.strip()]
     panel = {words[1]: words[2:-1] for words in lines}
     evaluation = "12.5 +- 2.50 after 32 steps length 20.0 4 episodes"
     assert panel["eval"] == evaluation.split()
+
     baseline = "10.0 difference +2.50 95 % -0.500 to +5.50 4 pairs"
     assert panel["baseline"] == baseline.split()
 
@@ -293,12 +298,14 @@ def test_never_worse_deploys_the_best_policy_that_is_shown_to_be_better(
     # a checkpoint that is named is loaded as it is
     assert dppo.load_policy(result.checkpoint).state["iteration"] == 4
     assert result.baseline is not None
+
     difference = result.baseline.difference
     assert difference is not None
     # differences 2, 1, 2, 1, 2: mean 1.6, variance 0.3
     margin = 2.7764451 * math.sqrt(0.3 / 5)
     interval = (difference.low, difference.mean, difference.high)
     assert interval == pytest.approx((1.6 - margin, 1.6, 1.6 + margin))
+
     deployed = "Deployed by never_worse: the policy of iter_000002"
     assert any(deployed in line for line in result.notes)
 
@@ -313,20 +320,22 @@ def test_never_worse_deploys_the_baseline_if_no_policy_is_shown_to_be_better(
     assert best["checkpoint"] is None
     assert best["deployed"] == "baseline"
     assert best["baseline"]["name"] == "worlds.plants:proportional"
+    assert any("Deployed by never_worse: the baseline" in line for line in result.notes)
+
+    # the best one is kept, and is named
     for source in (result, result.run_dir):
         with pytest.raises(NotBetter, match="iter_000002") as refusal:
             dppo.load_policy(source)
-        comparison = refusal.value.comparison
-        assert comparison.iteration == 2
-    # the best one is kept, and is named
+        assert refusal.value.comparison.iteration == 2
+
+    named = str(refusal.value).rpartition("pass ")[2].removesuffix(".")
+    assert dppo.load_policy(named).state["iteration"] == 2
+
     with Notes() as notes:
         dppo.evaluate(result.run_dir, episodes=2, trust=True)
     assert any(text.startswith("the baseline plays.") for text in notes.texts)
     with pytest.raises(ConfigError, match="trust=True"):
         dppo.evaluate(result.run_dir, episodes=2, env="worlds.plants:Plant")
-    named = str(refusal.value).rpartition("pass ")[2].removesuffix(".")
-    assert dppo.load_policy(named).state["iteration"] == 2
-    assert any("Deployed by never_worse: the baseline" in line for line in result.notes)
 
 
 @executes("policies/deployed.py: Pass one of the checkpoints beside it")

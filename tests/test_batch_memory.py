@@ -33,6 +33,7 @@ def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
     assert sentence() == (
         "Memory: 16,384 observations of 28.2 kB take 925 MB, once in segments and once in the batch."
     )
+
     # on Ray they have memory elsewhere
     shared = sentence(memory=9 * 10**8, num_actors=1, num_learners=2)
     assert "shared by 2 learners" in str(shared)
@@ -44,6 +45,7 @@ def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
         "Memory: 16,384 observations of 28.2 kB take 1.85 GB, once in segments and once in the batch, and a policy lag "
         "of 2 keeps the segments of 2 more batches."
     )
+
     in_this_process = sentence(policy_lag=2)
     assert in_this_process == sentence()
     # little memory is not worth a line

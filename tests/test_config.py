@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import re
 import subprocess
@@ -74,16 +75,23 @@ def test_every_size_that_is_accepted_can_be_trained(
 ) -> None:
     rows = n * e * t
     assume(minibatch_size is None or minibatch_size <= rows)
-    settings: dict[str, Any] = {"num_samplers": n, "envs_per_sampler": e, "num_steps": t}
-    settings["minibatch_size"] = minibatch_size
+    settings: dict[str, Any] = {
+        "num_samplers": n,
+        "envs_per_sampler": e,
+        "num_steps": t,
+        "minibatch_size": minibatch_size,
+    }
     largest = minibatch_size or max(64, rows // 32)
-    if rows // -(-rows // largest) < 2:
+    num_minibatches = math.ceil(rows / largest)
+    smallest = rows // num_minibatches
+    if smallest < 2:
         assert "of one row" in refusal(**settings)
         assert (minibatch_size or 2) < 3, "the remedy must help: at least 3"
         settings["norm_adv"] = False
     c = config(**settings)
-    assert -(-rows // c.sizes.minibatches_per_epoch) <= largest
-    assert c.iterations * rows >= c.total_timesteps > (c.iterations - 1) * rows
+    assert math.ceil(rows / c.sizes.minibatches_per_epoch) <= largest
+    assert c.iterations * rows >= c.total_timesteps
+    assert (c.iterations - 1) * rows < c.total_timesteps
 
 
 def test_remedies_are_found_at_once_for_large_primes() -> None:
@@ -317,9 +325,11 @@ def test_settings_may_be_given_and_read_flat_or_in_parts() -> None:
     )
     assert flat == in_dicts == in_records
     assert repr(flat) == "Config(env_id='CartPole-v1', num_steps=32, gamma=0.9, num_actors=2)"
+
     beside_part = config(sampling=Sampling(num_steps=16, num_samplers=4), num_steps=32)
     assert beside_part.batch_size == 128
     assert flat.sampling.batch_size == flat.batch_size == 256
+
     counting = config(env_id=Counting)
     assert (flat.env.env_name, counting.env_name) == ("CartPole-v1", "worlds.simple:Counting")
     assert plain_settings(counting)["env_id"] == "worlds.simple:Counting"
@@ -469,6 +479,7 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     ends = ", and reaches zero at 20,480 steps instead of 10,240"
     begins = "total_timesteps=20480 instead of 10240: the "
     assert note(20480) == (f"{begins}learning rate rises from 0.000125 to 0.000188{ends}",)
+
     ranges = "clipping range rises from 0.1 to 0.15 and the weight of the entropy rises from 0.005 to 0.0075"
     ranges_note = note(20480, anneal_lr=False, anneal_clip=True, anneal_ent=True)
     assert ranges_note == (begins + ranges + ends,)
@@ -502,8 +513,11 @@ def settings_of(text: str, folder: Path, suffix: str = "yaml") -> dict[str, Any]
 @pytest.mark.parametrize(("suffix", "text"), [("yaml", YAML[0]), ("yaml", YAML[1]), ("toml", TOML)])
 def test_settings_are_read_from_files(tmp_path: Path, suffix: str, text: str) -> None:
     """tests/test_errors.py has files that cannot be read as settings."""
-    c = make_config(settings_of(text, tmp_path, suffix))
-    assert (c.env_id, c.total_timesteps, c.hidden_sizes) == ("CartPole-v1", 1_000_000, (32, 32))
+    settings = settings_of(text, tmp_path, suffix)
+    c = make_config(settings)
+    assert c.env_id == "CartPole-v1"
+    assert c.total_timesteps == 1_000_000
+    assert c.hidden_sizes == (32, 32)
 
 
 def test_all_settings_survive_being_written_and_read(tmp_path: Path) -> None:

@@ -77,10 +77,13 @@ def test_the_environment_of_a_run_is_prepared_as_in_training(tmp_path: Path) -> 
         "action_repeat": 3,
     }
     result = dppo.train(tiny_run(tmp_path / "run", iterations=1, env_id=Drift, **prepared))
-    assert dppo.evaluate(still, result, 2).lengths == (4, 4)
-    assert dppo.evaluate(still, result.run_dir, 2, trust=True).lengths == (4, 4)
-    shorter = dppo.evaluate(still, result, 2, env_kwargs={"steps": 6})
-    assert shorter.lengths == (2, 2)
+
+    def lengths_in(source: Any, **changes: Any) -> tuple[int, ...]:
+        return dppo.evaluate(still, source, 2, **changes).lengths
+
+    assert lengths_in(result) == (4, 4)
+    assert lengths_in(result.run_dir, trust=True) == (4, 4)
+    assert lengths_in(result, env_kwargs={"steps": 6}) == (2, 2)
     with pytest.raises(ConfigError, match="taken from the settings of"):
         dppo.evaluate(still, result.run_dir)
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from builders import make_config
-from commandline import parse, run
+from commandline import Typed, parse, run
 from remedies import executes
 from worlds.sick import Sick
 from worlds.single import OnPort
@@ -162,15 +162,18 @@ def test_faults_are_counted_and_lead_to_settings_with_which_a_run_goes_on(
     )
     fault, same, *_ = env()
     assert fault.startswith("error: sampler 0 (worlds.faulty:Unreliable), env 0: ")
+
     last = fault.splitlines()[-1]
     counts = re.match(r"It is the first of (\d+) faults in (\d+) steps", last)
     assert counts
+
     faults_per_step = int(counts[1]) / int(counts[2])
     assert 0.5 < faults_per_step / (steps + resets * steps) < 2
     assert "env_faults=10/h: 100% of runs end in their first 100 env steps" in last
     assert same.startswith(f"ok: the same seed and actions give the same {counts[2]} steps"), (
         "their faults, too"
     )
+
     advised = re.search(r"With --on-env-fault rebuild --env-faults (\d+)/h, a run goes on", last)
     assert advised
     fault, *_ = env(on_env_fault="rebuild", env_faults=f"{advised[1]}00/h")
@@ -200,11 +203,15 @@ def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examinatio
 )
 def test_environments_of_several_rows_are_examined(env_id: str, env_kwargs: Any) -> None:
     texts = examined(f"worlds.joint:{env_id}", env_kwargs=env_kwargs, envs_per_sampler=3)
+
+    def says(words: str) -> bool:
+        return any(words in text for text in texts)
+
+    resets_by_itself = env_id == "Native"
     assert any(text.startswith("note: 3 rows step at once") for text in texts), texts
-    repeated = any("the same seed and actions give the same" in text for text in texts)
-    declared = any(text.startswith("note: it is declared nondeterministic") for text in texts)
-    assert (repeated, declared) == (env_id != "Native", env_id == "Native"), texts
-    assert any("OSError in step" in text for text in texts) == ("fails_at" in env_kwargs)
+    assert says("the same seed and actions give the same") != resets_by_itself
+    assert says("note: it is declared nondeterministic") == resets_by_itself
+    assert says("OSError in step") == ("fails_at" in env_kwargs)
 
 
 @pytest.mark.parametrize(
@@ -418,10 +425,12 @@ def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     facts = {**WAITS, "stage": "over", "output": 0, **facts}
     monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
     assert main(["doctor", "CartPole-v1", *flags.split(), "--json"]) == 0
+
     printed = json.loads(capsys.readouterr().out)
     words = shlex.split(printed["command"])[2:]
     assert {*named.split()} <= {*words}
     assert not {*left_out.split()} & {*words}
+
     own_settings = parse(["CartPole-v1", *flags.split()]).settings
     best = recommended(facts, make_config(own_settings))
     config = make_config(parse(words).settings)
@@ -447,29 +456,28 @@ WAITS: Facts = {
     "available_mb": 1e6,
     "env_mb": 0,
 }
+NO_ACTOR = (0, False)
+THREADS = (0, True)
+COMPUTES = {"busy": 1, "own_busy": 1}
+HOLDS_PYTHONS_LOCK = {"busy": 0.4, "own_busy": 0.4}
 WORLDS: list[tuple[str, Facts, dict[tuple[int, bool], float], tuple[int, bool]]] = [
     # with 8 samplers: facts, speed-ups by actors and threads, what is recommended
     (
         "a simulator that waits",
         {},
         {(1, False): 1, (4, False): 4, (8, False): 8, (64, False): 64},
-        (0, True),
+        THREADS,
     ),
-    ("one that computes", {"busy": 1, "own_busy": 1}, {(1, False): 1, (8, False): 2}, (2, False)),
+    ("one that computes", COMPUTES, {(1, False): 1, (8, False): 2}, (2, False)),
     (
         "one that costs nothing",
         {"step": {"mean": 1e-6}, "update_s": 0.1},
         {(8, False): 0.84},
-        (0, False),
+        NO_ACTOR,
     ),
-    ("SGD that takes as long", {"update_s": 5.12}, {(8, False): 10.24 / 5.76}, (0, True)),
-    (
-        "threads of one Python lock",
-        {"busy": 0.4, "own_busy": 0.4},
-        {(0, True): 2.5, (8, False): 5},
-        (2, True),
-    ),
-    ("little memory", {"busy": 1, "own_busy": 1, "available_mb": 100}, {(2, False): 2}, (0, False)),
+    ("SGD that takes as long", {"update_s": 5.12}, {(8, False): 10.24 / 5.76}, THREADS),
+    ("threads of one Python lock", HOLDS_PYTHONS_LOCK, {THREADS: 2.5, (8, False): 5}, (2, True)),
+    ("little memory", COMPUTES | {"available_mb": 100}, {(2, False): 2}, NO_ACTOR),
 ]
 
 
@@ -483,25 +491,34 @@ def test_the_model_predicts(
     config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
     speeds = {(plan.actors, plan.threads): plan.speed for plan in plans(facts, config)}
     for plan, expected in speed_ups.items():
-        assert speeds[plan] / speeds[0, False] == pytest.approx(expected, rel=0.15), plan
+        speed_up = speeds[plan] / speeds[NO_ACTOR]
+        assert speed_up == pytest.approx(expected, rel=0.15), plan
+
     chosen = recommended(facts, config)
     assert (chosen.actors, chosen.threads) == best
-    without_ray = any("You do not need Ray" in text for text in advice(facts, config))
-    assert without_ray == (not chosen.actors)
+    says_without_ray = any("You do not need Ray" in text for text in advice(facts, config))
+    assert says_without_ray == (chosen.actors == 0)
 
 
 def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
-    facts = WAITS | {"busy": 0.6, "own_busy": 0.6, "cpus": 64, "update_s": 0.6}
-    facts |= {"reset": {"mean": 0.5}, "lengths": [25]}
+    facts = WAITS | {
+        "busy": 0.6,
+        "own_busy": 0.6,
+        "cpus": 64,
+        "update_s": 0.6,
+        "reset": {"mean": 0.5},
+        "lengths": [25],
+    }
     config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
     in_turns = iteration_s(facts, config, Collecting(8, lag=False))
     lagging = iteration_s(facts, config, Collecting(8, lag=True))
-    assert in_turns - lagging == pytest.approx(0.66, abs=0.03), (
-        "the update takes no time beside collecting"
-    )
+    # the update takes no time beside collecting
+    assert in_turns - lagging == pytest.approx(0.66, abs=0.03)
+
     lag, standby = advice(facts, config)
     assert "--policy-lag 1" in lag
-    assert standby.startswith("--standby-envs 2 "), "an episode takes half the time of a reset"
+    # an episode takes half the time of a reset
+    assert standby.startswith("--standby-envs 2 ")
 
 
 def findings_of_run(
@@ -515,9 +532,9 @@ def findings_of_run(
 
 def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
     """Return what the doctor finds in a run all of whose time went to one phase."""
-    row = {f"perf/{name}_frac": float(name == phase) for name in PHASES}
+    row: dict[str, float] = {"iteration": 2, "global_step": 512}
+    row |= {f"perf/{name}_frac": float(name == phase) for name in PHASES}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
-    row |= {"iteration": 2, "global_step": 512}
     return [text for _, text in findings_of_run(folder, [row], **settings)]
 
 
@@ -533,27 +550,32 @@ def test_a_lag_is_advised_where_it_would_collect_while_learning(
     assert text.endswith(", or --policy-lag 1") == advised
 
 
+def times_of_files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
 def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
-    tmp_path: Path, capsys: Capture
+    desk: Path, typed: Typed, refused: Typed
 ) -> None:
-    folder = tmp_path / "run"
+    folder = desk / "run"
     dppo.train(config_of("CartPole-v1", run_dir=folder, progress="off", total_timesteps=48))
     metrics = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rows[-1] |= {"incidents/actor_hung": 2, "incidents/\x1b[2J": 1}
-    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    assert main(["doctor", str(folder)]) == 0
-    out = capsys.readouterr().out
+    *before, last = metrics.read_text().splitlines()
+    counts = {"incidents/actor_hung": 2, "incidents/\x1b[2J": 1}
+    with_incidents = json.dumps(json.loads(last) | counts)
+    metrics.write_text("\n".join([*before, with_incidents, ""]))
+    written = times_of_files(folder)
+
+    out = typed("doctor run")
     assert out.count("% of the time went to ") == 2
     assert "2 x actor_hung" in out
     assert "\x1b" not in out, "a stranger's folder prints no escape sequences"
-    assert main(["doctor", str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["can_train"]
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+    report = json.loads(typed("doctor run --json"))
+    assert report["can_train"]
+    assert times_of_files(folder) == written
     for name in ("--num-steps", "--seconds"):
-        assert main(["doctor", str(folder), name, "3"]) == 2
-        assert f"{name} has no effect here" in capsys.readouterr().err
+        assert f"{name} has no effect here" in refused(f"doctor run {name} 3")
 
 
 @pytest.mark.slow

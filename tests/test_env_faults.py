@@ -55,21 +55,27 @@ def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path
     faults = recorded(recorder)
     errors = {fault.error for fault in faults}
     assert errors == {"LicenceError", "KeyboardInterrupt", "SystemExit", "invalid"}
+
     phases = {fault.phase for fault in faults}
     assert phases == {"step", "reset"}
     places = {(fault.sampler_id, fault.env) for fault in faults}
     assert len(places) == 8
+
     lost = result.env_faults["steps lost"]
     assert len(faults) == sum(result.env_faults.values()) - lost
     assert len(faults) == sum(result.incidents.values())
+
     in_steps = [fault for fault in faults if fault.phase == "step"]
     assert result.global_step == ITERATIONS * ROWS - len(in_steps)  # each costs one row
     assert lost == sum(fault.step - 1 for fault in in_steps)
+
     row = result.metrics[-1]
     assert row["faults/steps lost"] == lost
-    of_samplers = {name: count for name, count in row.items() if name.startswith("faults/sampler")}
-    assert sum(of_samplers.values()) == len(faults)
-    assert any(f"which cost {lost:,} env steps:" in line for line in recorder.ending)
+    of_samplers = [count for name, count in row.items() if name.startswith("faults/sampler")]
+    assert sum(of_samplers) == len(faults)
+
+    expected = f"which cost {lost:,} env steps:"
+    assert any(expected in line for line in recorder.ending)
 
 
 def test_faults_of_segments_that_are_collected_again_count_once(
@@ -95,30 +101,35 @@ def test_faults_of_segments_that_are_collected_again_count_once(
     assert faults_of(result) == faults_of(whole)
 
 
+def play_again(fault: EnvFault) -> None:
+    """Play the episode of a fault up to it: what the environment returns and raises is as reported."""
+    assert fault.complete
+    assert fault.actions is not None
+    env = Unreliable(steps=0.02)
+    obs, _ = env.reset(seed=fault.seed)
+    *before, last = map(int, fault.actions)
+    for action in before:
+        obs, *_ = env.step(action)
+    assert np.array2string(obs) == fault.last_obs
+    if fault.error == "invalid":
+        obs, reward, *_ = env.step(last)
+        assert reward is None or np.isnan(obs).all()
+        return
+    with pytest.raises(BaseException) as caught:
+        env.step(last)
+    assert type(caught.value).__name__ == fault.error
+    assert fault.error in fault.traceback
+
+
 def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:
     recorder = Recorder()
     config = settings(tmp_path / "run", {"steps": 0.02}, num_steps=8, total_timesteps=ROWS * 2)
     dppo.train(config, observers=[recorder])
     faults = recorded(recorder)
-    steps = [fault.step for fault in faults]
-    assert max(steps) > 16  # its episode began two segments before
+    latest = max(fault.step for fault in faults)
+    assert latest > 16  # its episode began two segments before
     for fault in faults:
-        assert fault.complete
-        assert fault.actions is not None
-        env = Unreliable(steps=0.02)
-        obs, _ = env.reset(seed=fault.seed)
-        *before, last = map(int, fault.actions)
-        for action in before:
-            obs, *_ = env.step(action)
-        assert np.array2string(obs) == fault.last_obs
-        if fault.error == "invalid":
-            obs, reward, *_ = env.step(last)
-            assert reward is None or np.isnan(obs).all()
-            continue
-        with pytest.raises(BaseException) as caught:
-            env.step(last)
-        assert type(caught.value).__name__ == fault.error
-        assert fault.error in fault.traceback
+        play_again(fault)
 
 
 @pytest.mark.proves("raises with a probability of 0.0001 in each step")
@@ -147,6 +158,7 @@ def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
     assert "The last one: sampler " in caught.value.message
     assert caught.value.place is not None
     assert caught.value.place.traceback == caught.value.remote_traceback
+
     resumed = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
     assert 0 < resumed.resumed_at < ITERATIONS
     assert faults_of(resumed) == alone
@@ -157,8 +169,11 @@ def test_a_fault_in_the_first_steps_ends_the_run_and_a_later_one_does_not(tmp_pa
     """Of 8 environments, each counts as early in its first 13 steps."""
 
     def config(at_step: int) -> dppo.Config:
-        kwargs = ENDLESS | {"at_episode": None, "at_step": at_step}
-        world = {"env_id": "worlds.faulty:crashing", "env_kwargs": kwargs, "on_env_fault": "auto"}
+        world = {
+            "env_id": "worlds.faulty:crashing",
+            "env_kwargs": ENDLESS | {"at_episode": None, "at_step": at_step},
+            "on_env_fault": "auto",
+        }
         return settings(tmp_path / str(at_step), **sized(world | single(8, 8), 8))
 
     with pytest.raises(EnvironmentFault) as early:
@@ -166,7 +181,9 @@ def test_a_fault_in_the_first_steps_ends_the_run_and_a_later_one_does_not(tmp_pa
     assert "use `on_env_fault=rebuild`" in early.value.message
     assert early.value.place is not None
     assert early.value.place.complete  # the actions of the segment before are known, too
-    assert dppo.train(config(14)).incidents["env_raised"] >= 8
+
+    later = dppo.train(config(14))
+    assert later.incidents["env_raised"] >= 8
 
 
 @pytest.mark.proves("raises at one state, always")

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,13 @@ SLOW_KINDS: dict[str, dict[str, Any]] = {
 def test_episodes_of_every_kind_are_played_again(
     changes: dict[str, Any], tmp_path: Path, capsys: Capture
 ) -> None:
+    run = tmp_path / "run"
     recorder = Recorder()
-    dppo.train(settings(tmp_path / "run", **changes), observers=[recorder])
-    stored = read_episodes(tmp_path / "run")
+    dppo.train(settings(run, **changes), observers=[recorder])
+    stored = read_episodes(run)
     assert stored
     assert len(stored) == len(recorder.episodes)
+
     numbers = [episode.number for episode in stored]
     assert numbers == list(range(1, len(stored) + 1))
     for episode, reported in zip(stored, recorder.episodes, strict=True):
@@ -92,11 +95,24 @@ def test_episodes_of_every_kind_are_played_again(
         assert episode.episode == reported.index
         assert episode.episode_return == reported.episode_return
         assert episode.length == reported.length
+
     # those that begin in earlier segments among them
-    for episode in stored[:: max(1, len(stored) // 4)]:
-        assert replayed(tmp_path / "run", "--episode", str(episode.number)) == 0
+    distance = max(1, len(stored) // 4)
+    for episode in stored[::distance]:
+        assert replayed(run, "--episode", str(episode.number)) == 0
         first_words = f"Episode {episode.number}: {episode.length} steps, return "
         assert capsys.readouterr().out.startswith(first_words)
+
+
+def numbers_of_records(returns: Iterable[float]) -> list[int]:
+    """Return the numbers of the episodes that are better than all before them."""
+    numbers = []
+    best = -np.inf
+    for number, episode_return in enumerate(returns, 1):
+        if episode_return > best:
+            numbers.append(number)
+            best = episode_return
+    return numbers
 
 
 def test_recording_does_not_change_the_weights_and_chooses_episodes(
@@ -109,16 +125,11 @@ def test_recording_does_not_change_the_weights_and_chooses_episodes(
         numbers[which] = [episode.number for episode in read_episodes(tmp_path / which)]
         weights.add(result.weights_sha256)
     assert len(weights) == 1
+
     returns = [episode.episode_return for episode in read_episodes(run)]
     thirds = range(3, len(returns) + 1, 3)
     assert numbers["every=3"] == list(thirds)
-    records = []
-    best = -np.inf
-    for number, episode_return in enumerate(returns, 1):
-        if episode_return > best:
-            records.append(number)
-            best = episode_return
-    assert numbers["best"] == records
+    assert numbers["best"] == numbers_of_records(returns)
     assert numbers["none"] == []
     assert not (tmp_path / "none" / "episodes.jsonl").exists()
     with pytest.raises(ConfigError, match=r"record_episodes=every=0: must be all, best, none"):
@@ -248,6 +259,7 @@ def test_every_command_of_the_guide_works(
     blocks = "".join(re.findall(r"(?ms)^```sh\n(.*?)^```$", section))
     commands = re.findall(r"^dppo (.*)$", blocks, re.MULTILINE)
     assert len(commands) == 6
+
     for command in commands:
         if "--video" in command and importlib.util.find_spec("av") is None:
             continue
@@ -297,6 +309,7 @@ def test_an_episode_that_failed_is_played_up_to_its_fault(tmp_path: Path, capsys
     assert main(["replay", str(run), "--episodes"]) == 0
     assert capsys.readouterr().out.count("fault  ") == len(failed)
     assert replayed(run, "--episode", failed[0].name) == 0
+
     fault = f"worlds.faulty:Faulty, env 0: step of episode {failed[0].episode} "
     assert f"The fault happens again: {fault}" in capsys.readouterr().out
 
@@ -341,6 +354,7 @@ def test_forged_episodes_are_refused_or_skipped(
         os.mkfifo(path)
     listed = main(["replay", str(copy), "--episodes"])
     assert listed == (0 if fault in FORGED else 2)
+
     code = replayed(copy, "--episode", "1")
     assert code == (1 if fault == "nan" else 2)
     printed = capsys.readouterr()

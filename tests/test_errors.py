@@ -192,6 +192,7 @@ def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(
     assert answer["code"] == 2
     assert text.startswith("dppo")
     assert text.count("dppo train:") <= 1
+
     of_a_module = "importing" in text  # file, line and text, as Python shows them
     assert 1 <= len(text.splitlines()) <= (6 if of_a_module else 2)
     assert len(text) < 4000
@@ -317,11 +318,13 @@ def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(
     sizes = f"{hosting} --total-timesteps 1000 --on-env-fault raise"
     world = ["worlds.faulty:Brittle", "--env-kwargs", json.dumps({"where": where})]
     assert main(["train", *world, *TINY, *sizes.split()]) == 1
+
     text = capfd.readouterr().err
     # The traceback begins with the user's line, not with ours.
     [first, traceback] = text.split("Traceback (most recent call last):\n")
     assert "faulty.py" in traceback.splitlines()[0]
     assert f'faulty.py", line {line_that_raises(where)}, in ' in traceback
+
     place = r"dppo train: sampler \d+ \(worlds.faulty:Brittle\), env \d+: "
     if where != "constructor":
         place += rf"{where} of episode \d+ \(seed \d+, step \d+\) raised "
@@ -335,9 +338,11 @@ def test_texts_are_printed_without_control_characters_and_shortened() -> None:
         printable("Tür\t\x1b[2J\x9b31m\u202e\ud800\r\n→ ok")
         == "Tür\t\\x1b[2J\\x9b31m\\u202e\\ud800\\r\n→ ok"
     )
+
     line = printable(f"name={'x' * 10**7}: too long. Use less.")
     assert len(line) < 2000
     assert re.fullmatch(r"name=x+ \.\.\. x+: too long\. Use less\.", line)
+
     text = printable("".join(f"line {number}\n" for number in range(10**6)))
     assert len(text) < 60_000
     assert text.startswith("line 0\nline 1\n")

@@ -99,13 +99,17 @@ def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -
     env = Recording()
     evaluation = dppo.evaluate(trained, env, episodes=4)
     assert not env.closed
+
     seeds = tuple(env.seeds)
+    assert len(set(seeds)) == 4
     dppo.evaluate(lambda obs: int(obs[2] > 0), env, episodes=4)
     assert tuple(env.seeds) == seeds * 2
+
     policy = dppo.load_policy(trained.run_dir)
-    assert len(set(seeds)) == 4
-    assert list(evaluation.returns) == [played_by_hand(policy, env, seed) for seed in seeds]
+    by_hand = [played_by_hand(policy, env, seed) for seed in seeds]
+    assert list(evaluation.returns) == by_hand
     assert evaluation.lengths == tuple(evaluation.returns)  # CartPole's reward is one for each step
+
     shown = dataclasses.replace(evaluation, returns=(1.0, 3.0), lengths=(10, 11), env_name="E-v0")
     assert repr(shown) == "Evaluation(E-v0: return 2.0 +- 1.0, mean length 10.5, 2 episodes)"
 
@@ -316,11 +320,13 @@ def test_an_environment_of_a_program_is_found_in_one_step(
     subprocess.run([sys.executable, program], check=True, timeout=120)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["eval", "run", "--episodes", "1"]) != 0
+
     refused = capsys.readouterr().err
     assert f"make was defined in {program}" in refused
     advice = refused.partition("dppo eval run ")[2].partition(". ")[0]
     assert advice == "--env-id mine:make"
     assert main(["eval", "run", "--episodes", "1", *advice.split()]) == 0
+
     sys.modules.pop("mine", None)
     assert "return " in capsys.readouterr().out
 

@@ -85,6 +85,7 @@ def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(
     assert without.weights_sha256 == whole.weights_sha256
     rows = evaluations(whole)
     assert list(rows) == DUE
+
     for number, row in rows.items():
         path = whole.run_dir / "checkpoints" / f"iter_{number:06d}.safetensors"
         played = dppo.evaluate(path, episodes=4, seed=1)
@@ -112,21 +113,22 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     returns = {2: 5.0, 4: 9.0, 6: 1.0}
 
     def scored(player: EpisodePlayer, policy: PolicySnapshot, *args: Any) -> Episode:
-        return dataclasses.replace(
-            play(player, policy, *args), episode_return=returns[policy.version]
-        )
+        episode = play(player, policy, *args)
+        return dataclasses.replace(episode, episode_return=returns[policy.version])
 
     monkeypatch.setattr(EpisodePlayer, "play", scored)
     monkeypatch.setattr(disk, "DISK", Full())
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run", keep_checkpoints=1), observers=[recorder])
     assert result.incidents == {"checkpoint_failed": 1}
-    stored = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
-    assert (stored["iteration"], stored["score"]) == (2, 5.0)
-    assert {path.stem for path in (tmp_path / "run/checkpoints").glob("*.safetensors")} == {
-        "iter_000002",
-        "iter_000006",
-    }
+
+    folder = tmp_path / "run" / "checkpoints"
+    stored = json.loads((folder / "best.json").read_text())
+    assert stored["iteration"] == 2
+    assert stored["score"] == 5.0
+
+    left = {path.stem for path in folder.glob("*.safetensors")}
+    assert left == {"iter_000002", "iter_000006"}
     assert any("(iter_000002)" in line for line in recorder.ending)
 
 
@@ -159,6 +161,7 @@ def test_the_time_of_evaluations_is_not_that_of_training(
     monkeypatch.setattr(EpisodePlayer, "play", slow)
     result = dppo.train(settings(tmp_path / "run", eval_timeout_s=1e9))
     assert result.wall_s > 1000.0 * len(DUE) * 4
+
     shown = [row[key] for row in result.metrics for key in ("time/training_s", "perf/iteration_s")]
     assert max(result.training_s, *shown) < 1.0
 
@@ -198,19 +201,25 @@ class StopAt(dppo.Observer):
         return row.get("eval/iteration") == self.iteration
 
 
+class Stops:
+    """Notes rows, and asks to stop after each of them."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def iteration(self, row: dict[str, float]) -> str:
+        self.rows.append(row)
+        return "Stops"
+
+
 def test_each_evaluation_has_a_row_of_its_own_also_after_an_observer_has_asked_to_stop() -> None:
-    rows = list[dict[str, float]]()
-
-    class Stops:
-        def iteration(self, row: dict[str, float]) -> str:
-            rows.append(row)
-            return "Stops"
-
+    observer = Stops()
     before = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0}
-    evaluating_run: Any = SimpleNamespace(_row=before, stopped_by=None, _observers=Stops())
-    failed = {"eval/iteration": 2.0, "eval/episodes": 0.0}
-    Evaluations._report(evaluating_run, [failed, {"eval/iteration": 3.0}])
-    assert rows == [{"global_step": 9.0, **failed}, {"global_step": 9.0, "eval/iteration": 3.0}]
+    evaluating_run: Any = SimpleNamespace(_row=before, stopped_by=None, _observers=observer)
+    second = {"eval/iteration": 2.0, "eval/episodes": 0.0}
+    third = {"eval/iteration": 3.0}
+    Evaluations._report(evaluating_run, [second, third])
+    assert observer.rows == [{"global_step": 9.0, **second}, {"global_step": 9.0, **third}]
     assert evaluating_run.stopped_by == "Stops"
 
 
@@ -247,8 +256,10 @@ def actor_on_port(number: int) -> EvaluationActor:
 def test_an_evaluation_has_a_place_of_its_own(tmp_path: Path) -> None:
     result = dppo.train(settings(tmp_path / "run", env_id=OnPort))
     assert result.incidents == {}
-    assert [row["eval/episodes"] for row in evaluations(result).values()] == [4] * len(DUE)
-    assert [actor_on_port(number)._loaded().number for number in range(2)] == [0, 1]
+    played = [row["eval/episodes"] for row in evaluations(result).values()]
+    assert played == [4] * len(DUE)
+    assert actor_on_port(0)._loaded().number == 0
+    assert actor_on_port(1)._loaded().number == 1
 
 
 def test_an_actor_of_evaluations_closes_the_environment_with_its_process() -> None:
@@ -339,16 +350,20 @@ def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run
 
 def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> None:
     unreliable: dict[str, Any] = {"env_id": "worlds.faulty:Unreliable", "eval_episodes": 12}
+    config = settings(tmp_path / "run", **unreliable, eval_env_kwargs={"steps": 0.02})
     recorder = Recorder()
     with Notes() as notes:
-        config = settings(tmp_path / "run", **unreliable, eval_env_kwargs={"steps": 0.02})
         result = dppo.train(config, observers=[recorder])
     rows = evaluations(result)
     assert list(rows) == DUE
+
     missing = sum(12 - row["eval/episodes"] for row in rows.values())
     assert result.incidents == {"evaluation_fault": missing}
     assert missing == len(recorder.incidents) > 3
-    assert len([text for text in notes.texts if "is left out" in text]) == 3
+
+    said = [text for text in notes.texts if "is left out" in text]
+    assert len(said) == 3
+
     whole = dppo.train(settings(tmp_path / "whole", **unreliable))
     assert result.weights_sha256 == whole.weights_sha256
 
@@ -364,6 +379,7 @@ def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> N
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", **endless))
     assert {row["eval/episodes"] for row in evaluations(result).values()} == {0}
+
     lines = [text for text in notes.texts if "eval_timeout_s=0.05" in text]
     assert len(lines) == 3
     assert "evaluation after 128 steps: episode 0 is left out, and so are 3 others: " in lines[0]
@@ -421,9 +437,11 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
     with Notes() as notes:
         stopped = dppo.train(settings(run, num_actors=2, **crashing), observers=[recorder])
     assert stopped.iterations == 3
+
     state = checkpoints.find(run).checkpoint.state["evaluations"]
     done = list(evaluations(stopped))
     assert [number for number, _ in state["open"]] + done == [2]
+
     result = dppo.train(settings(run, **crashing), resume=run)
     assert result.weights_sha256 == whole.weights_sha256
     assert evaluations(result) == evaluations(whole)
@@ -459,6 +477,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
+
     reason, times = FAILURES[fault]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times
     begins = "waiting for the evaluation after 384 steps (0 of 4 ep"

@@ -221,6 +221,7 @@ def test_a_remote_simulator_goes_on_when_its_server_is_killed_and_starts_again(
         result = dppo.train(config, observers=[Killer()])
     assert result.iterations == 6
     assert result.incidents == {"env_raised": 1}
+
     [fault] = (name for name in result.env_faults if name != "steps lost")
     assert re.match(
         r"sampler [01], env 0: (ConnectionError|ConnectionResetError|BrokenPipeError) in step",
@@ -271,11 +272,13 @@ def test_a_callback_simulator_that_fails_or_hangs_is_reported_by_step(example: E
     failed.reset(seed=1)
     with pytest.raises(ArithmeticError, match="the solver diverged"):
         failed.step(HEAT)
+
     failed.close()
     hung.reset(seed=1)
     hung.timeout_s = 0.1
     with pytest.raises(TimeoutError, match=r"no state within 0\.1 s"):
         hung.step(HEAT)
+
     released.set()
     hung.timeout_s = 60.0
     hung.close()

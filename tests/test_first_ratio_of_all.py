@@ -57,8 +57,9 @@ either = pytest.mark.parametrize("normalized", [False, True])
 
 def settings(act: str, memory: str, network: str, normalized: bool) -> dict[str, Any]:
     chosen = NETWORKS[network] | SMALL | world(act, NETWORKS[network]["obs"])
-    chosen |= {"norm_reward": normalized, "norm_obs": normalized and network != "cnn"}
     del chosen["obs"]
+    chosen["norm_reward"] = normalized
+    chosen["norm_obs"] = normalized and network != "cnn"
     if network == "own module":
         if memory == "none":
             return chosen | {"model": Plain}
@@ -95,20 +96,21 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
     """From the second iteration on statistics are not empty, and episodes and states go on; the third is lagged."""
     config = make_config(settings(act, memory, network, normalized))
     samplers, _ = parts_of(config)
-    plan = replace(plan_of(config, samplers[0].spaces.actions), policy_lag=1)
-    trainer = LocalTrainer(plan, samplers[0].spaces)
+    spaces = samplers[0].spaces
+    plan = replace(plan_of(config, spaces.actions), policy_lag=1)
+    trainer = LocalTrainer(plan, spaces)
     trainer.load(random_weights(trainer.spec, scale=0.2), trainer.state())
-    statistics = no_statistics(samplers[0].spaces, obs=config.norm_obs, returns=normalized)
+    statistics = no_statistics(spaces, obs=config.norm_obs, returns=normalized)
+    has_masks = "masked" in act or act in [*FORMS_OF_MASKS, "leaf"]
+
     for iteration in range(3):
-        scale = statistics.obs_scale()
-        policy = PolicySnapshot(iteration, trainer.weights(), scale)
+        policy = PolicySnapshot(iteration, trainer.weights(), statistics.obs_scale())
         reports, segments = collect(samplers, policy)
-        has_masks = "masked" in act or act in [*FORMS_OF_MASKS, "leaf"]
         assert (segments[0].masks is not None) == has_masks
-        policy = replace(policy, version=min(1, iteration))
-        losses = trainer.update(
-            Experience(segments, policy, statistics.reward_scale(), iteration)
-        ).figures
+
+        lagged = replace(policy, version=min(1, iteration))
+        experience = Experience(segments, lagged, statistics.reward_scale(), iteration)
+        losses = trainer.update(experience).figures
         assert losses["minibatches"] == 1
         assert abs(losses["approx_kl"]) < 2e-6
         assert abs(losses["old_approx_kl"]) < 5e-5
@@ -122,24 +124,28 @@ def test_first_ratio_is_one(act: str, memory: str, network: str, normalized: boo
 def test_learning_computes_the_numbers_of_acting(
     act: str, normalized: bool, dtype: str, tolerance: float
 ) -> None:
-    samplers, trainer = parts_of(
-        make_config(settings(act, "none", "mlp", normalized) | {"dtype": dtype})
-    )
+    chosen = settings(act, "none", "mlp", normalized)
+    samplers, trainer = parts_of(make_config(chosen | {"dtype": dtype}))
     trainer.load(random_weights(trainer.model.spec), trainer.state())  # a policy far from uniform
+    weights = trainer.weights()
+
     statistics = no_statistics(samplers[0].spaces, obs=normalized, returns=normalized)
-    reports, _ = collect(samplers, PolicySnapshot(0, trainer.weights(), statistics.obs_scale()))
+    first = PolicySnapshot(0, weights, statistics.obs_scale())
+    reports, _ = collect(samplers, first)
     statistics = statistics.merged([report.statistics for report in reports])
     scale = statistics.obs_scale()
-    reward_scale = statistics.reward_scale()
-    _, segments = collect(samplers, PolicySnapshot(1, trainer.weights(), scale))
-    batch = make_batch(segments, scale, reward_scale, PPO())
+    _, segments = collect(samplers, PolicySnapshot(1, weights, scale))
+    batch = make_batch(segments, scale, statistics.reward_scale(), PPO())
+
+    def assert_close(learned: Any, acted: Any) -> None:
+        np.testing.assert_allclose(learned, acted, rtol=tolerance, atol=tolerance)
+
     assert isinstance(batch.obs, Tensor)
     scored = trainer.model.forward(batch.obs, batch.actions)
-    np.testing.assert_allclose(
-        scored.policy.logprobs, batch.logprobs, rtol=tolerance, atol=tolerance
-    )
-    np.testing.assert_allclose(scored.values, batch.values, rtol=tolerance, atol=tolerance)
-    losses = trainer.train_on(batch, at_rate(trainer, 0.01), np.random.default_rng(0)).figures
-    assert losses["policy_loss"] == pytest.approx(
-        -float(batch.advantages.mean()), rel=1e-4, abs=tolerance
-    )
+    assert_close(scored.policy.logprobs, batch.logprobs)
+    assert_close(scored.values, batch.values)
+
+    slow = at_rate(trainer, 0.01)
+    losses = trainer.train_on(batch, slow, np.random.default_rng(0)).figures
+    expected = -float(batch.advantages.mean())
+    assert losses["policy_loss"] == pytest.approx(expected, rel=1e-4, abs=tolerance)

@@ -120,10 +120,12 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
         OutOfMemory, match=r"^micro_batch_size=none: 64 rows at once do not"
     ) as raised:
         dppo.train(config)
+
     saved = checkpoints.load(tmp_path / "run" / "checkpoints" / "iter_000000.safetensors")
     assert saved.state["iteration"] == 0
     remedy = re.search(r"`micro_batch_size=(\d+)`", str(raised.value))
     assert remedy is not None
+
     smaller = dataclasses.replace(config, micro_batch_size=int(remedy[1]))
     assert dppo.train(smaller, resume=tmp_path / "run").iterations == 2
 
@@ -201,6 +203,7 @@ def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(
     local, segment = learning_of()
     trainer = local.trainer
     assert isinstance(trainer, PPOTrainer)
+
     weights = local.weights()
     state = local.state()
 

@@ -90,10 +90,12 @@ def test_replay_repeats_the_fault(
     assert main(words) == 2
     assert "Add --trust if you trust that folder" in capsys.readouterr().err
     assert main([*words, "--trust", "--debug"]) == 0
+
     out = capsys.readouterr().out
     assert "The fault happens again" in out
     assert "step of episode 1" in out
     assert "the simulator failed in its step (episode 0, step 3)" in out
+
     [innermost] = faults
     while innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -131,12 +133,13 @@ def test_incidents_of_a_run_that_goes_on_are_bounded_and_can_be_replayed(
     config = settings(tmp_path / "run", env_id="worlds.faulty:Faulty", env_kwargs=bad, **REBUILD)
     with Notes() as notes:
         result = dppo.train(config)
-    folders = sorted((tmp_path / "run" / "incidents").iterdir())
-    names = [folder.name for folder in folders]
-    assert names == ["001", "002"]
     assert sum(result.incidents.values()) > 2
-    assert any(f"dppo replay {folders[1]} --trust" in text for text in notes.texts)
-    assert main(["replay", str(folders[1]), "--trust"]) == 0
+
+    first, second = sorted((tmp_path / "run" / "incidents").iterdir())
+    assert first.name == "001"
+    assert second.name == "002"
+    assert any(f"dppo replay {second} --trust" in text for text in notes.texts)
+    assert main(["replay", str(second), "--trust"]) == 0
     assert "nan" in capsys.readouterr().out
 
 
@@ -195,6 +198,7 @@ def test_a_forged_incident_is_refused(
     if content == "a terabyte":
         os.truncate(path, 2**40)
     assert main(["replay", str(folder), "--trust"]) == 2
+
     text = capsys.readouterr().err
     assert "incident.json: " in text
     assert "\x1b" not in text

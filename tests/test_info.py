@@ -49,14 +49,17 @@ def test_numbers_of_steps_and_of_episodes_are_reported_by_name(tmp_path: Path) -
         assert row[f"info/{key}_min"] == min(values)
         assert row[f"info/{key}_max"] == max(values)
         assert row[f"info/{key}"] == pytest.approx(np.mean(values))
+
     last = recorder.episodes[0].info
     assert last.keys() == {"energy", "total", "solved"}
     assert last["total"] == 17.0
     assert last["solved"] == 1.0
+
     info_notes = [text for text in notes.texts if "info_keys" in text]
     assert info_notes == [
         "info_keys=absent: not a number in any info so far; the last one had energy, solved, total"
     ]
+
     without = dppo.train(settings(tmp_path / "without", info_keys=()))
     assert without.weights_sha256 == result.weights_sha256
     assert measured(without) == [{}] * ITERATIONS
@@ -94,6 +97,7 @@ def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
         assert largest == max(values)
         assert total == pytest.approx(sum(values))
     assert not totals
+
     checked.reset(2)
     assert meter.take() == {}
 

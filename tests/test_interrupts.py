@@ -229,6 +229,7 @@ def test_a_signal_in_a_step_that_sleeps_ends_the_command(
     (tmp_path / "sleepy.py").write_text(SLEEPY)
     code, _, err = run(["train", "sleepy:make", "--run-dir", "RUN", *SIZES], tmp_path)
     assert code == 0, err
+
     (tmp_path / "sleep").touch()
     with Command([command, *WORDS[command]], tmp_path) as busy:
         busy.wait_until((tmp_path / "sleeping").exists, 120)

@@ -67,25 +67,32 @@ def test_a_launcher_that_the_path_leads_to_is_called_by_its_name(
     assert program() == "dppo"
 
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
+def without_commands(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes within `node` that hold no text for users, or one to which `as_called` is applied."""
+    if isinstance(node, ast.Expr):
+        yield node.value
+    if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
+        yield node.body[0]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "as_called":
+        yield from node.args
+    is_constant = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").isupper()
+    is_keyword = isinstance(node, ast.keyword) and node.arg in ("prog", "description", "own")
+    if is_constant or is_keyword:
+        assert isinstance(node, ast.Assign | ast.keyword)
+        yield from ast.walk(node.value)
+
+
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the strings of a module, but for docstrings and texts to which `as_called` is applied."""
-    documented = ast.Module, ast.ClassDef, ast.FunctionDef
-    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node):
-            skipped.add(id(node.body[0]))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "as_called":
-            skipped |= {id(argument) for argument in node.args}
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").isupper():
-            skipped |= {id(inner) for inner in ast.walk(node.value)}
-        if isinstance(node, ast.keyword) and node.arg in ("prog", "description", "own"):
-            skipped |= {id(inner) for inner in ast.walk(node.value)}
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in skipped
-        ):
+    nodes = list(ast.walk(tree))
+    skipped = {id(inner) for node in nodes for inner in without_commands(node)}
+    for node in nodes:
+        if not isinstance(node, ast.Constant) or id(node) in skipped:
+            continue
+        if isinstance(node.value, str):
             yield node.lineno, node.value
 
 
@@ -115,9 +122,11 @@ def test_help_usage_and_errors_say_how_it_was_called(
     assert "For example: ./dppo plot runs/a" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["train", "--help"])
+
     shown = capsys.readouterr().out
     assert "usage: ./dppo train ENV_ID" in shown
     assert "`./dppo presets`" in shown
+
     without_command = "is not a dppo checkpoint: see dppo/errors.py"
     assert as_called(without_command) == without_command
 

@@ -57,22 +57,28 @@ def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environmen
     assert trained(tmp_path / "vector", **vector) == alone
 
 
+class Silent(joint.Agents):
+    """Its infos are None."""
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        observations, _ = super().reset(seed)
+        return observations, dict.fromkeys(self.agents)
+
+
+class More(joint.Native):
+    """Its observations have a part that is not in the space."""
+
+    single_observation_space = gym.spaces.Dict(at=gym.spaces.Box(0, np.inf, (2,), np.float32))  # type: ignore[assignment]
+
+    def _seen(self) -> Any:
+        return {"at": super()._seen(), "extra": np.zeros(self.num_envs)}
+
+
 def test_an_info_of_none_and_a_part_that_the_space_lacks() -> None:
-    class Silent(joint.Agents):
-        def reset(self, seed: Any = None, options: Any = None) -> Any:
-            return super().reset(seed)[0], dict.fromkeys(self.agents)
-
-    assert Stepper(Silent, 3).step(1, 2, 0) == ["1  1", "2  1", "0  1"]
-
-    class More(joint.Native):
-        single_observation_space = gym.spaces.Dict(at=gym.spaces.Box(0, np.inf, (2,), np.float32))  # type: ignore[assignment]
-
-        def _seen(self) -> Any:
-            return {"at": super()._seen(), "extra": np.zeros(self.num_envs)}
-
-    with pytest.raises(
-        EnvironmentFault, match="returned an observation with the unexpected part 'extra'"
-    ):
+    stepper = Stepper(Silent, 3)
+    assert stepper.step(1, 2, 0) == ["1  1", "2  1", "0  1"]
+    words = "returned an observation with the unexpected part 'extra'"
+    with pytest.raises(EnvironmentFault, match=words):
         Stepper(lambda: More(2, "NextStep"), on_env_fault="raise")
 
 
@@ -93,9 +99,10 @@ def test_an_evaluation_gives_each_row_its_own_action(kind: str, tmp_path: Path) 
     env = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}}
     result = dppo.train(small(tmp_path / "run", hidden_sizes=(8,), total_timesteps=80, **env))
     alone = dppo.evaluate(result, episodes=3)
-    of_kind = {"of": f"actions:{kind}"}
-    four = dppo.evaluate(result, "worlds.joint:four", env_kwargs=of_kind, episodes=3)
-    assert (four.returns, four.lengths) == (alone.returns, alone.lengths)
+    actions = {"of": f"actions:{kind}"}
+    four = dppo.evaluate(result, "worlds.joint:four", env_kwargs=actions, episodes=3)
+    assert four.returns == alone.returns
+    assert four.lengths == alone.lengths
 
 
 class Stepper:
@@ -103,15 +110,21 @@ class Stepper:
 
     def __init__(self, env_id: Any, envs_per_sampler: int = 2, **settings: Any) -> None:
         sizes = {"envs_per_sampler": envs_per_sampler, "num_steps": 8, "num_samplers": 1}
-        config = make_config({"env_id": env_id, "on_env_fault": "rebuild", **sizes, **settings})
+        world = {"env_id": env_id, "on_env_fault": "rebuild"}
+        config = make_config(world | sizes | settings)
         self.sampler = build_sampler(sampler_plan(config), 0)
         self.group = self.sampler.envs
         num_envs = self.group.num_envs
+
         self.obs = np.full(num_envs, 77, self.group.obs)
-        ended = np.ones((2, num_envs), bool)
+        rewards = np.full(num_envs, 777.0)
+        terminated = np.ones(num_envs, bool)
+        truncated = np.ones(num_envs, bool)
         self.valid = np.ones(num_envs, bool)
-        self.results = self.obs, np.full(num_envs, 777.0), ended[0], ended[1], self.valid
-        self.log = EnvLog(index=1, actions=np.zeros((8, num_envs), np.int64))
+        self.results = self.obs, rewards, terminated, truncated, self.valid
+
+        actions = np.zeros((8, num_envs), np.int64)
+        self.log = EnvLog(index=1, actions=actions)
         self.group.start(self.obs, self.log)
 
     def step(self, *actions: int) -> list[str]:
@@ -138,10 +151,12 @@ class Stepper:
         return [(episode.env, episode.index, episode.length) for episode in self.log.episodes]
 
     def incidents(self) -> list[tuple[str, int | None, int]]:
-        return [
-            (incident.kind.value, incident.env, incident.lost_steps)
-            for incident in self.log.incidents
-        ]
+        """Return kind, environment and lost steps of each incident."""
+        lines = []
+        for incident in self.log.incidents:
+            line = (incident.kind.value, incident.env, incident.lost_steps)
+            lines.append(line)
+        return lines
 
 
 def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
@@ -151,7 +166,9 @@ def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
     assert stepper.step(3, 3) == ["dropped c 0", "3.5 c(3) 0"]  # its action has no effect
     assert stepper.step(0, 0) == ["0.5  1", "dropped c 0"]
     assert stepper.episodes() == [(0, 0, 2), (1, 0, 3)]
-    assert [episode.episode_return for episode in stepper.log.episodes] == [3.0, 6.5]
+
+    returns = [episode.episode_return for episode in stepper.log.episodes]
+    assert returns == [3.0, 6.5]
     still_open = stepper.group.open_episodes(stepper.log)
     assert still_open["episodes"].tolist() == [1, 1]
     assert still_open["episode_lengths"].tolist() == [1, 0]
@@ -192,9 +209,10 @@ def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_epis
     assert steps[7] == ["dropped c 0", "dropped c 0", "0 c(8) 0"]  # a new episode
     assert steps[8] == ["1  1", "2  1", "0  1"]
     assert stepper.episodes() == [(0, 0, 3), (1, 0, 5), (2, 0, 8)]
-    assert made[0].seeds == [
-        streams.integer(1, Stream.EPISODES, 0, 0, episode) for episode in (0, 1)
-    ]
+
+    first = streams.integer(1, Stream.EPISODES, 0, 0, 0)
+    second = streams.integer(1, Stream.EPISODES, 0, 0, 1)
+    assert made[0].seeds == [first, second]
 
 
 class Lingering(joint.Agents):
@@ -211,7 +229,8 @@ class Lingering(joint.Agents):
 def test_agents_that_are_listed_after_their_end_have_the_same_episodes() -> None:
     cleared, made = agents_of(joint.Agents)
     listed, made_listed = agents_of(Lingering)
-    assert [listed.step(1, 2, 0) for _ in range(12)] == [cleared.step(1, 2, 0) for _ in range(12)]
+    for _ in range(12):
+        assert listed.step(1, 2, 0) == cleared.step(1, 2, 0)
     assert listed.episodes() == cleared.episodes()
     assert made_listed[0].seeds == made[0].seeds
     assert len(made[0].seeds) == 2
@@ -224,7 +243,9 @@ class Returning(joint.Agents):
         assert sorted(actions) == sorted(self.agents)
         self._steps += 1
         acted = self.agents
-        self.agents = {1: ["bob", "cid"], 4: []}.get(self._steps, self.possible_agents)
+        listed = {1: ["bob", "cid"], 4: []}
+        self.agents = listed.get(self._steps, self.possible_agents)
+
         observations = self._seen(self.possible_agents)
         over = {agent: agent in acted and agent not in self.agents for agent in observations}
         return (
@@ -256,26 +277,36 @@ def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
     env_id: Any, num_rows: int, line: str
 ) -> None:
     stepper = Stepper(env_id, num_rows)
-    steps = [stepper.step(*[0] * num_rows) for _ in range(3)]
-    assert steps[1:] == [["dropped c 0"] * num_rows, [line] * num_rows]
-    assert stepper.incidents() == [
-        ("env_raised", 0, 1),
-        *(("episode_abandoned", env, 2) for env in range(1, num_rows)),
-    ]
+    actions = [0] * num_rows
+    stepper.step(*actions)
+    assert stepper.step(*actions) == ["dropped c 0"] * num_rows
+    assert stepper.step(*actions) == [line] * num_rows
+
+    raised, *abandoned = stepper.incidents()
+    assert raised == ("env_raised", 0, 1)
+    assert abandoned == [("episode_abandoned", env, 2) for env in range(1, num_rows)]
     assert "OSError: the simulator is gone" in stepper.log.incidents[0].message
-    assert stepper.group.open_episodes(stepper.log)["episodes"].tolist() == [1] * num_rows
+
+    still_open = stepper.group.open_episodes(stepper.log)
+    assert still_open["episodes"].tolist() == [1] * num_rows
+
+
+class Odd(joint.Native):
+    """An action of 3 makes the observation of its row invalid."""
+
+    def step(self, actions: Any) -> Any:
+        obs, *outcome = super().step(actions)
+        obs[actions == 3] = np.nan
+        return obs, *outcome
 
 
 def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
-    class Odd(joint.Native):
-        def step(self, actions: Any) -> Any:
-            obs, *outcome = super().step(actions)
-            return np.where(actions[:, None] == 3, np.nan, obs).astype(np.float32), *outcome
-
     stepper = Stepper(lambda: Odd(2, "Disabled", obeys=True))
     assert stepper.step(3, 0) == ["dropped c 0", "0.5  1"]
     assert stepper.step(0, 0) == ["0.5  1", "0.5  2"]
-    assert [incident[:2] for incident in stepper.incidents()] == [("bad_step", 0)]
+    [(kind, env, _)] = stepper.incidents()
+    assert (kind, env) == ("bad_step", 0)
+
     stepper = Stepper(lambda: Odd(2, "NextStep"))
     # the first one is cut off, and not lost
     assert stepper.step(0, 3) == ["0.5 c(1) 0", "dropped c 0"]
@@ -285,8 +316,11 @@ def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
 class Reusing(joint.Native):
     """Returns the same array again, filled anew."""
 
+    def __init__(self, num_envs: int, mode: str) -> None:
+        super().__init__(num_envs, mode)
+        self.array = np.empty((num_envs, 2), np.float32)
+
     def _seen(self) -> Any:
-        self.array = getattr(self, "array", np.empty((self.num_envs, 2), np.float32))
         self.array[:] = super()._seen()
         return self.array
 
@@ -305,17 +339,17 @@ ENVPOOL = {"config": {"seed": 1, "max_num_players": 1}}
     "attributes", [{"shared_memory": object()}, {"config": {"seed": None}}, ENVPOOL]
 )
 def test_attributes_that_a_vector_has_for_itself_change_nothing(attributes: dict[str, Any]) -> None:
-    def vector(attributes: dict[str, Any]) -> tuple[Stepper, joint.Native]:
-        env = joint.Native(2, "NextStep")
-        vars(env).update(attributes)
-        return Stepper(lambda: env), env
-
-    plain, env = vector({})
-    other, other_env = vector(attributes)
-    assert [other.step(0, 1) for _ in range(5)] == [plain.step(0, 1) for _ in range(5)]
+    plain_env = joint.Native(2, "NextStep")
+    other_env = joint.Native(2, "NextStep")
+    vars(other_env).update(attributes)
+    plain = Stepper(lambda: plain_env)
+    other = Stepper(lambda: other_env)
+    for _ in range(5):
+        assert other.step(0, 1) == plain.step(0, 1)
     assert other.sampler.spaces.deterministic == plain.sampler.spaces.deterministic
-    assert other_env.seeds == ([None] if attributes is ENVPOOL else env.seeds)
-    assert env.seeds != [None]
+    expected = [None] if attributes is ENVPOOL else plain_env.seeds
+    assert other_env.seeds == expected
+    assert plain_env.seeds != [None]
 
 
 def masked_by_a_method(num_envs: int) -> SyncVectorEnv:
@@ -373,8 +407,9 @@ def test_what_does_not_fit_is_refused_and_closed(
         env.close = lambda **_: closed.append(env)
         return env
 
+    config = make_config({"env_id": make, "num_samplers": 1} | settings)
     with pytest.raises(ConfigError, match=text):
-        build_sampler(sampler_plan(make_config({"env_id": make, "num_samplers": 1} | settings)), 0)
+        build_sampler(sampler_plan(config), 0)
     assert len(closed) == 1
 
 
@@ -390,8 +425,8 @@ def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() 
         arguments.append((num_envs, seed, sampler_id))
         return joint.vector(num_envs)
 
-    sizes = {"envs_per_sampler": 4, "num_samplers": 2, "num_steps": 8, "seed": 7}
-    plan = sampler_plan(make_config({"env_id": make} | sizes))
+    settings = {"env_id": make, "envs_per_sampler": 4, "num_samplers": 2, "num_steps": 8, "seed": 7}
+    plan = sampler_plan(make_config(settings))
     for sampler_id in range(2):
         build_sampler(plan, sampler_id).envs.close()
         seed = streams.integer(7, Stream.EPISODES, sampler_id, 0, 0)
@@ -416,23 +451,32 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> None:
     """The return of agents is the mean of theirs, as in the charts of training."""
-    env_id = f"worlds.joint:{'agents' if kind == 'late' else kind}"
-    evaluated = {"env_id": env_id, "eval_every": 1000, "eval_episodes": 2}
-    settings = THREE | evaluated | {"env_kwargs": KINDS[kind]}
+    world = "agents" if kind == "late" else kind
+    settings = THREE | {
+        "env_id": f"worlds.joint:{world}",
+        "env_kwargs": KINDS[kind],
+        "eval_every": 1000,
+        "eval_episodes": 2,
+    }
     result = dppo.train(small(tmp_path / "run", **settings))
     assert "evaluation_fault" not in result.incidents
-    played, again = (dppo.evaluate(result, episodes=3, seed=1) for _ in range(2))
+
+    played = dppo.evaluate(result, episodes=3, seed=1)
+    again = dppo.evaluate(result, episodes=3, seed=1)
     assert played == again
+
     if kind == "Native":
         assert played.lengths == (2, 2, 2)
     elif kind == "vector":
         alone = dppo.evaluate(result, "worlds.joint:cartpole", env_kwargs={}, episodes=3, seed=1)
-        assert (played.returns, played.lengths) == (alone.returns, alone.lengths)
+        assert played.returns == alone.returns
+        assert played.lengths == alone.lengths
     else:  # agents leave after 3, 5 and 8 steps, and rewards are actions of 0, 1 or 2
         assert played.lengths == (8, 8, 8)
-        for value in played.returns:
-            assert 0 < 3 * value <= 2 * 16
-            assert 3 * value == pytest.approx(round(3 * value))
+        for mean in played.returns:
+            total = 3 * mean
+            assert 0 < total <= 2 * 16
+            assert total == pytest.approx(round(total))
 
 
 @pytest.mark.proves("is a vector that resets its rows by itself, such as EnvPool")

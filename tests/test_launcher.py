@@ -149,6 +149,7 @@ def test_the_first_call_installs_pinned_and_runs_the_command_in_the_callers_fold
     assert done.code == 0, done.err
     assert done.out.splitlines() == ["ran:x", "ran:two words", f"in:{checkout.fakes}", "path:/mine"]
     assert done.err == "Setting up .venv with Python 3.12.4, a few minutes ...\n"
+
     venv, pip = (checkout.fakes / "calls").read_text().splitlines()
     assert venv == "venv"
     assert (
@@ -194,6 +195,7 @@ def test_a_venv_is_rebuilt_for_another_version_or_if_its_python_is_gone(checkout
         in checkout.run(PYTHON=str(checkout.fakes / "python3.13"), DPPO_REBUILD="1").err
     )
     assert checkout.run().err == ""
+
     (checkout.fakes / "python3.13").unlink()  # as an upgrade of the system would
     assert "with Python 3.12.4" in checkout.run().err
     assert checkout.calls() == ["venv", "pip"] * 3
@@ -228,6 +230,7 @@ def test_another_minor_version_and_packages_of_the_user_need_a_word(checkout: Ch
     (checkout.root / "constraints.txt").write_text("one==2\n")
     checkout.refuses("removes what you have installed: optuna. Set DPPO_REBUILD=1")
     assert checkout.calls() == ["venv", "pip"]
+
     done = checkout.run(DPPO_REBUILD="1")
     assert (done.code, checkout.calls()) == (0, ["venv", "pip"] * 2)
     assert "pip install -c constraints.txt optuna" in done.err
@@ -321,10 +324,12 @@ def test_a_failed_setup_shows_the_end_of_its_log_and_is_redone(checkout: Checkou
     assert (done.code, done.out) == (2, "")
     assert "line-29-" in done.err
     assert "line-5-" not in done.err
+
     log = checkout.venv / "setup.log"
     assert "pip could not install dppo into .venv" in done.err
     assert done.err.endswith(f"The whole log: {log}\n")
     assert "line-5-" in log.read_text()
+
     (checkout.fakes / "venv-fails").touch()
     checkout.refuses("    broken\ndppo: ")
     (checkout.fakes / "venv-fails").unlink()
@@ -335,11 +340,15 @@ def test_a_failed_setup_shows_the_end_of_its_log_and_is_redone(checkout: Checkou
 
 def test_concurrent_first_calls_install_once(checkout: Checkout) -> None:
     first = checkout.start_until_pip()
-    later = [checkout.start("x"), checkout.start("x")]
-    assert [other.stderr and other.stderr.readline() for other in later] == [WAITING, WAITING]
+    second = checkout.start("x")
+    third = checkout.start("x")
+    for later in (second, third):
+        assert later.stderr is not None
+        assert later.stderr.readline() == WAITING
     (checkout.fakes / "go").touch()
-    outputs = [call.communicate(timeout=60) for call in (first, *later)]
-    assert [call.returncode for call in (first, *later)] == [0, 0, 0], outputs
+    for call in (first, second, third):
+        output = call.communicate(timeout=60)
+        assert call.returncode == 0, output
     assert checkout.calls() == ["venv", "pip"]
 
 
@@ -371,6 +380,16 @@ def test_a_killed_launcher_leaves_the_lock_only_while_its_pip_runs(checkout: Che
     assert checkout.calls() == ["venv", "pip"] * 2
 
 
+TESTS_OF_A_CHECKOUT = """
+import pytest
+
+def test_fast(): pass
+
+@pytest.mark.slow
+def test_slow(): assert False
+"""
+
+
 def test_the_test_command_runs_the_tests_of_its_checkout(tmp_path: Path) -> None:
     script = tmp_path / "src" / "dppo" / "commands" / "test.py"
     script.parent.mkdir(parents=True)
@@ -387,11 +406,15 @@ def test_the_test_command_runs_the_tests_of_its_checkout(tmp_path: Path) -> None
 
     without_tests = "dppo was installed without its tests. Run ./dppo test in a clone."
     assert dppo_test() == (2, f"dppo test: {without_tests}\n")
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "conftest.py").touch()
-    slow = "import pytest\n\n@pytest.mark.slow\ndef test_slow(): assert False\n"
-    (tmp_path / "tests" / "test_some.py").write_text(f"def test_fast(): pass\n\n{slow}")
-    code_of_fast, fast = dppo_test("-q", "-n", "0")
-    assert (code_of_fast, "1 passed, 1 deselected" in fast) == (0, True), fast
-    code_of_all, everything = dppo_test("-q", "-n", "0", "--slow", "tests/test_some.py")
-    assert (code_of_all, "1 failed, 1 passed" in everything) == (1, True), everything
+
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "conftest.py").touch()
+    (tests / "test_some.py").write_text(TESTS_OF_A_CHECKOUT)
+    exit_code, printed = dppo_test("-q", "-n", "0")
+    assert exit_code == 0, printed
+    assert "1 passed, 1 deselected" in printed
+
+    exit_code, printed = dppo_test("-q", "-n", "0", "--slow", "tests/test_some.py")
+    assert exit_code == 1, printed
+    assert "1 failed, 1 passed" in printed

@@ -50,9 +50,11 @@ def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_the
     assert slots.grant(other, other_samplers, 0.0) == (2,)  # and sampler 3 waits
     assert slots.take_waiting() == [other]
     assert slots.grant(first, samplers, 1.0) == samplers  # it has them
+
     slots.ended(first)
     first.end(1.0)
     assert slots.grant(first, samplers, 2.0) == ()
+
     described = str(slots)
     assert "of 3 of at most 3 samplers exist (licences)" in described
     assert "those of 2 in processes that have just ended" in described
@@ -66,11 +68,13 @@ def test_what_an_actor_hosts_no_more_counts_until_it_is_idle_and_then_ends_it_if
     giver, taker = actors(samplers, ())
     slots.grant(giver, samplers, 0.0)
     giver.assign(samplers, 0, samplers)
+
     giver.samplers = (0,)
     taker.samplers = (1,)
     giver.queue[1] = Question(0, samplers, hosted=samplers)
     assert slots.grant(taker, (1,), 1.0) == ()
     assert slots.idle_holders([giver, taker]) == []
+
     giver.queue.clear()
     assert slots.idle_holders([giver, taker]) == [giver]
     giver.assign((0,), 1, (0,))
@@ -178,6 +182,7 @@ def test_evaluations_have_a_licence_of_their_own(
     with Disturbance("EvaluationActor.play", send(signal.SIGKILL)):
         result = dppo.train(config)
     assert result.incidents == {}
+
     rows = read_metrics(tmp_path / "run")
     episodes = [row["eval/episodes"] for row in rows if "eval/episodes" in row]
     assert episodes == [2] * 6

@@ -128,6 +128,7 @@ def test_what_a_run_used_is_compared_with_its_quota(
     monkeypatch.setattr("time.monotonic", lambda: 105.0)
     notes_of_run = use.notes()
     assert len(notes_of_run) == notes
+
     fact = "8 actors on 4 cores, of which a quota (cgroup) allows 2, busy for 95% of the time"
     assert all(fact in line for line in notes_of_run)
 
@@ -144,6 +145,7 @@ def test_a_limit_of_the_size_of_files_is_named_and_removed_as_told(tmp_path: Pat
     printed = limited("ulimit -S -f 1", program, tmp_path).stdout
     fact = "file: cannot be written: File too large. This process may not write files larger than 1,024 bytes"
     assert f"{fact} (RLIMIT_FSIZE). Run `ulimit -f unlimited` first." in printed
+
     command = re.search("Run `(ulimit .*)` first", printed)
     assert command is not None
     assert limited(f"ulimit -S -f 1; {command[1]}", program, tmp_path).stdout == "5000\n"
@@ -158,10 +160,12 @@ def test_a_limit_that_the_user_cannot_remove_is_said(monkeypatch: pytest.MonkeyP
         "larger than 1,000 bytes (RLIMIT_FSIZE). Its hard limit is 2,000: start it in"
         in machine.file_size_remedy()
     )
+
     monkeypatch.setattr(
         resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     )
     assert machine.file_size_remedy() == ""
+
     told = remedy(OSError(errno.EFBIG, "File too large"))
     assert told == "Its file system takes no file of this size. Use a folder on another disk."
 
@@ -228,6 +232,7 @@ def test_a_picture_and_a_comparison_that_cannot_be_written_say_the_remedy(
     pictures.LearningCurve("title").on_end(cast(Result, result), None)
     assert "learning_curve.png: cannot be written: File too large. " in caplog.messages[0]
     assert "Errno" not in caplog.messages[0]
+
     (tmp_path / "file").write_text("")
     options = compare.Options()
     plan = [Config(env_id="CartPole-v1")]

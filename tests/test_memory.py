@@ -68,25 +68,29 @@ def test_a_policy_acts_on_many_as_on_each_and_returns_its_state(kind: str, run_o
     policy = dppo.load_policy(run_of(kind).run_dir)
     space = make_env(KINDS[kind]["env_id"], {}).observation_space
     space.seed(0)
-    steps = [[space.sample() for _ in range(3)] for _ in range(4)]
-    single: list[Any] = [None] * 3
     state = None
-    for observations in steps:
-        together: Any = create_empty_array(space, 3)
-        actions, state = policy.act(concatenate(space, observations, together), state)
+    state_of_row: list[Any] = [None] * 3
+    for _ in range(4):
+        observations = [space.sample() for _ in range(3)]
+        empty: Any = create_empty_array(space, 3)
+        together = concatenate(space, observations, empty)
+        actions, state = policy.act(together, state)
         assert state.shape == (3, policy.state_size)
         for row, obs in enumerate(observations):
-            action, single[row] = policy.act(obs, single[row])
+            action, alone = policy.act(obs, state_of_row[row])
             assert action == actions[row]
-            assert single[row].shape == (policy.state_size,)
-            np.testing.assert_allclose(single[row], state[row], atol=1e-5)
-    again, _ = policy.act(steps[0][0])
-    first, _ = policy.act(steps[0][0], np.zeros(policy.state_size))
-    assert again == first
-    with pytest.raises(
-        ValueError, match=rf"state has shape \(2,\). Pass .* \({policy.state_size},"
-    ):
-        policy.act(steps[0][0], np.zeros(2))
+            assert alone.shape == (policy.state_size,)
+            np.testing.assert_allclose(alone, state[row], atol=1e-5)
+            state_of_row[row] = alone
+
+    obs = space.sample()
+    without_state, _ = policy.act(obs)
+    from_zeros, _ = policy.act(obs, np.zeros(policy.state_size))
+    assert without_state == from_zeros
+
+    words = rf"state has shape \(2,\). Pass .* \({policy.state_size},"
+    with pytest.raises(ValueError, match=words):
+        policy.act(obs, np.zeros(2))
 
 
 def test_a_policy_without_memory_refuses_a_state(run_of: RunOf) -> None:

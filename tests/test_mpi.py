@@ -52,7 +52,8 @@ def test_each_rank_is_bound_to_its_own_core(tmp_path: Path) -> None:
     program.terminate(wait_s=60)
     slots.close()
     bound = [file.read_text() for file in tmp_path.glob("cores-*")]
-    assert sorted(bound) == sorted(str({core}) for core in cores_here()[:2])
+    expected = [str({core}) for core in cores_here()[:2]]
+    assert sorted(bound) == sorted(expected)
     assert program.exit_codes == {0: 0, 1: 0}
     assert program.poll() == 0
 
@@ -64,8 +65,10 @@ def test_a_rank_that_dies_is_named_and_the_others_end(tmp_path: Path) -> None:
     ranks = [psutil.Process(rank.pid) for rank in program.ranks.values()]
     os.kill(program.ranks[1].pid, signal.SIGKILL)
     wait_until(lambda: program.poll() is not None)
-    assert f"(rank 1 on {os.uname().nodename} by SIGKILL)" in program.end(wait_s=20)
-    assert psutil.wait_procs(ranks, timeout=0)[1] == []
+    end = program.end(wait_s=20)
+    assert f"(rank 1 on {os.uname().nodename} by SIGKILL)" in end
+    _, alive = psutil.wait_procs(ranks, timeout=0)
+    assert alive == []
 
 
 @pytest.fixture(params=["c", "fortran"])
@@ -85,6 +88,7 @@ def test_ranks_that_share_cores_sleep_while_the_policy_is_computed(
     env.reset(seed=1)
     observation, *_ = env.step(np.full(3, 0.5))
     assert observation.shape == (48,)
+
     waiting = [psutil.Process(pid) for pid in ranks_of(any_heat)]
     assert len(waiting) == 2
 

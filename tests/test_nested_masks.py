@@ -38,10 +38,12 @@ def hybrid(source: str, form: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dppo.Result]:
     folder = tmp_path_factory.mktemp("masks")
-    short = {"total_timesteps": 160, "update_epochs": 1}
-    return {
-        form: dppo.train(small(folder / "-".join(form), **hybrid(*form), **short)) for form in FORMS
-    }
+    results = {}
+    for form in FORMS:
+        settings = hybrid(*form) | {"total_timesteps": 160, "update_epochs": 1}
+        config = small(folder / "-".join(form), **settings)
+        results[form] = dppo.train(config)
+    return results
 
 
 def test_masks_of_nested_actions_are_obeyed_and_their_form_does_not_change_the_weights(
@@ -54,28 +56,29 @@ def test_masks_of_nested_actions_are_obeyed_and_their_form_does_not_change_the_w
     for result in trained.values():
         assert result.incidents == {}
         for deterministic in (True, False):
-            assert len(dppo.evaluate(result, episodes=3, deterministic=deterministic).returns) == 3
+            played = dppo.evaluate(result, episodes=3, deterministic=deterministic)
+            assert len(played.returns) == 3
     in_observation = FORMS[:2]
     beside = FORMS[2:]
     for forms in (in_observation, beside):
-        assert len({trained[form].weights_sha256 for form in forms}) == 1
+        weights = {trained[form].weights_sha256 for form in forms}
+        assert len(weights) == 1
 
 
 def test_a_policy_takes_nested_masks_of_one_state_and_of_many(trained: Any) -> None:
     policy = dppo.load_policy(trained["info", "nested"].run_dir)
     gears = np.eye(4, dtype=np.int8)
-    lamps = np.array([[0, 1], [2, 1]], np.int8)
-    everything = {"arm": None, "inner": None}
+    only_second_on = np.array([0, 1], np.int8)
+    obs = np.zeros(2, np.float32)
     for only in range(4):
-        action = policy.act(
-            np.zeros(2, np.float32),
-            action_mask={**everything, "gear": gears[only], "lamps": lamps[0]},
-        )
+        mask = {"arm": None, "gear": gears[only], "inner": None, "lamps": only_second_on}
+        action = policy.act(obs, action_mask=mask)
         assert action["gear"] == 2 + only
         assert action["lamps"].tolist() == [0, 1]
         assert HYBRID.contains(action)
-    masks = {"gear": gears[:2], "inner": (None, None), "lamps": lamps}
-    together = policy.act(np.zeros((2, 2), np.float32), action_mask=masks)
+
+    masks = {"gear": gears[:2], "inner": (None, None), "lamps": np.array([[0, 1], [2, 1]], np.int8)}
+    together = policy.act(np.stack([obs, obs]), action_mask=masks)
     assert together["gear"].tolist() == [2, 3]
     assert together["lamps"][:, 1].tolist() == [1, 1]
 
@@ -87,36 +90,37 @@ def test_an_exported_policy_reads_masks_in_the_observation(form: str, trained: A
     env = Hybrid("leaf", form)
     for seed in range(5):
         obs, _ = env.reset(seed=seed)
-        inputs = {
-            f"obs.{name}": torch.from_numpy(np.array(leaf)[None])
-            for name, leaf in leaves(obs).items()
-        }
+        inputs = {}
+        for name, leaf in leaves(obs).items():
+            row = np.array(leaf)[None]
+            inputs[f"obs.{name}"] = torch.from_numpy(row)
         outputs = module.outputs(inputs)
         for name, part in leaves(policy.act(obs)).items():
-            np.testing.assert_allclose(outputs[f"action.{name}"][0], part, rtol=1e-4, atol=1e-5)
+            exported = outputs[f"action.{name}"][0]
+            np.testing.assert_allclose(exported, part, rtol=1e-4, atol=1e-5)
 
 
 def test_impossible_choices_have_no_gradient_and_the_others_are_unchanged() -> None:
-    actions = actions_of(HYBRID)
-    distribution = distribution_of(actions)
+    distribution = distribution_of(actions_of(HYBRID))
     drawn = np.random.default_rng(0)
     head = drawn.normal(size=(9, distribution.head_size))
     masks = drawn.random((9, 13)) < 0.5
     masks[:, [0, 4, 6, 9, 11]] = True  # each element keeps a choice
+
     limited = distribution.limited(head, masks)
     in_torch = distribution.limited_in_torch(torch.from_numpy(head), torch.from_numpy(masks))
     np.testing.assert_array_equal(in_torch, limited)
+
     impossible = limited != head
     columns = list(distribution.choice_columns)
     np.testing.assert_array_equal(impossible[:, columns], ~masks)
     assert impossible.sum() == (~masks).sum()
+
     noise = distribution.noise(drawn, 1, 9, "float64")[0]
-    scored = distribution.scores_with_gradient(
-        in_torch, torch.from_numpy(distribution.sample(limited, noise))
-    )
-    gradient = scored.gradient(
-        torch.ones(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64)
-    )
+    actions = distribution.sample(limited, noise)
+    scored = distribution.scores_with_gradient(in_torch, torch.from_numpy(actions))
+    ones = torch.ones(9, dtype=torch.float64)
+    gradient = scored.gradient(ones, ones)
     assert torch.isfinite(gradient).all()
     assert (gradient[torch.from_numpy(impossible)] == 0).all()
 
@@ -171,11 +175,14 @@ BESIDE = spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])
         (BESIDE, (np.array([1, 0]), None), (), [1, 0]),
         (BESIDE, ([[1, 0], [0, 1]], None), (2,), [[1, 0], [0, 1]]),
     ],
+    ids=["flat", "nested", "flat beside a number", "nested beside a number", "of two rows"],
 )
 def test_flat_masks_of_a_tuple_are_told_from_nested_ones(
     space: Any, mask: Any, rows: tuple[int, ...], allowed: Any
 ) -> None:
-    assert checked_masks(mask, rows, actions_of(space)).tolist() == allowed
+    actions = actions_of(space)
+    checked = checked_masks(mask, rows, actions)
+    assert checked.tolist() == allowed
 
 
 def box_with_mask() -> gym.Env[Any, Any]:

@@ -111,6 +111,7 @@ def test_what_a_command_has_left_ends_if_its_agent_is_gone_before_it(
     pid = int(file.read_text())
     shell = psutil.Process(pid).parent()
     assert shell is not None
+
     attending = shell.parent()
     assert attending is not None
     attending.suspend()  # so that it notices both ends at once
@@ -159,13 +160,16 @@ def test_a_lease_makes_folders_and_ends_what_has_its_mark(node: Node, tmp_path: 
     lease = NodeLease(node, 0, MARK, str(folder))
     assert lease.cores == []
     assert folder.is_dir()
+
     NodeLease(node, 0, "the mark of another lease", str(tmp_path)).close()
     (tmp_path / "file").write_text("")
     with pytest.raises(SolverError, match=r"node other: .*Not a directory"):
         NodeLease(node, 0, MARK, str(tmp_path / "file" / "folder"))
+
     marked = subprocess.Popen(["sleep", "1000"], env={slots_node.MARK: MARK})
     lease.close()
     assert marked.wait(20) == -signal.SIGTERM
+
     wait_until(lambda: not folder.exists(), 10)
     assert tmp_path.is_dir()
 

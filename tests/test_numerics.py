@@ -56,27 +56,28 @@ for kind in sys.argv[2:]:
 needs_avx2 = pytest.mark.skipif(not portable.has_avx2(), reason="portable numerics need AVX2")
 
 
+def compiled_intel(folder: Path) -> str:
+    """Return a library that makes MKL believe that it runs on a CPU of Intel."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = folder / "intel.c"
+    library = folder / "intel.so"
+    source.write_text(INTEL)
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
 def weights_on(cpu: str, names: list[str], folder: Path) -> list[str]:
     """Return a line for each kind, trained where the libraries would choose the code of `cpu`."""
-    variables = dict(CPUS.get(cpu, {}))
+    chosen = {*portable.VARIABLES, "DPPO_NUMERICS"}
+    variables = {name: value for name, value in fresh_environment().items() if name not in chosen}
+    variables |= CPUS.get(cpu, {})
     if cpu == "intel":
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            pytest.skip("no C compiler")
-        variables["LD_PRELOAD"] = str(folder / "intel.so")
-        (folder / "intel.c").write_text(INTEL)
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", "-o", variables["LD_PRELOAD"], folder / "intel.c"],
-            check=True,
-        )
-    inherited = {
-        name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES
-    }
-    inherited.pop("DPPO_NUMERICS", None)
+        variables["LD_PRELOAD"] = compiled_intel(folder)
     command = [sys.executable, "-c", WEIGHTS_OF_KINDS, str(folder / (cpu or "own")), *names]
-    done = subprocess.run(
-        command, env=inherited | variables, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -97,11 +98,15 @@ def test_weights_are_equal_on_other_types_of_cpu(
 
 
 def test_differences_name_operations_and_versions() -> None:
-    assert ONE.differences(replace(ONE, node="n2", cpu="Intel")) == ""
-    assert ONE.differences(replace(ONE, results={"a": "1"})) == "", "only what both computed counts"
+    elsewhere = replace(ONE, node="n2", cpu="Intel")
+    assert ONE.differences(elsewhere) == ""
+    only_a = replace(ONE, results={"a": "1"})
+    assert ONE.differences(only_a) == "", "only what both computed counts"
     other = replace(ONE, versions={"numpy": "2.3"}, results=NAMED | {"b": "3"})
     assert ONE.differences(other) == "other last bits in b, numpy 2.3 instead of 2.4"
-    assert fingerprint(PROBE, torch=False).differences(fingerprint(PROBE, torch=True)) == ""
+    without_torch = fingerprint(PROBE, torch=False)
+    with_torch = fingerprint(PROBE, torch=True)
+    assert without_torch.differences(with_torch) == ""
 
 
 def test_a_fingerprint_does_not_depend_on_the_threads_of_its_process() -> None:
@@ -229,6 +234,7 @@ def test_variables_are_set_while_a_run_lasts(
         assert ("ONEDNN_MAX_CPU_ISA" in variables) == (numerics == "strict")
     assert os.environ["MKL_CBWR"] == "AVX2"
     assert "OPENBLAS_CORETYPE" not in os.environ
+
     with portable.in_force("native") as variables:
         assert variables == {}
     monkeypatch.setattr(portable, "numpy_is_portable", lambda: False)
@@ -244,6 +250,7 @@ def test_a_run_on_another_machine_is_noted_once(
     text = (tmp_path / "run" / "config.yaml").read_text()
     assert "cpu: " in text
     assert "numerics: " in text
+
     now = fingerprint
 
     def elsewhere(probe: Probe, *, torch: bool) -> Fingerprint:

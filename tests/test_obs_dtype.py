@@ -26,18 +26,22 @@ OFFSET = 1e9
 
 def far_away(nest: bool = False, dtype: str = "float64") -> Faulty:
     """Return an environment whose second number lies beside 1e9; `nest` puts both into a Dict."""
-    low, high = (0, 2**30) if "int" in dtype else (-np.inf, np.inf)
+    is_integer = "int" in dtype
+    low, high = (0, 2**30) if is_integer else (-np.inf, np.inf)
     space: gym.Space[Any] = gym.spaces.Box(low, high, (2,), np.dtype(dtype).type)
 
-    def observe(steps: int) -> Any:
-        number = np.sin(steps)
-        far = np.array([0.5, OFFSET + number])
-        if "int" in dtype:
-            far = np.array([0, int(OFFSET + round(4 * number))], dtype)
-        return {"far": far, "dial": steps % 3} if nest else far
+    def numbers(steps: int) -> np.ndarray:
+        wave = np.sin(steps)
+        if is_integer:
+            return np.array([0, int(OFFSET + round(4 * wave))], dtype)
+        return np.array([0.5, OFFSET + wave])
+
+    def nested(steps: int) -> dict[str, Any]:
+        return {"far": numbers(steps), "dial": steps % 3}
 
     if nest:
         space = gym.spaces.Dict({"far": space, "dial": gym.spaces.Discrete(3)})
+    observe = nested if nest else numbers
     return Faulty(space=space, observe=observe, episodes=(), length=20)
 
 
@@ -46,25 +50,34 @@ def config_of(**changes: Any) -> Config:
     return tiny_run(None, samplers=2, steps=64, **stored | changes)
 
 
+def far_of(obs: Any, nest: bool) -> Any:
+    """Return the two numbers of each observation."""
+    return obs["far"] if nest else obs
+
+
 @pytest.mark.parametrize("nest", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_acting_and_learning_normalize_in_float64_before_rounding(nest: bool, dtype: str) -> None:
     config = config_of(env_kwargs={"nest": nest}, dtype=dtype)
     samplers, trainer = parts_of(config, 1)
-    statistics = no_statistics(samplers[0].spaces, obs=True, returns=False)
     weights = trainer.weights()
-    [report], _ = collect(samplers, PolicySnapshot(0, weights, statistics.obs_scale()))
+    statistics = no_statistics(samplers[0].spaces, obs=True, returns=False)
+    first = PolicySnapshot(0, weights, statistics.obs_scale())
+    [report], _ = collect(samplers, first)
     scale = statistics.merged([report.statistics]).obs_scale()
     assert scale is not None
+
     _, [segment] = collect(samplers, PolicySnapshot(1, weights, scale))
     batch = make_batch([segment], scale, None, PPO())
-    obs: Any = batch.obs
-    leaf = obs["far"] if nest else obs
-    raw = segment.obs["far"] if nest else segment.obs
+
+    raw = far_of(segment.obs, nest)
     assert raw.dtype == np.float64
     # the slow twin
-    expected = np.array([(row[1] - scale.mean[1]) / scale.std[1] for row in raw.reshape(-1, 2)])
-    np.testing.assert_allclose(leaf[:, 1], np.clip(expected, -10, 10), rtol=1e-6, atol=1e-6)
+    beside = raw.reshape(-1, 2)[:, 1]
+    expected = [(number - scale.mean[1]) / scale.std[1] for number in beside]
+    normalized = far_of(batch.obs, nest)[:, 1]
+    np.testing.assert_allclose(normalized, np.clip(expected, -10, 10), rtol=1e-6, atol=1e-6)
+
     scored = trainer.model.forward(batch.obs, batch.actions)
     np.testing.assert_allclose(scored.policy.logprobs, batch.logprobs, atol=2e-5)
 
@@ -75,11 +88,17 @@ def test_integers_beside_1e9_reach_the_network_apart(nest: bool, dtype: str) -> 
     config = config_of(env_kwargs={"nest": nest, "dtype": dtype})
     built = build_sampler(sampler_plan(config), 0)
     agent = built.sampler.agent
-    scale = ObsScale(np.array([0.0, OFFSET]), np.array([1.0, 4.0]))
-    agent.load(PolicySnapshot(0, random_weights(agent.spec), scale))
+    mean = np.array([0.0, OFFSET])
+    std = np.array([1.0, 4.0])
+    weights = random_weights(agent.spec)
+    agent.load(PolicySnapshot(0, weights, ObsScale(mean, std)))
+
     obs = np.zeros(7, built.spaces.obs)
-    leaves(obs)["far" if nest else ""][:, 1] = int(OFFSET) + np.arange(7)
-    assert len({head.tobytes() for head in agent.decide(obs)[1].head}) == 7
+    integers = leaves(obs)["far" if nest else ""]
+    integers[:, 1] = int(OFFSET) + np.arange(7)
+    _, decisions = agent.decide(obs)
+    different = {head.tobytes() for head in decisions.head}
+    assert len(different) == 7
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [("float32", True), ("float64", False)])
@@ -98,6 +117,7 @@ def test_integers_that_the_network_cannot_tell_apart_are_reported(
     weights = random_weights(built.sampler.agent.spec)
     report, segment = built.sampler.collect(SegmentRequest(0, 0), PolicySnapshot(0, weights))
     assert leaves(segment.obs)["far" if nest else ""].dtype == np.int64
+
     messages = [incident.message for incident in report.incidents]
     assert len(messages) == lost
     for message in messages:

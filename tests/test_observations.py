@@ -87,17 +87,19 @@ def test_every_kind_of_space_and_network_trains_and_plays(
 
 @pytest.mark.parametrize("kind", ["image", "dict observation"])
 def test_a_loaded_policy_acts_on_one_observation_and_on_many(kind: str, run_of: RunOf) -> None:
+    choices = (0, 1, 2)
     policy = dppo.load_policy(run_of(kind).run_dir)
     env = make_env(KINDS[kind]["env_id"], {})
     obs, _ = env.reset(seed=3)
-    assert policy.act(obs) in (0, 1, 2)
-    generator = np.random.default_rng(1)
-    assert policy.act(obs, generator=generator) in (0, 1, 2)
+    assert policy.act(obs) in choices
+    assert policy.act(obs, generator=np.random.default_rng(1)) in choices
+
     if kind == "image":
-        assert policy.act(np.stack([obs, obs, obs])).shape == (3,)
+        three = np.stack([obs, obs, obs])
+        assert policy.act(three).shape == (3,)
     else:
         del obs["mission"]  # is not read, and need not be there
-        assert policy.act(obs) in (0, 1, 2)
+        assert policy.act(obs) in choices
         del obs["gear"]
         with pytest.raises(ValueError, match="obs is an observation without part 'gear'"):
             policy.act(obs)
@@ -200,25 +202,32 @@ def test_a_run_says_which_network_it_trains_and_why(
 
 
 def test_a_leaf_inside_another_may_be_named_with_a_slash(tmp_path: Path) -> None:
-    changes = {"drop_obs": ("mission", "robot/note", "camera", "tool")}
-    config = settings("dict observation", tmp_path / "run", image_features=None, **changes)
-    result = dppo.train(config)
+    run = tmp_path / "run"
+    without_camera = settings(
+        "dict observation",
+        run,
+        image_features=None,
+        drop_obs=("mission", "robot/note", "camera", "tool"),
+    )
+    result = dppo.train(without_camera)
     policy = dppo.load_policy(result.run_dir)
     assert "camera" not in policy.spaces.leaves()
-    config = settings("dict observation", tmp_path / "run", image_features=None)
+
+    with_camera = settings("dict observation", run, image_features=None)
     with pytest.raises(ConfigError, match="drop_obs="):
-        dppo.train(config, resume=tmp_path / "run")
+        dppo.train(with_camera, resume=run)
+
+
+def pixels(*shape: int) -> gym.Space[Any]:
+    return spaces.Box(0, 255, shape, np.uint8)
 
 
 @pytest.mark.parametrize(
     ("space", "changes"),
     [
-        (spaces.Box(0, 255, (84, 84, 4), np.uint8), {"image_encoder": "nature"}),
-        (
-            spaces.Box(0, 255, (96, 96, 3), np.uint8),
-            {"image_encoder": "impala", "trunk": "separate"},
-        ),
-        (spaces.Box(0, 255, (35, 35, 3), np.uint8), {"image_encoder": "grid", "trunk": "separate"}),
+        (pixels(84, 84, 4), {"image_encoder": "nature"}),
+        (pixels(96, 96, 3), {"image_encoder": "impala", "trunk": "separate"}),
+        (pixels(35, 35, 3), {"image_encoder": "grid", "trunk": "separate"}),
         (spaces.Box(-1, 1, (376,), np.float64), {"hidden_sizes": (2048, 2048)}),
     ],
     ids=["nature", "impala", "grid", "wide"],

@@ -58,16 +58,20 @@ def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(
     config = settings(tmp_path / "run", checkpoint_interval_s=0)
     result = dppo.train(config, observers=[dppo.Observer(), recorder])
     assert result.weights_sha256 == undisturbed
+
     each = []
     for number in range(ITERATIONS):
         each.append(f"iter_{number:06d}")
         each.append("iteration")
     assert recorder.calls == ["start", *each, "iter_000004", "end"]
-    assert recorder.run is not None
-    assert recorder.run.config == config
-    assert recorder.run.run_dir == tmp_path / "run"
-    assert recorder.run.total_steps == 64 * ITERATIONS
-    assert recorder.run.resumed_at is None
+
+    run = recorder.run
+    assert run is not None
+    assert run.config == config
+    assert run.run_dir == tmp_path / "run"
+    assert run.total_steps == 64 * ITERATIONS
+    assert run.resumed_at is None
+
     assert recorder.rows == result.metrics
     assert len(recorder.episodes) == result.episodes > 0
     assert recorder.checkpoints[-1] == result.checkpoint
@@ -75,6 +79,7 @@ def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(
     assert recorder.error is None
     assert "run_dir=" in repr(result)
     assert len(repr(result)) < 300
+
     (result.run_dir / "metrics.jsonl").unlink()
     with pytest.raises(dppo.errors.DppoError):
         _ = result.metrics
@@ -124,25 +129,27 @@ SLEEPY: dict[str, Any] = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step
 def test_progress_is_reported_while_a_slow_simulator_collects(
     num_actors: int, steps: int, iterations: int, tmp_path: Path, capsys: Capture, ray_session: None
 ) -> None:
-    watcher = Watcher()
     batch = 2 * steps
     total = batch * iterations
-    changes = {
-        **SLEEPY,
+    changes = SLEEPY | {
         "num_steps": steps,
         "total_timesteps": total,
         "num_actors": num_actors,
         "progress": "plain",
     }
-    config = settings(tmp_path / "run", **changes)
-    dppo.train(config, observers=[watcher])
-    assert {progress.iteration for progress in watcher.seen} == set(range(1, iterations + 1))
-    for progress in watcher.seen:
+    watcher = Watcher()
+    dppo.train(settings(tmp_path / "run", **changes), observers=[watcher])
+    seen = watcher.seen
+    assert {progress.iteration for progress in seen} == set(range(1, iterations + 1))
+
+    for progress in seen:
+        before = batch * (progress.iteration - 1)
         assert 0 <= progress.steps <= batch
-        assert progress.global_step == batch * (progress.iteration - 1) + progress.steps
+        assert progress.global_step == before + progress.steps
         assert progress.elapsed_s >= 1
         assert progress.processes == max(1, num_actors) or progress.steps > 0
-    assert any(0 < progress.steps < batch for progress in watcher.seen if progress.iteration == 1)
+    assert any(0 < progress.steps < batch for progress in seen if progress.iteration == 1)
+
     line = rf"^ +\d+ / {total} +\d+%   iteration 1: \d+ of {batch} steps(   \S+ ms per env step   left about \d.*)?$"
     assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
@@ -177,17 +184,19 @@ class StopAt(dppo.Observer):
 
 
 def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undisturbed: str) -> None:
-    last = Recorder()
-    after = Recorder()
     config = settings(tmp_path / "run")
+    last = Recorder()
     result = dppo.train(config, observers=[Recorder(), StopAt(2), StopAt(2), last])
     assert result.stopped_by == "StopAt"
     assert result.iterations == 2
     assert result.checkpoint.stem == "iter_000002"
+
     seen_by_last = [row["iteration"] for row in last.rows]
     assert seen_by_last == [1, 2], "all observers see the last iteration"
     assert "Stopped by StopAt after 128 steps" in last.ending[0]
     assert last.ending[-1] == f"Resume with: dppo train --resume {tmp_path / 'run'}"
+
+    after = Recorder()
     whole = dppo.train(config, resume=tmp_path / "run", observers=[after, StopAt(ITERATIONS)])
     assert whole.weights_sha256 == undisturbed
     assert whole.resumed_at == 2
@@ -198,18 +207,25 @@ def test_an_observer_may_stop_a_run_which_can_be_resumed(tmp_path: Path, undistu
     assert [row["iteration"] for row in after.rows] == [3, 4]
 
 
+class Says(dppo.Observer):
+    """Answers each iteration with the same value."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def on_iteration(self, row: dict[str, float]) -> Any:
+        return self.answer
+
+
 @pytest.mark.parametrize(
     ("answer", "stops"),
     [(True, True), (np.True_, True), (np.False_, False), (1, False), (np.ones(2), False)],
 )
 def test_an_observer_stops_a_run_with_true_also_that_of_numpy(answer: Any, stops: bool) -> None:
     """A comparison of NumPy's numbers, as `np.mean(...) > 0`, is no bool of Python."""
-    observer: dppo.Observer = type(
-        "Says", (dppo.Observer,), {"on_iteration": lambda self, row: answer}
-    )()
-    assert Observers(Display(), [observer]).iteration({"iteration": 1}) == (
-        "Says" if stops else None
-    )
+    observers = Observers(Display(), [Says(answer)])
+    expected = "Says" if stops else None
+    assert observers.iteration({"iteration": 1}) == expected
 
 
 @dataclass
@@ -234,7 +250,8 @@ def test_observers_are_ended_one_by_one_even_if_they_are_equal() -> None:
 
 
 def test_the_observer_of_the_example_stops_at_its_target(tmp_path: Path) -> None:
-    observer = runpy.run_path(str(EXAMPLES / "early_stop.py"))["StopAt"](15.0)
+    example = runpy.run_path(str(EXAMPLES / "early_stop.py"))
+    observer = example["StopAt"](15.0)
     result = dppo.train(settings(tmp_path / "run", total_timesteps=64 * 100), observers=[observer])
     assert result.stopped_by == "StopAt"
     assert result.iterations < 100
@@ -298,6 +315,7 @@ def test_all_observers_are_ended_even_if_one_raises_at_the_end(tmp_path: Path) -
     assert last.result is not None
     assert last.result.stopped_by is None
     assert resumed(tmp_path / "run").iterations == ITERATIONS
+
     observers = [raising("iteration", KeyError("first")), raising("end", at_end)]
     # the first error is raised, and the other logged
     with Notes() as notes, pytest.raises(KeyError):
@@ -360,11 +378,13 @@ def test_a_failed_run_prints_cause_and_resume_command(
         break_with(error, tmp_path / "run", progress="plain", on_env_fault="raise")
     printed = capsys.readouterr().out
     assert "Failed with EnvironmentFault after 128 steps" in printed
+
     place = r"sampler 1 \(test_observers:Breaking\), env 0: step of episode \d+ \(.*\)"
     [raised] = traceback.format_exception_only(error)
     assert re.search(rf"^Cause: {place} raised {raised}", printed, re.MULTILINE)
     assert f"Checkpoint: {tmp_path / 'run' / 'checkpoints' / 'iter_000002.safetensors'}" in printed
     assert f"Resume with: dppo train --resume {tmp_path / 'run'} --trust\n" in printed
+
     [*_, command] = re.findall(r"^Resume with: dppo (.*)$", printed, re.MULTILINE)
     assert main(shlex.split(command)) == 0
     assert f"Weights: sha256 {undisturbed[:16]}" in capsys.readouterr().out

@@ -151,18 +151,20 @@ def test_defaults_of_the_task_are_used_and_recorded(
     sizes: dict[str, Any] = {"samplers": 2, "steps": 32, "iterations": 2, "update_epochs": None}
     config = tiny_run(tmp_path / "open", **sizes | task)
     resolved, choices = resolve(config, TaskFacts(action_dims=int(task == CONTINUOUS)))
-    caplog.set_level("INFO", logger="dppo")
-    run = dppo.train(config)
-    lines = [choice.line for choice in choices if choice.line]
+    with caplog.at_level("INFO", logger="dppo"):
+        run = dppo.train(config)
     chosen = ("Epochs:", "Updates:", "Advantages:")
     logged = [line for line in caplog.messages if line.startswith(chosen)]
-    assert logged == lines
+    assert logged == [choice.line for choice in choices if choice.line]
+
     explicit = dppo.train(replace(resolved, run_dir=tmp_path / "explicit"))
     assert explicit.weights_sha256 == run.weights_sha256
+
     path = tmp_path / "open" / "config.yaml"
     written = path.read_text(encoding="utf8")
     for choice in choices:
         assert f"#   {choice.setting}: {json.dumps(choice.value)}" in written
+
     copied = Config(**read_settings(path))
     assert copied.update_epochs is None, "the setting is still open in a copy of the file"
 
@@ -193,6 +195,7 @@ def test_statistics_that_an_environment_does_not_have_cannot_be_frozen(
         ConfigError, match="freeze_norm_after=10 has no effect: norm_reward is off, and no observ"
     ):
         dppo.train(config)
+
     nothing = partial(no_statistics, obs=False, returns=False)
     monkeypatch.setattr(building, "_no_statistics", lambda config, spaces, resumed: nothing(spaces))
     dppo.train(config)  # as an earlier version did

@@ -152,23 +152,33 @@ def test_another_network_cannot_continue_the_run(
         dppo.train(settings(trained.run_dir, **changes), resume=trained.run_dir)
 
 
+def normalized(obs: np.ndarray, statistics: dict[str, np.ndarray]) -> np.ndarray:
+    """Return observations in units of their deviations, clipped, as the paper has it."""
+    variance = statistics["obs.m2"] / statistics["obs.count"]
+    std = np.sqrt(variance + 1e-8)
+    scaled = (obs - statistics["obs.mean"]) / std
+    return np.clip(scaled, -10, 10).astype(np.float32)
+
+
 def test_a_loaded_policy_acts_as_the_network_that_was_trained(trained: dppo.Result) -> None:
     policy = dppo.load_policy(trained.run_dir)
-    module = models.Plain(policy.spaces, head_size=2, **KWARGS)
     arrays = checkpoints.load(trained.checkpoint).arrays
-    module.load_state_dict(
-        {name: torch.from_numpy(array) for name, array in arrays["model"].items()}
-    )
+    module = models.Plain(policy.spaces, head_size=2, **KWARGS)
+    weights = {name: torch.from_numpy(array) for name, array in arrays["model"].items()}
+    module.load_state_dict(weights)
+
     obs = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
-    statistics = arrays["normalizer"]
-    std = np.sqrt(statistics["obs.m2"] / statistics["obs.count"] + 1e-8)
-    x = np.clip((obs - statistics["obs.mean"]) / std, -10, 10).astype(np.float32)
+    inputs = torch.from_numpy(normalized(obs, arrays["normalizer"]))
     with torch.no_grad():
-        head, _ = module(torch.from_numpy(x))
-    np.testing.assert_allclose(policy.act(obs), head[:, :1].clamp(-2, 2), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(policy.act(obs[0]), policy.act(obs[:1])[0])
-    drawn = [policy.act(obs, generator=np.random.default_rng(3)) for _ in range(2)]
-    np.testing.assert_array_equal(*drawn)
+        head, _ = module(inputs)
+    means = head[:, :1].clamp(-2, 2)
+    np.testing.assert_allclose(policy.act(obs), means, rtol=1e-5, atol=1e-6)
+
+    first_row = policy.act(obs[:1])[0]
+    np.testing.assert_array_equal(policy.act(obs[0]), first_row)
+    drawn = policy.act(obs, generator=np.random.default_rng(3))
+    again = policy.act(obs, generator=np.random.default_rng(3))
+    np.testing.assert_array_equal(drawn, again)
 
 
 def test_a_network_that_cannot_be_imported_is_named(
@@ -267,22 +277,26 @@ def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
     assert len(tried) == 3
 
 
+class Energy(models.Plain):
+    """Adds the gradient of an energy to its head."""
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__(spaces, head_size)
+        self.energy = nn.Linear(4, 1)
+        nn.utils.parametrize.register_parametrization(self.energy, "bias", nn.Tanh())
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            arguments = obs.detach().requires_grad_()
+            energy = torch.tanh(self.energy(arguments)).sum()
+            (gradient,) = torch.autograd.grad(energy, arguments, create_graph=True)
+        head, values = super().forward(obs)
+        return head + gradient.sum(dim=1, keepdim=True), values
+
+
 def test_a_network_may_take_a_gradient_and_parametrize_a_bias(tmp_path: Path) -> None:
-    class Energy(models.Plain):
-        def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
-            super().__init__(spaces, head_size)
-            self.energy = nn.Linear(4, 1)
-            nn.utils.parametrize.register_parametrization(self.energy, "bias", nn.Tanh())
-
-        def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                arguments = obs.detach().requires_grad_()
-                energy = torch.tanh(self.energy(arguments)).sum()
-                (gradient,) = torch.autograd.grad(energy, arguments, create_graph=True)
-            head, values = super().forward(obs)
-            return head + gradient.sum(dim=1, keepdim=True), values
-
-    assert dppo.train(cartpole(tmp_path / "run", model=Energy)).iterations == ITERATIONS
+    result = dppo.train(cartpole(tmp_path / "run", model=Energy))
+    assert result.iterations == ITERATIONS
 
 
 def test_unknown_arguments_of_the_class_are_named(tmp_path: Path) -> None:

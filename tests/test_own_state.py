@@ -52,8 +52,9 @@ def resumed(config: dppo.Config, at: int = 3, **changes: Any) -> tuple[dppo.Resu
     """Stop a run, and resume it with changed settings."""
     dppo.train(config, observers=[Recorder(interrupt_at=at)])
     recorder = Recorder()
-    config = dataclasses.replace(config, **changes)
-    return dppo.train(config, resume=config.run_dir, observers=[recorder]), recorder
+    changed = dataclasses.replace(config, **changes)
+    result = dppo.train(changed, resume=config.run_dir, observers=[recorder])
+    return result, recorder
 
 
 @pytest.mark.parametrize(
@@ -108,12 +109,13 @@ def test_without_its_state_what_a_replay_cannot_repeat_is_said(before: str, tmp_
 def test_hidden_state_moves_with_its_sampler(
     env: str, changes: dict[str, Any], ray_session: None, tmp_path: Path
 ) -> None:
-    in_process = changes | {"env_threads": False} | ({"env_state": "off"} if env == "Arm" else {})
+    in_process = changes | {"env_threads": False}
+    if env == "Arm":
+        in_process["env_state"] = "off"
     here = dppo.train(settings(tmp_path / "here", env, **in_process))
+    on_actors = settings(tmp_path / "there", env, {"sleep_s": 0.01}, num_actors=2, **changes)
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
-        there = dppo.train(
-            settings(tmp_path / "there", env, {"sleep_s": 0.01}, num_actors=2, **changes)
-        )
+        there = dppo.train(on_actors)
     assert there.incidents["actor_lost"] >= 2
     assert there.weights_sha256 == here.weights_sha256
     assert "replay_mismatch" not in there.incidents
@@ -158,6 +160,7 @@ def test_a_wrong_state_is_an_error_in_the_first_segment_if_it_is_demanded_and_a_
     assert messages[0].startswith("sampler 0 (worlds.stateful:limited), env 0: its state ")
     assert "It is not used: episodes are replayed." in messages[0]
     assert run("off", env_state="off") == ({}, [])
+
     incidents, messages = run("later", after=2)
     assert incidents == {"own_state": 2}
     assert "If its actor is lost, the episode is replayed" in messages[0]
@@ -166,7 +169,8 @@ def test_a_wrong_state_is_an_error_in_the_first_segment_if_it_is_demanded_and_a_
 @pytest.mark.proves("takes another state than `set_state` was given, with `--env-state own`")
 def test_a_state_that_is_not_what_was_set_ends_the_episode(tmp_path: Path) -> None:
     forgets = settings(tmp_path / "run", kwargs={"fault": "forgets"}, env_state="own")
-    assert resumed(forgets, at=2)[0].incidents == {"replay_mismatch": 4}
+    result, _ = resumed(forgets, at=2)
+    assert result.incidents == {"replay_mismatch": 4}
 
 
 @pytest.mark.proves(
@@ -182,6 +186,7 @@ def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path:
     result, recorder = resumed(settings(tmp_path / "run", world))
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents == ({"own_state": 2} if world == "Misleading" else {})
+
     if world == "Misleading":
         words = "get_state and set_state do not bring the environment back"
         assert words in recorder.incidents[0].message
@@ -231,6 +236,7 @@ def test_plain_data_is_restored_as_it_was() -> None:
     assert packed(restored) == data
     assert repr(restored) == repr(PLAIN)
     assert restored["arrays"][0].flags.fnc
+
     restored["arrays"][0][0, 0] = 1.0  # may be written to
     for wrong in (
         {1},
@@ -259,28 +265,38 @@ def test_damaged_plain_data_is_nothing_but_a_value_error() -> None:
     assert refused > 2000
 
 
+def invalid_states() -> list[tuple[str, bytes]]:
+    """Return states and proofs of a sampler that do not fit: of one environment, of another form, damaged."""
+    proof = [b"", 0, 0.0, 0, np.zeros(16, np.int64), None]
+    short = proof[:5]
+    of_two_columns = [*proof[:4], np.zeros((16, 2)), None]
+    return [
+        ("states", packed([b""])),
+        ("states", b"\xff" * 40),
+        ("states", packed("text")),
+        ("proofs", packed([proof])),
+        ("proofs", packed([proof, short])),
+        ("proofs", packed([proof, of_two_columns])),
+        ("proofs", packed({"a": proof})),
+    ]
+
+
 def test_states_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> None:
-    dppo.train(settings(tmp_path / "run"), observers=[Recorder(interrupt_at=2)])
-    (path,) = sorted((tmp_path / "run" / "checkpoints").glob("*000002*"))
-    good = checkpoints.load(path)
-    right = good.arrays["samplers"].copy()
-    assert unpacked(right["1.proofs"].tobytes())[0][4].shape == (16,)
-    damaged = [("states", states) for states in (packed([b""]), b"\xff" * 40, packed("text"))]
-    first = [b"", 0, 0.0, 0, np.zeros(16, np.int64), None]
-    for wrong in (
-        [first],
-        [first, first[:5]],
-        [first, [*first[:4], np.zeros((16, 2)), None]],
-        {"a": first},
-    ):
-        damaged.append(("proofs", packed(wrong)))
-    for name, states in damaged:
-        good.arrays["samplers"] = right | {f"1.{name}": np.frombuffer(states, np.uint8)}
-        checkpoints.save(
-            tmp_path / "run" / "checkpoints", 3, good, keep=checkpoints.Keep(9), score=None
-        )
+    config = settings(tmp_path / "run")
+    dppo.train(config, observers=[Recorder(interrupt_at=2)])
+    folder = tmp_path / "run" / "checkpoints"
+    [path] = folder.glob("*000002*")
+    checkpoint = checkpoints.load(path)
+    right = checkpoint.arrays["samplers"].copy()
+    [first, *_] = unpacked(right["1.proofs"].tobytes())
+    assert first[4].shape == (16,)
+
+    for name, content in invalid_states():
+        invalid = {f"1.{name}": np.frombuffer(content, np.uint8)}
+        checkpoint.arrays["samplers"] = right | invalid
+        checkpoints.save(folder, 3, checkpoint, keep=checkpoints.Keep(9), score=None)
         with pytest.raises(CheckpointError, match="cannot be resumed"):
-            dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
+            dppo.train(config, resume=tmp_path / "run")
 
 
 @pytest.mark.proves("never ends an episode")

@@ -86,9 +86,11 @@ def test_the_wheel_works_in_a_fresh_environment_and_holds_its_data(tmp_path: Pat
     assert call(command, "--version", cwd=tmp_path) == f"dppo {dppo.__version__}\n"
     assert str(site) in call(python, "-c", "import dppo; print(dppo.__file__)", cwd=tmp_path)
     assert "CartPole-v1" in call(command, "presets", cwd=tmp_path)
+
     words = ["train", "CartPole-v1", "--total-timesteps", "512", "--run-dir", "run"]
     trained = call(command, *words, cwd=tmp_path)
     assert "Done after 512 steps" in trained
+
     (tmp_path / "first.py").write_text(SCRIPT)
     assert "Evaluation(CartPole-v1" in call(python, "first.py", cwd=tmp_path)
     call(command, "report", "run", cwd=tmp_path)

@@ -19,7 +19,7 @@ from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import PolicySnapshot, Segment
 from dppo.ppo.learning import cloning
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
@@ -30,6 +30,7 @@ from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.prior import NearClone
 from dppo.ppo.learning.stages import CurrentNetwork
 from dppo.ppo.learning.states import StatesAlongSegments
+from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
 from dppo.spaces.actions import (
     Actions,
@@ -71,21 +72,31 @@ def test_an_action_of_the_environment_is_converted_to_one_of_the_policy_and_back
     bounds: Any,
 ) -> None:
     actions = BoxActions(LOW, HIGH, bounds)
-    for action in ([0.3, -1.0], [0.9, 1.9]):
+
+    def there_and_back(action: list[float]) -> np.ndarray:
         policy_action = actions.from_env(np.array(action))
-        np.testing.assert_allclose(actions.to_env(policy_action[None])[0], action, rtol=1e-5)
-    at_bounds = actions.from_env(np.array([1.0, -2.0]))
-    assert np.isfinite(at_bounds).all()
-    np.testing.assert_allclose(actions.to_env(at_bounds[None])[0], [1, -2], atol=0.05)
+        assert np.isfinite(policy_action).all()
+        rows = policy_action[None]
+        return np.asarray(actions.to_env(rows)[0])
+
+    for inside in ([0.3, -1.0], [0.9, 1.9]):
+        np.testing.assert_allclose(there_and_back(inside), inside, rtol=1e-5)
+    at_bounds = [1.0, -2.0]
+    np.testing.assert_allclose(there_and_back(at_bounds), at_bounds, atol=0.05)
 
 
 def test_choices_and_nested_actions_are_converted_back() -> None:
     choice = DiscreteActions(3, start=5)
-    several = MultiDiscreteActions((2, 3), (0, 1), (2,), "int64")
-    nested = NestedActions((BoxActions(LOW, HIGH), choice), ("arm", "gear"))
     assert choice.from_env(6) == 1
-    assert several.from_env(np.array([1, 3])).tolist() == [1, 2]
-    assert nested.from_env({"arm": LOW, "gear": 7}).tolist() == [0, -2, 2]
+
+    several = MultiDiscreteActions((2, 3), (0, 1), (2,), "int64")
+    chosen = np.array([1, 3])
+    assert several.from_env(chosen).tolist() == [1, 2]
+
+    arm = BoxActions(LOW, HIGH)
+    nested = NestedActions((arm, choice), ("arm", "gear"))
+    action = {"arm": LOW, "gear": 7}
+    assert nested.from_env(action).tolist() == [0, -2, 2]
     assert nested.half_widths().tolist() == [0.5, 2, 1]
 
 
@@ -109,6 +120,7 @@ def test_the_head_around_an_action_has_it_as_mode_and_makes_its_targets_likelies
     wanted = distribution.mode(random)
     head = distribution.head_at(wanted, log_std)
     np.testing.assert_array_equal(distribution.mode(head), wanted)
+
     sampled = distribution.sample(head, distribution.noise(generator, 1, 50, "float64")[0])
     assert (sampled == wanted).mean() < 1
     first, second = distribution.targets(head, sampled)
@@ -132,42 +144,66 @@ def batch_of(*, returns: Tensor, **columns: Any) -> Batch:
     return Batch(**{"table": zeros[:, None], "index": index, "returns": returns} | empty | columns)
 
 
+DEVIATIONS = np.full(2, -1.0)
+"""Logarithms of the standard deviations around the actions of a controller."""
+
+
+class FixedReturns(Cloning):
+    """Learns given returns, so that no segments are needed."""
+
+    def _with_returns(self, rows: Demonstrations, *_: Any) -> Demonstrations:
+        return rows
+
+
+def demonstrations(spec: NetworkSpec, obs: np.ndarray, intended: np.ndarray) -> Demonstrations:
+    """Return the rows of a controller that intends these actions, with a return that is linear in `obs`."""
+    distribution = spec.distribution
+    head = distribution.head_at(intended, DEVIATIONS)
+    first, second = distribution.targets(head, intended)
+    of_first = distribution.log_prob(head, first)
+    of_second = distribution.log_prob(head, second)
+    likelihood = np.asarray((of_first + of_second) / 2)
+    batch = batch_of(
+        table=torch.from_numpy(obs),
+        actions=torch.from_numpy(intended),
+        returns=torch.from_numpy(0.5 * obs[:, 0] + 0.3),
+    )
+    return Demonstrations(
+        batch, torch.from_numpy(first), torch.from_numpy(second), torch.from_numpy(likelihood)
+    )
+
+
 def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
     """A policy that is linear in one number: its clone is the line through the controller's actions."""
     spec = spec_of(BOX, obs_size=1, hidden_sizes=())
     model = PPOModel(spec, 1)
-    start_from_deviations(model, np.full(2, -1.0))
-    generator = np.random.default_rng(0)
-    obs = generator.normal(size=(500, 1))
+    start_from_deviations(model, DEVIATIONS)
+    obs = np.random.default_rng(0).normal(size=(500, 1))
     intended = np.concatenate([0.5 * obs - 0.2, 0.1 - 0.3 * obs], axis=1)
-    head = spec.distribution.head_at(intended, np.full(2, -1.0))
-    targets = spec.distribution.targets(head, intended)
-    likelihood = sum(spec.distribution.log_prob(head, actions) for actions in targets) / 2
-    returns = torch.from_numpy(0.5 * obs[:, 0] + 0.3)
-    batch = batch_of(
-        table=torch.from_numpy(obs), actions=torch.from_numpy(intended), returns=returns
-    )
-    first, second = map(torch.from_numpy, targets)
-    rows = Demonstrations(batch, first, second, torch.from_numpy(np.asarray(likelihood)))
+    rows = demonstrations(spec, obs, intended)
 
-    class FixedReturns(Cloning):
-        """Learns given returns, so that no segments are needed."""
-
-        def _with_returns(self, rows: Demonstrations, *_: Any) -> Demonstrations:
-            return rows
-
-    network = CurrentNetwork(model, 500, None)
     fitting = FixedReturns(model, PLAIN, Parallel())
     experience: Any = None
+    network = CurrentNetwork(model, 500, None)
     figures = fitting.fit(rows, experience, network, np.random.default_rng(1))
     assert figures.kl == pytest.approx(0, abs=1e-3)
     assert figures.explained_variance == pytest.approx(1, abs=1e-3)
+
     fitted, values, _ = model.network.forward(torch.from_numpy(obs))
-    naive = np.linalg.lstsq(np.c_[obs, np.ones(500)], intended, rcond=None)[0]
-    expected = np.c_[obs, np.ones(500)] @ naive
-    np.testing.assert_allclose(fitted.detach()[:, :2], expected, atol=0.02)
-    np.testing.assert_allclose(fitted.detach()[:, 2:], -1, atol=0.05)
-    np.testing.assert_allclose(values.detach(), returns, atol=0.05)
+    means, deviations = fitted.detach().tensor_split(2, dim=1)
+    design = np.c_[obs, np.ones(500)]
+    coefficients = np.linalg.lstsq(design, intended, rcond=None)[0]
+    np.testing.assert_allclose(means, design @ coefficients, atol=0.02)
+    np.testing.assert_allclose(deviations, -1, atol=0.05)
+    np.testing.assert_allclose(values.detach(), rows.batch.returns, atol=0.05)
+
+
+STATES = ("states", "successor_states")
+
+
+def without_states(segment: Segment) -> Segment:
+    zeros = {name: np.zeros_like(getattr(segment, name)) for name in STATES}
+    return replace(segment, **zeros)
 
 
 def test_states_of_a_memory_are_computed_again_as_they_were_collected() -> None:
@@ -176,19 +212,14 @@ def test_states_of_a_memory_are_computed_again_as_they_were_collected() -> None:
     samplers, trainer = parts_of(pendulum(prior="worlds.priors:Integrator", **short | memory))
     weights = trainer.weights()
     _, segments = collect(samplers, PolicySnapshot(0, weights))
-    nothing = [
-        replace(
-            segment,
-            states=np.zeros_like(segment.states),
-            successor_states=np.zeros_like(segment.successor_states),
-        )
-        for segment in segments
-    ]
-    again = StatesAlongSegments(trainer.spec, nothing, None).by(weights, trainer.sequence_length)
+
+    forgetful = [without_states(segment) for segment in segments]
+    along = StatesAlongSegments(trainer.spec, forgetful, None)
+    again = along.by(weights, trainer.sequence_length)
     for segment, computed in zip(segments, again, strict=True):
         assert segment.states is not None
         assert np.abs(segment.states[1:]).min() > 0
-        for name in ("states", "successor_states"):
+        for name in STATES:
             states = getattr(computed, name)
             np.testing.assert_allclose(states, getattr(segment, name), rtol=1e-5, atol=1e-7)
     for built in samplers:
@@ -209,19 +240,24 @@ def test_a_clone_with_memory_follows_a_controller_that_counts_steps(tmp_path: Pa
 
 def test_the_distance_from_the_clone_adds_its_own_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
-    column = torch.rand(4, 8, generator=generator, dtype=torch.float64)
-    outputs = Outputs(column[0], column[1], column[2])
+    logprobs, values, entropy, old_logprobs = torch.rand(
+        4, 8, generator=generator, dtype=torch.float64
+    )
+    of_clone = entropy
+    outputs = Outputs(logprobs, values, entropy)
     batch = batch_of(
-        logprobs=column[3],
-        advantages=column[1] - 0.5,
-        returns=column[0],
-        clone_logprobs=column[2],
+        logprobs=old_logprobs,
+        advantages=values - 0.5,
+        returns=logprobs,
+        clone_logprobs=of_clone,
         clone_coef=0.7,
     )
     alone, _ = ClippedLoss(PLAIN).loss(outputs, batch)
     near, figures = NearClone(ClippedLoss(PLAIN)).loss(outputs, batch)
-    log_ratio = column[0].clone().requires_grad_()
-    distance = 0.5 * (log_ratio + column[3] - column[2]).square().mean()
+
+    log_ratio = logprobs.clone().requires_grad_()
+    from_clone = log_ratio + old_logprobs - of_clone
+    distance = 0.5 * from_clone.square().mean()
     (0.7 * distance).backward()
     torch.testing.assert_close(near.log_ratio - alone.log_ratio, log_ratio.grad)
     torch.testing.assert_close(figures["clone_distance"], distance.detach())
@@ -237,18 +273,21 @@ def test_the_controller_collects_at_first_and_its_rows_are_dropped_after_the_clo
 ) -> None:
     files: dict[str, Any] = {"checkpoint_interval_s": 0, "keep_checkpoints": 20}
     result = dppo.train(pendulum(tmp_path / "run", prior=priors.Integrator, **files))
-    rows = result.metrics
-    assert [row["charts/learning_rate"] for row in rows[:2]] == [0, LEARNING_RATE]
-    assert "losses/clone_kl" in rows[1]
-    assert "losses/policy_loss" not in rows[1]
-    assert rows[2]["losses/clone_distance"] >= 0
-    names = []
-    for iteration in (1, 2, 4):
+    collecting, cloning_row, after = result.metrics[:3]
+    assert collecting["charts/learning_rate"] == 0
+    assert cloning_row["charts/learning_rate"] == LEARNING_RATE
+    assert "losses/clone_kl" in cloning_row
+    assert "losses/policy_loss" not in cloning_row
+    assert after["losses/clone_distance"] >= 0
+
+    def names_at(iteration: int) -> set[str]:
         path = result.run_dir / "checkpoints" / f"iter_{iteration:06d}.safetensors"
-        names.append(set(checkpoints.load(path).arrays["optimizer"]))
-    assert "kept.0.1.intended" in names[0]
-    assert "clone.weights" in names[1]
-    assert not any(name.startswith("kept.") for name in names[1] | names[2])
+        return set(checkpoints.load(path).arrays["optimizer"])
+
+    assert "kept.0.1.intended" in names_at(1)
+    assert "clone.weights" in names_at(2)
+    later = names_at(2) | names_at(4)
+    assert not any(name.startswith("kept.") for name in later)
 
 
 @pytest.mark.parametrize(
@@ -293,9 +332,12 @@ def test_the_first_evaluation_is_that_of_the_clone_and_as_good_as_the_controller
         "progress": "off",
     }
     result = dppo.train(make_config(config))
-    evaluated = [row for row in result.metrics if "eval/episodic_return" in row]
-    assert evaluated[0]["eval/global_step"] == 4608
-    controller = dppo.evaluate(priors.swing_up, env="Pendulum-v1", episodes=20, seed=1)
-    still = dppo.evaluate(priors.zeros, env="Pendulum-v1", episodes=20, seed=1)
-    bar = still.mean_return + 0.95 * (controller.mean_return - still.mean_return)
-    assert evaluated[0]["eval/episodic_return"] >= bar
+    first = next(row for row in result.metrics if "eval/episodic_return" in row)
+    assert first["eval/global_step"] == 4608
+
+    def return_of(controller: Any) -> float:
+        return dppo.evaluate(controller, env="Pendulum-v1", episodes=20, seed=1).mean_return
+
+    still = return_of(priors.zeros)
+    gain = return_of(priors.swing_up) - still
+    assert first["eval/episodic_return"] >= still + 0.95 * gain

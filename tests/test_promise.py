@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matrix
+import numpy as np
 import pytest
 from builders import make_config
 from kinds import Settings
@@ -33,6 +34,10 @@ TWO_LEARNERS = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5}
 TIMED = ("charts/SPS", "charts/SPS_iteration", "eval/s")
 
 
+def bits_of(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
 def outcome(result: dppo.Result) -> dict[str, Any]:
     """Return what must not depend on processes and interruptions."""
     rows = read_metrics(result.run_dir)
@@ -46,8 +51,8 @@ def outcome(result: dppo.Result) -> dict[str, Any]:
         # An evaluation on actors adds rows, which repeat those of training.
         "learning": {row["iteration"]: chosen(row, LEARNING) for row in rows if "iteration" in row},
         "evaluations": evaluations,
-        "statistics": {name: array.tobytes() for name, array in arrays["normalizer"].items()},
-        "optimizer": {name: array.tobytes() for name, array in arrays["optimizer"].items()},
+        "statistics": bits_of(arrays["normalizer"]),
+        "optimizer": bits_of(arrays["optimizer"]),
         "faults": result.env_faults,
         "episodes": episodes.read_bytes() if episodes.exists() else b"",
     }

@@ -209,9 +209,11 @@ def test_python_of_the_readme_prints_as_shown(
     )
     monkeypatch.chdir(folder)
     assert "60_000" in snippet
+
     exec(compile(snippet.replace("60_000", str(steps)), "README.md", "exec"), {})
     shown = capsys.readouterr().out.splitlines(keepends=True)
     assert "Checkpoint: " in "".join(shown), "the display of the run comes first"
+
     out = "".join(shown[-len(printed.splitlines()) :])
     decimals = r"\d+\.\d+"
     learned = decimals if steps == 60_000 else rf"{decimals}|left|right|[\d,]+ steps"
@@ -349,6 +351,7 @@ def test_quoted_messages_are_those_of_the_code() -> None:
         for quote in re.findall(r"`([^`]+)`", cell.partition(", with Ray's")[0])
     ]
     assert len(quoted) > 15
+
     trees = [
         ast.parse(file.read_text(encoding="utf8")) for file in (ROOT / "src" / "dppo").rglob("*.py")
     ]

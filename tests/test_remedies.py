@@ -174,16 +174,23 @@ def test_a_network_that_follows_the_message_is_accepted(
     "ppo/kernels/recurrence.py: Call it step by step",
 )
 def test_cells_that_are_refused_are_replaced_or_called_step_by_step() -> None:
-    rows = torch.zeros(2, 1, 3), torch.zeros(1, 4), torch.zeros(2, 1, dtype=torch.bool)
+    inputs = torch.zeros(2, 1, 3)
+    state = torch.zeros(1, 4)
+    starts = torch.zeros(2, 1, dtype=torch.bool)
+
+    def outputs_of(cell: Any) -> torch.Tensor:
+        return dppo.over_time(cell, inputs, state, starts)[0]
+
     with pytest.raises(TypeError, match=r"Pass an nn\.GRUCell or an nn\.LSTMCell with biases"):
-        dppo.over_time(torch.nn.RNNCell(3, 4), *rows)  # type: ignore[arg-type]
-    assert dppo.over_time(torch.nn.GRUCell(3, 4), *rows)[0].shape == (2, 1, 4)
-    assert dppo.over_time(torch.nn.LSTMCell(3, 2), *rows)[0].shape == (2, 1, 2)
+        outputs_of(torch.nn.RNNCell(3, 4))
+    assert outputs_of(torch.nn.GRUCell(3, 4)).shape == (2, 1, 4)
+    assert outputs_of(torch.nn.LSTMCell(3, 2)).shape == (2, 1, 2)
+
     hooked = torch.nn.GRUCell(3, 4)
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(TypeError, match="Call it step by step"):
-        dppo.over_time(hooked, *rows)
-    assert hooked(rows[0][0], rows[1]).shape == (1, 4)
+        outputs_of(hooked)
+    assert hooked(inputs[0], state).shape == (1, 4)
 
 
 def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() -> None:

@@ -125,9 +125,8 @@ def test_resuming_a_finished_run_changes_nothing(
     assert printed.err == ""
     assert weights(run) == weights(whole)
     assert rows(run) == rows(whole)
-    kept, before = (
-        {path.name for path in (folder / "checkpoints").iterdir()} for folder in (run, whole)
-    )
+    kept = {path.name for path in (run / "checkpoints").iterdir()}
+    before = {path.name for path in (whole / "checkpoints").iterdir()}
     assert kept == before
 
 
@@ -136,13 +135,17 @@ def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) ->
     run = tmp_path / "run"
     constant = ("--no-anneal-lr", "--total-timesteps")
     assert main(words(tmp_path, *constant, str(2 * BATCH))) == 0
+
     longer = dppo.Config(**settings_to_resume(run, {"total_timesteps": TOTAL}))
     stopped = dppo.train(longer, resume=run, observers=[Recorder(interrupt_at=4)])
     assert stopped.iterations == 4
     assert train("--resume", run) == 0
+
+    at_once = tmp_path / "at once"
     assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
-    assert weights(run) == weights(tmp_path / "at once") != weights(whole)
-    assert of_learning(run) == of_learning(tmp_path / "at once")
+    assert weights(run) == weights(at_once)
+    assert weights(run) != weights(whole)
+    assert of_learning(run) == of_learning(at_once)
 
 
 KIND: gym.Space[Any] = gym.spaces.Discrete(4)
@@ -151,9 +154,11 @@ KIND: gym.Space[Any] = gym.spaces.Discrete(4)
 def kinds() -> Faulty:
     """Return an environment with one of four kinds in its observation, declared as `KIND`."""
     space = gym.spaces.Dict(kind=KIND, x=gym.spaces.Box(-1, 1, (2,)))
-    return Faulty(
-        space=space, observe=lambda steps: {"kind": np.array(steps % 4), "x": np.zeros(2)}
-    )
+
+    def observe(steps: int) -> dict[str, np.ndarray]:
+        return {"kind": np.array(steps % 4), "x": np.zeros(2)}
+
+    return Faulty(space=space, observe=observe)
 
 
 class ReadsOne(Plain):
@@ -168,11 +173,19 @@ class ReadsOne(Plain):
 def test_a_space_that_has_become_another_is_named(
     network: dict[str, Any], branch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"num_steps": 8, "num_samplers": 1, "total_timesteps": 8, "progress": "off"}
-    settings = {"env_id": kinds, **sizes, **network}
-    dppo.train(make_config(settings | {"run_dir": tmp_path / "run"}))
+    settings = {
+        "env_id": kinds,
+        "num_steps": 8,
+        "num_samplers": 1,
+        "total_timesteps": 8,
+        "progress": "off",
+        "run_dir": tmp_path / "run",
+    }
+    config = make_config(settings | network)
+    dppo.train(config)
     monkeypatch.setitem(globals(), "KIND", gym.spaces.Box(0, 3, (), np.int64))
-    config = make_config(settings | {"run_dir": tmp_path / ("new" if branch else "run")})
+    if branch:
+        config = dataclasses.replace(config, run_dir=tmp_path / "new")
     with pytest.raises(CheckpointError, match=r"its categories is .*, but that of \S+ is None"):
         dppo.train(config, resume=tmp_path / "run", branch=branch)
 
@@ -193,6 +206,10 @@ def first_weights(run: Path) -> bytes:
     return weights(run / "checkpoints" / "iter_000000")
 
 
+def bits_of(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
 def test_a_branch_starts_with_the_weights_and_its_own_rate(
     whole: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -201,76 +218,79 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(
     new = tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
     assert train("--resume", source, "--branch", new, *flags) == 0
+
     printed = capsys.readouterr().out
     assert f"Branching off {source}.safetensors at step {3 * BATCH}: " in printed
     assert "open episode" in printed
-    begun, before = (
-        checkpoints.load(checkpoints.find(path).path)
-        for path in (new / "checkpoints/iter_000000", source)
-    )
-    assert first_weights(new) == weights(source) != weights(new)
+
+    assert first_weights(new) == weights(source)
+    assert weights(new) != weights(source)
+    begun = checkpoints.find(new / "checkpoints/iter_000000").checkpoint
+    before = checkpoints.find(source).checkpoint
     for part in ("optimizer", "normalizer"):
-        arrays = begun.arrays[part]
-        expected = before.arrays[part]
-        assert {name: array.tobytes() for name, array in arrays.items()} == {
-            name: array.tobytes() for name, array in expected.items()
-        }
+        assert bits_of(begun.arrays[part]) == bits_of(before.arrays[part])
     assert begun.arrays["samplers"] == {}
     assert begun.state["global_step"] == 0
     assert begun.state["episodes"] == 0
     assert begun.state["recent"] == []
-    assert [row["charts/learning_rate"] for row in rows(new)] == [1e-3, 5e-4]
-    assert [row["global_step"] for row in rows(new)] == [BATCH, 2 * BATCH]
+
+    first, second = rows(new)
+    assert first["charts/learning_rate"] == 1e-3
+    assert second["charts/learning_rate"] == 5e-4
+    assert first["global_step"] == BATCH
+    assert second["global_step"] == 2 * BATCH
     assert len(rows(whole)) == ITERATIONS  # untouched
 
 
 def test_a_branch_has_minibatches_for_its_own_batch(tmp_path: Path) -> None:
     """A minibatch size that the user has set stays; one that follows from the batch follows from the new batch."""
+    run = tmp_path / "run"
+    explicit_run = tmp_path / "own"
     config = make_config(
-        {"env_id": "CartPole-v1", "num_steps": 512, "run_dir": tmp_path / "run", "num_actors": 1}
+        {"env_id": "CartPole-v1", "num_steps": 512, "run_dir": run, "num_actors": 1}
     )
     explicit = dataclasses.replace(
-        config, run_dir=tmp_path / "own", minibatch_size=64, micro_batch_size=32
+        config, run_dir=explicit_run, minibatch_size=64, micro_batch_size=32
     )
     for each in (config, explicit):
         with open_run(each, None) as folder:
             folder.write_settings(each, {})
+
     changes = {"run_dir": tmp_path / "new", "num_steps": 4096}
-    branch = dppo.Config(**settings_to_resume(tmp_path / "run", changes))
-    assert (
-        branch.sizes
-        == dataclasses.replace(config, num_steps=4096).sizes
-        != dataclasses.replace(branch, minibatch_size=128).sizes
-    )
-    assert dppo.Config(**settings_to_resume(tmp_path / "own", changes)).minibatch_size == 64
-    assert (
-        settings_to_resume(tmp_path / "run", {"num_steps": 4096})["minibatch_size"]
-        == config.sizes.minibatch_rows
-    )
-    two = settings_to_resume(tmp_path / "own", {"num_learners": 2})
+    branch = dppo.Config(**settings_to_resume(run, changes))
+    longer = dataclasses.replace(config, num_steps=4096)
+    other_minibatches = dataclasses.replace(branch, minibatch_size=128)
+    assert branch.sizes == longer.sizes
+    assert branch.sizes != other_minibatches.sizes
+
+    explicit_branch = dppo.Config(**settings_to_resume(explicit_run, changes))
+    assert explicit_branch.minibatch_size == 64
+
+    resumed = settings_to_resume(run, {"num_steps": 4096})
+    assert resumed["minibatch_size"] == config.sizes.minibatch_rows
+    two = settings_to_resume(explicit_run, {"num_learners": 2})
     assert "micro_batch_size" not in two
     assert dppo.Config(**two).num_learners == 2
 
 
 def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: Path) -> None:
-    config = dppo.Config(
-        **settings_to_resume(whole, {"run_dir": tmp_path / "new", "total_timesteps": BATCH})
-    )
+    new = tmp_path / "new"
+    changes = {"run_dir": new, "total_timesteps": BATCH}
+    config = dppo.Config(**settings_to_resume(whole, changes))
     branched = dppo.train(config, resume=whole, branch=True)
-    assert first_weights(tmp_path / "new") == weights(whole)
+    assert first_weights(new) == weights(whole)
+
     longer = dataclasses.replace(config, total_timesteps=2 * BATCH)
-    assert (
-        dppo.train(longer, resume=tmp_path / "new").global_step == 2 * BATCH > branched.global_step
-    )
+    resumed = dppo.train(longer, resume=new)
+    assert resumed.global_step == 2 * BATCH > branched.global_step
+
     newest = checkpoints.find(whole).path
     origin = {"checkpoint": str(newest), "global_step": TOTAL}
-    for checkpoint in (tmp_path / "new" / "checkpoints").glob("*.safetensors"):
+    for checkpoint in (new / "checkpoints").glob("*.safetensors"):
         assert checkpoints.load(checkpoint).state["branched_from"] == origin
-    assert (
-        (tmp_path / "new" / "config.yaml")
-        .read_text()
-        .startswith(f"# branched from {json.dumps(origin)}\n")
-    )
+
+    settings = (new / "config.yaml").read_text()
+    assert settings.startswith(f"# branched from {json.dumps(origin)}\n")
 
 
 def test_a_branch_keeps_the_normalization(whole: Path, tmp_path: Path, capsys: Capture) -> None:

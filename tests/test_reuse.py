@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,9 +73,13 @@ def segment(number: int) -> Segment:
     }
     ends = {name: rng.random((T, E)) < 0.3 for name in ("terminated", "truncated", "valid")}
     drawn = Segment(
-        obs=observations(rng, T * E).reshape(T, E), actions=rng.integers(0, 3, (T, E)), **numbers, **ends,
-        masks=rng.random((T, E, 3)) < 0.5, states=rng.normal(size=(1, E, 5)),
-    )  # fmt: skip
+        obs=observations(rng, T * E).reshape(T, E),
+        actions=rng.integers(0, 3, (T, E)),
+        masks=rng.random((T, E, 3)) < 0.5,
+        states=rng.normal(size=(1, E, 5)),
+        **numbers,
+        **ends,
+    )
     rows = int(np.count_nonzero(drawn.followed))
     return replace(
         drawn, successors=observations(rng, rows), successor_states=rng.normal(size=(rows, 5))
@@ -83,15 +88,17 @@ def segment(number: int) -> Segment:
 
 def observations(rng: np.random.Generator, rows: int) -> np.ndarray:
     """Random bits, in which some numbers are nan."""
-    return np.frombuffer(rng.integers(0, 256, rows * OBS.itemsize, np.uint8).tobytes(), OBS)
+    bits = rng.integers(0, 256, rows * OBS.itemsize, np.uint8)
+    return np.frombuffer(bits.tobytes(), OBS)
 
 
 def going_on(before: Segment, after: Segment) -> Segment:
     """The segment `after`, as if its sampler had gone on from `before`."""
     assert before.successors is not None
+    over = before.terminated[-1] | before.truncated[-1]
+    last_successors = before.successors[-E:]
     obs = after.obs.copy()
-    starts = before.successors[-E:]
-    obs[0] = np.where(before.terminated[-1] | before.truncated[-1], obs[0], starts)
+    obs[0] = np.where(over, obs[0], last_successors)
     return replace(after, obs=obs)
 
 
@@ -112,57 +119,66 @@ def of_samplers(*iterations: int) -> list[Segment]:
     ]
 
 
+def update_on(trainers: StagedTrainers, segments: list[Segment], iteration: int) -> None:
+    trainers.update(Experience(segments, POLICY, None, iteration))
+
+
 def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
     inner = Trained()
     trainers = reusing(inner, 3)
     for iteration in range(5):
-        trainers.update(Experience(batch(iteration), POLICY, None, iteration))
-    for batch_seen, iterations in zip(
-        inner.seen, [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)], strict=True
-    ):
+        update_on(trainers, batch(iteration), iteration)
+    expected = [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)]
+    for batch_seen, iterations in zip(inner.seen, expected, strict=True):
         assert_same(batch_seen, of_samplers(*iterations))
 
 
 def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
     inner = Trained()
-    other = Trained()
-    trainers, restored = (reusing(inner_trainers, 3) for inner_trainers in (inner, other))
+    trainers = reusing(inner, 3)
     for iteration in range(2):
-        trainers.update(Experience(batch(iteration), POLICY, None, iteration))
+        update_on(trainers, batch(iteration), iteration)
     inner.fails = True
     with pytest.raises(TrainingDiverged):
-        trainers.update(Experience(batch(7), POLICY, None, 2))
+        update_on(trainers, batch(7), 2)
+
     state = trainers.state()
     assert all(array.dtype.name in checkpoints.DTYPES for array in state.values())
+
+    other = Trained()
+    restored = reusing(other, 3)
     restored.load(np.zeros(1), state)
     assert set(other.loaded) == {"step"}
-    restored.update(Experience(batch(2), POLICY, None, 2))
+
+    update_on(restored, batch(2), 2)
     assert_same(other.seen[0], of_samplers(0, 1, 2))
-    restored.load(np.zeros(1), {"step": np.array(0)})  # the state of another run, or of the start
-    restored.update(Experience(batch(5), POLICY, None, 0))
+
+    of_another_run = {"step": np.array(0)}  # or of the start
+    restored.load(np.zeros(1), of_another_run)
+    update_on(restored, batch(5), 0)
     assert_same(other.seen[1], of_samplers(5))
 
 
 def test_observations_beside_a_mask_go_on_as_any_others() -> None:
     """They are views of some fields, whose items have a gap."""
+    fields = list(OBS.names or ())
+    mask = ("action_mask", np.bool_, (2,))
+    padded = np.dtype([*((name, OBS[name]) for name in fields), mask])
+
+    def viewed(column: Any) -> np.ndarray:
+        whole = np.zeros(column.shape, padded)
+        for field in fields:
+            whole[field] = column[field]
+        return whole[fields]
+
+    first = segment(0)
+    second = going_on(first, segment(1))
     inner = Trained()
-    parts = [segment(0)]
-    parts.append(going_on(parts[0], segment(1)))
-    expected = joined(parts)
-    padded = np.dtype(
-        [*((name, OBS[name]) for name in OBS.names or ()), ("action_mask", np.bool_, (2,))]
-    )
     trainers = reusing(inner, 2)
-    for part in parts:
-        viewed = {}
-        for name in ("obs", "successors"):
-            column = getattr(part, name)
-            whole = np.zeros(column.shape, padded)
-            for field in OBS.names or ():
-                whole[field] = column[field]
-            viewed[name] = whole[list(OBS.names or ())]
-        trainers.update(Experience([replace(part, **viewed)], POLICY, None, 0))
-    assert_same_bytes(inner.seen[1][0], expected)
+    for part in (first, second):
+        beside = replace(part, obs=viewed(part.obs), successors=viewed(part.successors))
+        update_on(trainers, [beside], 0)
+    assert_same_bytes(inner.seen[1][0], joined([first, second]))
 
 
 def test_kept_segments_are_copies() -> None:
@@ -170,11 +186,24 @@ def test_kept_segments_are_copies() -> None:
     inner = Trained()
     mine = batch(0)
     trainers = reusing(inner, 2)
-    trainers.update(Experience(mine, POLICY, None, 0))
-    trainers.update(Experience([replace(item) for item in mine], POLICY, None, 1))
+    update_on(trainers, mine, 0)
+    update_on(trainers, [replace(item) for item in mine], 1)
     kept = inner.seen[1][0]
     for name in Segment.__slots__:
         assert not np.shares_memory(getattr(kept, name), getattr(mine[0], name)), name
+
+
+COLUMNS_OF_ROWS = [
+    "obs",
+    "actions",
+    "logprobs",
+    "values",
+    "next_values",
+    "rewards",
+    "terminated",
+    "valid",
+    "masks",
+]
 
 
 def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
@@ -182,30 +211,23 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
     for number in range(20):
         parts = [segment(100 * number)]
         for index in range(1, 3):
-            parts.append(going_on(parts[-1], segment(100 * number + index)))
+            after = segment(100 * number + index)
+            parts.append(going_on(parts[-1], after))
+
+        def column(name: str, parts: list[Segment] = parts) -> np.ndarray:
+            return np.concatenate([getattr(part, name) for part in parts])
+
         whole = joined(parts)
-        kept_rows = np.concatenate([part.followed for part in parts])
-        for name in (
-            "obs",
-            "actions",
-            "logprobs",
-            "values",
-            "next_values",
-            "rewards",
-            "terminated",
-            "valid",
-            "masks",
-        ):
-            column = np.concatenate([getattr(part, name) for part in parts])
-            assert getattr(whole, name).tobytes() == column.tobytes(), name
-        over = np.concatenate([part.terminated | part.truncated for part in parts])
+        for name in COLUMNS_OF_ROWS:
+            assert getattr(whole, name).tobytes() == column(name).tobytes(), name
+        over = column("terminated") | column("truncated")
         # nothing else ends there
         np.testing.assert_array_equal(whole.terminated | whole.truncated, over)
-        successors = np.concatenate(
-            [part.successors for part in parts if part.successors is not None]
-        )
+
         assert whole.successors is not None
-        assert whole.successors.tobytes() == successors[whole.followed[kept_rows]].tobytes()
+        are_kept = whole.followed[column("followed")]
+        expected = column("successors")[are_kept]
+        assert whole.successors.tobytes() == expected.tobytes()
         assert len(whole.successors) == np.count_nonzero(whole.followed)
         ends += int(over[[T - 1, 2 * T - 1]].sum())
     assert 0 < ends < 80
@@ -233,15 +255,16 @@ def test_the_segments_of_a_run_go_on_from_each_other(
     made: list[Segment] = []
 
     def noted(segments: Sequence[Segment]) -> Segment:
-        made.append(joined(segments))
-        return made[-1]
+        whole = joined(segments)
+        made.append(whole)
+        return whole
 
     monkeypatch.setattr("dppo.learners.stored_segments.joined", noted)
     dppo.train(settings(tmp_path / "run"))
-    assert [len(joined_segment.rewards) for joined_segment in made[::2]] == [40, 80, 120, 120, 120]
+    assert [len(whole.rewards) for whole in made[::2]] == [40, 80, 120, 120, 120]
     # CartPole cuts episodes off after 500 steps
-    assert not any(joined_segment.truncated.any() for joined_segment in made)
-    assert any(not joined_segment.terminated[39].all() for joined_segment in made)
+    assert not any(whole.truncated.any() for whole in made)
+    assert any(not whole.terminated[39].all() for whole in made)
 
 
 def test_a_checkpoint_holds_the_segments_that_are_used_again_and_a_branch_starts_without_them(

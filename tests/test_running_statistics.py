@@ -114,6 +114,7 @@ def test_they_are_refused_before_training_and_each_remedy_goes_on(where: str) ->
         r"freeze it \(update_running_mean=False\), or use `running_statistics=allow`\.",
         str(refused.value),
     )
+
     build(**plain, **{"norm_obs": True, "norm_reward": True})
     build(**frozen)
     build(**normalizing, running_statistics="allow")
@@ -134,6 +135,7 @@ def test_an_evaluation_with_others_says_so_and_one_in_training_refuses_them(tmp_
         )
         == 2
     )
+
     env = sampler_plan(small(tmp_path, env_id=normalized)).env
     policy = dppo.load_policy(result.run_dir)
     settings = PlaySettings(1)

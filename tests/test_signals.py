@@ -364,6 +364,7 @@ def test_a_signal_during_an_update_drops_it_and_saves_the_iteration_before(
     assert result.stopped_by == number.name
     assert result.checkpoint.stem == "iter_000002"
     assert f"{number.name}: iteration 3 is dropped, those before it are saved" in notes.texts
+
     (tmp_path / "wait").unlink()
     assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
 

@@ -164,9 +164,11 @@ def test_evaluations_eval_and_replay_say_where_they_stand(
     assert any(
         line.startswith("evaluation: step 5 of episode 0 has not returned") for line in lines()
     )
+
     caplog.clear()
     dppo.evaluate(tmp_path / "other", SlowOnce, 1, env_kwargs={"where": "constructor"})
     assert any("SlowOnce: the constructor has not returned" in line for line in lines())
+
     step: Callable[..., Any] = CartPoleEnv.step
 
     def slow_step(env: Any, action: Any) -> Any:

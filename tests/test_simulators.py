@@ -85,6 +85,7 @@ def test_a_simulator_trains_and_a_resumed_run_goes_on_exactly(
     whole = dppo.train(config("whole"))
     assert whole.iterations == 3
     assert troubles(whole) == {}
+
     dppo.train(config("run"), observers=[Recorder(interrupt_at=2)])
     resumed = dppo.train(config("run"), resume=tmp_path / "run")
     if replays:

@@ -148,6 +148,7 @@ def test_the_end_of_a_rank_ends_no_other_whose_number_begins_like_it(
     wait_until(lambda: len(program.exit_codes) == 11)
     guard = psutil.Process(program.ranks[1].pid).parent()
     assert guard is not None
+
     gates[0].write_text("\n")
     wait_until(lambda: not alive(guard.pid))
     writer = os.open(gates[1], os.O_RDWR)  # which does not wait for readers
@@ -166,15 +167,19 @@ def test_the_doctor_counts_all_ranks_and_sees_if_they_share_cores(tmp_path: Path
     wait_until(lambda: len(program.exit_codes) == 3)
     wait_until(lambda: watch.usage().children.count("sleep") == 3)
     assert watch.usage().mb > before.mb
-    assert watch.shared_cores() == cores_here()
-    config = with_ranks(2)
-    texts = [text for _, text in findings({"shared_cores": watch.shared_cores()}, config)]
-    assert "several may run on core" in texts[0]
+
+    shared = watch.shared_cores()
+    assert shared == cores_here()
+    [(_, text), *_] = findings({"shared_cores": shared}, with_ranks(2))
+    assert "several may run on core" in text
+
     program.terminate()
+
     slots = Slots(Layout(1, CORES))
     bound = slots.launch(["sleep", "100"], tmp_path)
     wait_until(lambda: not slots.layout.cores or len(bound.exit_codes) == 1)
     assert watch.shared_cores() == []
+
     bound.terminate()
     slots.close()
 
@@ -201,6 +206,7 @@ def test_no_rank_outlives_a_killed_process_even_one_that_is_stopped(tmp_path: Pa
         [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
+
     child, *pids = [int(pid) for pid in driver.stdout.readline().split()]
     os.kill(pids[0], signal.SIGSTOP)
     driver.kill()
@@ -246,10 +252,12 @@ def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(SolverError, match="is empty"):
         slots.launch([], tmp_path)
     assert slots.command(["solver"])[0].endswith("bin/mpirun")
+
     monkeypatch.setenv("PATH", str(tmp_path))
     assert Slots(Layout(1)).command(["solver"]) == ["solver"]
     with pytest.raises(SolverError, match=r"ranks_per_env=3: neither mpirun nor srun is in PATH"):
         slots.launch(["solver"], tmp_path)
+
     broken = tmp_path / "mpirun"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
@@ -268,13 +276,22 @@ def mpich(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_words_of_each_launcher(mpich: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launchers.launcher_words(Layout(4), {})[1:3] == ["-launcher", "fork"]
-    assert "10.0.0.1:2,10.0.0.2:2" in launchers.launcher_words(SPREAD, {})
+    here = Layout(4)
+    words = launchers.launcher_words(here, {})
+    assert words[1:3] == ["-launcher", "fork"]
+
+    hosts = "10.0.0.1:2,10.0.0.2:2"
+    assert hosts in launchers.launcher_words(SPREAD, {})
+
     monkeypatch.setattr(launchers, "_family", lambda program: "open-mpi")
-    assert launchers.launcher_words(Layout(4), {})[:3] == ["/bin/mpirun", "-n", "4"]
+    words = launchers.launcher_words(here, {})
+    assert words[:3] == ["/bin/mpirun", "-n", "4"]
+
     words = launchers.launcher_words(SPREAD, {})
-    assert words[3:5] == ["--host", "10.0.0.1:2,10.0.0.2:2"]
-    assert words[words.index("plm_rsh_agent") + 1].endswith("slots/guard.py agent")
+    assert words[3:5] == ["--host", hosts]
+    agent = words[words.index("plm_rsh_agent") + 1]
+    assert agent.endswith("slots/guard.py agent")
+
     variables = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_MCA_btl": "self"}
     assert launchers.without_launcher(variables) == {"OMPI_MCA_btl": "self"}
 
@@ -301,10 +318,12 @@ def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_ch
     words = launchers.launcher_words(Layout(4), variables)
     assert words[:2] == ["srun", "--overlap"]
     assert words[-2:] == ["--nodelist=n3", "--mpi=pmi2"]
+
     variables["SLURM_MPI_TYPE"] = "pmix"
     assert launchers.launcher_words(Layout(4), variables)[-1] == "--nodelist=n3"
     sharing = launchers.launcher_words(Layout(4, cores_per_rank=0), variables)
     assert sharing[-2:] == ["--nodelist=n3", "--overcommit"]
+
     variables["SLURM_NTASKS_PER_NODE"] = "1"
     assert "--nodelist=n1,n1,n2,n2" in launchers.launcher_words(SPREAD, variables)
     kept = {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}

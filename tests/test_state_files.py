@@ -64,12 +64,13 @@ def stopped_and_resumed(
     run_dir: Path, kwargs: dict[str, Any], disturb: Any = None, **changes: Any
 ) -> tuple[Any, Recorder]:
     """Stop a run after iteration 3, let `disturb` change its kept files, and resume it."""
-    dppo.train(settings(run_dir, kwargs, **changes), observers=[Recorder(interrupt_at=3)])
+    config = settings(run_dir, kwargs, **changes)
+    dppo.train(config, observers=[Recorder(interrupt_at=3)])
     if disturb is not None:
         for entry in entries(run_dir):
             disturb(entry / "content")
     recorder = Recorder()
-    result = dppo.train(settings(run_dir, kwargs, **changes), resume=run_dir, observers=[recorder])
+    result = dppo.train(config, resume=run_dir, observers=[recorder])
     return result, recorder
 
 
@@ -87,18 +88,19 @@ def stopped_and_resumed(
 def test_a_state_by_reference_survives_a_stop(
     kwargs: dict[str, Any], changes: dict[str, Any], whole: Callable[[bool], str], tmp_path: Path
 ) -> None:
-    resumed, _ = stopped_and_resumed(tmp_path / "run", kwargs, **changes)
+    run_dir = tmp_path / "run"
+    resumed, _ = stopped_and_resumed(run_dir, kwargs, **changes)
     assert resumed.incidents == {}
     if "policy_lag" not in changes:
         assert resumed.weights_sha256 == whole("hidden" in kwargs)
     if "env_state" in changes:
         assert sum(row["replay/steps"] for row in resumed.metrics) == 0
+
     # the last checkpoints need one moment each, or two with proofs, of four environments
-    checkpoints = len(list((tmp_path / "run" / "checkpoints").glob("iter_*")))
-    assert 0 < len(entries(tmp_path / "run")) <= 8 * checkpoints
-    written = sum(
-        file.stat().st_blocks * 512 for file in tmp_path.glob("run/states/**/*") if file.is_file()
-    )
+    checkpoints = list((run_dir / "checkpoints").glob("iter_*"))
+    assert 0 < len(entries(run_dir)) <= 8 * len(checkpoints)
+    files = [path for path in (run_dir / "states").glob("**/*") if path.is_file()]
+    written = sum(file.stat().st_blocks * 512 for file in files)
     assert written < 1e6
 
 
@@ -128,6 +130,7 @@ def test_files_that_were_changed_behind_our_back_are_named_and_the_episode_is_re
     resumed, recorder = stopped_and_resumed(tmp_path / "run", {}, disturb, env_state=env_state)
     assert resumed.weights_sha256 == whole(False)
     assert resumed.incidents == {"own_state": 2}
+
     message = recorder.incidents[0].message
     words = {"gone": "does not exist on", "changed": "was changed", "deleted": "was deleted"}
     assert str(tmp_path / "run" / "states" / "0") in message
@@ -140,11 +143,10 @@ def test_files_that_were_changed_behind_our_back_are_named_and_the_episode_is_re
 def test_a_state_by_reference_moves_with_its_sampler(
     num_actors: int, ray_session: None, whole: Callable[[bool], str], tmp_path: Path
 ) -> None:
-    kwargs: dict[str, Any] = {"hidden": True, "size": HUGE}
+    kwargs: dict[str, Any] = {"hidden": True, "size": HUGE, "sleep_s": 0.01}
+    config = settings(tmp_path / "there", kwargs, num_actors=num_actors)
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
-        there = dppo.train(
-            settings(tmp_path / "there", kwargs | {"sleep_s": 0.01}, num_actors=num_actors)
-        )
+        there = dppo.train(config)
     assert there.incidents["actor_lost"] >= 2
     assert there.weights_sha256 == whole(True)
     assert "replay_mismatch" not in there.incidents
@@ -161,10 +163,11 @@ KILLED = (
 def needed_by_checkpoints(run_dir: Path) -> set[str]:
     """Return the names of the states that the checkpoints of a run need, after checking that all are complete."""
     names = set[str]()
-    place = StatePlace(run_dir / "run.lock", b"", 4)
     for checkpoint in (run_dir / "checkpoints").glob("iter_*"):
         if "iter_000000" not in checkpoint.name:  # its episodes have not begun
-            names.update((run_dir / "states" / "needed" / checkpoint.name).read_text().split())
+            needed = run_dir / "states" / "needed" / checkpoint.name
+            names.update(needed.read_text().split())
+    place = StatePlace(run_dir / "run.lock", b"", 4)
     for name in names:
         sampler, _, entry = name.partition("/")
         StateFiles(place, int(sampler)).kept(entry)
@@ -204,14 +207,19 @@ def test_a_run_whose_process_is_killed_loses_no_state_by_reference_and_leaves_no
 ) -> None:
     slow = ["--env-kwargs", json.dumps(kwargs | {"sleep_s": 0.002})]
     calm = weights_of_command(tmp_path / "calm", *slow)
-    assert weights_of_command(tmp_path / "killed", *slow, *flags, kills=[2, 7]) == calm
-    run_dir = tmp_path / "killed" / "run"
-    left = {str(entry.relative_to(run_dir / "states")) for entry in entries(run_dir)}
+    killed = tmp_path / "killed"
+    assert weights_of_command(killed, *slow, *flags, kills=[2, 7]) == calm
+
+    run_dir = killed / "run"
+    states = run_dir / "states"
+    left = {str(entry.relative_to(states)) for entry in entries(run_dir)}
     assert left == needed_by_checkpoints(run_dir)
-    assert [*(tmp_path / "killed" / "tmp").glob(f"*{SCRATCH}*")] == []
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    scratch = (killed / "tmp").glob(f"*{SCRATCH}*")
+    assert list(scratch) == []
     if "own" in flags:  # from the files, without a replay
-        assert sum(row["replay/steps"] for row in rows) == 0
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        assert sum(json.loads(line)["replay/steps"] for line in lines) == 0
 
 
 def place_in(tmp_path: Path, **changes: Any) -> StatePlace:
@@ -241,6 +249,7 @@ def test_paths_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     for path, words in refused.items():
         with pytest.raises(NotKept, match=words):
             files.keep(path, 0)
+
     (restart / "loop").symlink_to(restart)
     with pytest.raises(NotKept, match=r"loop is neither a file nor a folder"):
         files.keep(restart, 0)
@@ -248,27 +257,33 @@ def test_paths_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     for name in ("../0", "0-" + "a" * 32, ""):
         with pytest.raises(StateLost):
             files.kept(name)
+
     (tmp_path / "run" / "run.lock").write_bytes(b"another run")
     with pytest.raises(NotKept, match="does not see the folder of the run"):
         files.keep(restart, 0)
 
 
+def make_thousand_files(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(1000):
+        (folder / str(number)).write_text(str(number))
+
+
 def test_a_folder_with_a_thousand_files_is_kept_without_a_copy_and_removed_in_time(
     tmp_path: Path,
 ) -> None:
-    place = place_in(tmp_path)
-    files = StateFiles(place, 3)
+    files = StateFiles(place_in(tmp_path), 3)
     for moment in range(8):
         folder = tmp_path / f"restart-{moment}"
-        folder.mkdir()
-        for number in range(1000):
-            (folder / f"{number}").write_bytes(b"%d" % number)
+        make_thousand_files(folder)
         name = files.keep(folder, moment)
         shutil.rmtree(folder)
         files.collect(moment)
         assert files.names(moment)[-1] == f"3/{name}"
-        assert len(list(files.kept(name).iterdir())) == 1000
+        kept = list(files.kept(name).iterdir())
+        assert len(kept) == 1000
     assert len(list(files.folder.iterdir())) == 5
+
     (files.folder / name / "content" / "restart-7" / "more").touch()
     with pytest.raises(StateLost, match="restart-7/more was changed"):
         files.kept(name)
@@ -292,6 +307,7 @@ def test_a_file_on_another_file_system_is_copied_without_its_holes(tmp_path: Pat
     assert equal
     assert 0 < copied < 2**20
     assert copy.stat().st_blocks * 512 < 2**20
+
     (tmp_path / "other").write_bytes(b"begin")
     assert not are_equal(copy, tmp_path / "other")
 
@@ -301,18 +317,20 @@ def test_paths_are_plain_data_only_where_somebody_names_them(tmp_path: Path) -> 
     with pytest.raises(TypeError, match=r"holds a pathlib\.\w+ at \['a'\]\[0\]"):
         packed(value)
     data = packed(value, lambda path: path.name)
-    assert unpacked(data, lambda name: tmp_path.parent / name)["a"][0] == tmp_path
+    restored = unpacked(data, lambda name: tmp_path.parent / name)
+    assert restored["a"][0] == tmp_path
     with pytest.raises(ValueError, match="not packed plain data"):
         unpacked(data)
 
 
 @executes("run/needed_states.py: Make it, on a disk that all actors see.")
 def test_a_state_folder_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    config = settings(tmp_path / "run", state_folder=folder, total_timesteps=64)
     with pytest.raises(ConfigError, match=r"state_folder=.*none: is not a folder\. Make it"):
-        dppo.train(settings(tmp_path / "run", state_folder=tmp_path / "none"))
-    (tmp_path / "none").mkdir()
-    made = settings(tmp_path / "run", state_folder=tmp_path / "none", total_timesteps=64)
-    assert dppo.train(made).iterations == 1
+        dppo.train(config)
+    folder.mkdir()
+    assert dppo.train(config).iterations == 1
 
 
 @pytest.mark.slow
@@ -331,6 +349,7 @@ def test_copies_between_file_systems_are_reported_and_avoided_by_another_tmpdir(
         "of the run folder is another one than that of the path from get_state. Set TMPDIR or `state_folder` to a "
         "folder there: files below it are kept without a copy."
     ]
+
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert dppo.train(settings(tmp_path / "linked", kwargs)).incidents == {}
 

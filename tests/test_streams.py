@@ -10,14 +10,22 @@ from dppo.streams import Stream, generator, integer, sequence
 
 def test_streams_have_fixed_numbers() -> None:
     """Changing these would change every published result."""
-    names = ["WEIGHTS", "EPISODES", "ACTIONS", "MINIBATCHES", "EVALUATION"]
-    assert [(stream.name, stream.value) for stream in Stream] == [
-        (name, number) for number, name in enumerate(names)
-    ]
-    expected = np.random.default_rng(np.random.SeedSequence(11, spawn_key=(2, 3, 5))).random(4)
-    np.testing.assert_array_equal(generator(11, Stream.ACTIONS, 3, 5).random(4), expected)
-    seed = int(np.random.SeedSequence(11, spawn_key=(1, 0, 2, 9)).generate_state(1)[0] >> 1)
-    assert integer(11, Stream.EPISODES, 0, 2, 9) == seed
+    assert {stream.name: stream.value for stream in Stream} == {
+        "WEIGHTS": 0,
+        "EPISODES": 1,
+        "ACTIONS": 2,
+        "MINIBATCHES": 3,
+        "EVALUATION": 4,
+    }
+
+    of_actions = np.random.SeedSequence(11, spawn_key=(2, 3, 5))
+    expected = np.random.default_rng(of_actions).random(4)
+    drawn = generator(11, Stream.ACTIONS, 3, 5).random(4)
+    np.testing.assert_array_equal(drawn, expected)
+
+    of_episodes = np.random.SeedSequence(11, spawn_key=(1, 0, 2, 9))
+    [state] = of_episodes.generate_state(1)
+    assert integer(11, Stream.EPISODES, 0, 2, 9) == state >> 1
 
 
 def test_streams_differ_in_seed_kind_and_every_index() -> None:

@@ -82,6 +82,7 @@ def test_a_kill_or_a_hang_in_a_thread_changes_nothing(
         small(tmp_path / "killed", **kill, num_actors=1, segment_timeout_s=4, **BOTH)
     )
     assert marker.exists()
+
     lost = {"actor_lost": 1} if ending == "kill" else {"actor_hung": 1}
     assert result.weights_sha256 == expected.weights_sha256
     assert lasting(result) == lost
@@ -155,6 +156,7 @@ def test_a_fault_in_a_thread_is_the_same_error(
     fault_with = fault_of(**changes)
     expected = fault_of()
     assert fault_with.remote_traceback == expected.remote_traceback
+
     if "standby_envs" not in changes or where != "reset":  # copies count their own resets
         places = [
             re.sub(r"sampler \d|seed \d+", "", fault.message) for fault in (fault_with, expected)
@@ -213,34 +215,45 @@ def made(index: int, host: Any, ledger: ReplayLedger | None = None) -> Any:
 PLAN = sampler_plan(small(Path("run"), **THREADED, **THREADS))
 
 
+def open_steps_in(ledger: ReplayLedger) -> int:
+    """Return the env steps of open episodes, which a rebuild of both samplers replays."""
+    steps = 0
+    for sampler in range(2):
+        rebuild = ledger.rebuild(sampler, 2)
+        if rebuild is not None:
+            steps += sum(len(actions) for actions in rebuild.actions)
+    return steps
+
+
 def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> None:
-    shown = list[int]()
     ledger = ReplayLedger(2, replay=True)
     plain = SamplerHost(PLAN, ActivityRecord())
     for index in range(2):
         for report, _ in made(index, plain).made:
             ledger.record(report)
     expected = made(2, plain)
+
+    shown = list[int]()
     record = ActivityRecord(on_step=shown.append)
     host = ThreadedHost(PLAN, record)
     rebuilt = made(2, host, ledger)
     assert_same_bytes(rebuilt.made, expected.made, but=["env_s"])
-    rebuilds = [
-        rebuild for sampler in range(2) if (rebuild := ledger.rebuild(sampler, 2)) is not None
-    ]
-    open_steps = sum(len(actions) for rebuild in rebuilds for actions in rebuild.actions)
-    assert rebuilt.timings.replayed_steps == open_steps
+
+    open_steps = open_steps_in(ledger)
+    timings = rebuilt.timings
+    assert timings.replayed_steps == open_steps
     assert record.look().replayed == open_steps
     assert record.look().steps == 80
     assert shown[-1] == 80
     assert str(record.look()) == "idle"
-    assert 0 < rebuilt.timings.env_s < rebuilt.timings.total_s
-    assert rebuilt.timings.total_s >= max(report.env_s for report, _ in rebuilt.made), (
-        "that of the slower one"
-    )
+    assert 0 < timings.env_s < timings.total_s
+
+    slower_s = max(report.env_s for report, _ in rebuilt.made)
+    assert timings.total_s >= slower_s
     assert rebuilt.used is not None
     assert 0 < rebuilt.used <= 1
     assert record.look().moves >= 4 + 4 + open_steps + 2 * 20
+
     host.close()
     plain.close()
 

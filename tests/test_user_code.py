@@ -37,6 +37,7 @@ def test_a_deleted_current_folder_is_named_and_help_works(
     for command in ("train", "eval", "doctor", "report"):
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
+
     capsys.readouterr()
     words = [
         "train",
@@ -55,6 +56,7 @@ def test_a_deleted_current_folder_is_named_and_help_works(
     )
     with pytest.raises(ConfigError, match="the current folder was deleted"):
         dppo.train(tiny_run(tmp_path / "run"))
+
     monkeypatch.chdir(tmp_path)
     assert main(words) == 0
 
@@ -71,6 +73,7 @@ def test_files_that_hide_modules_are_found(tmp_path: Path, monkeypatch: pytest.M
         "yaml.py",
     ]
     assert hidden_by(str(tmp_path)) == ""
+
     module = ModuleType("yaml")
     module.__file__ = str(tmp_path / "yaml.py")
     monkeypatch.setitem(sys.modules, "yaml", module)

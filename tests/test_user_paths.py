@@ -68,6 +68,7 @@ def test_each_setting_that_is_a_path_may_begin_with_the_home_folder(home: Path) 
         "state_folder": False,
         "upload": True,
     }
+
     for name, several in path_settings.items():
         needs: dict[str, Any] = {"num_actors": 1, "address": "auto"} if name == "upload" else {}
         for text in ("~/x", Path("~/x")):

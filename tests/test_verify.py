@@ -76,6 +76,7 @@ def test_an_untouched_run_is_equal_and_gets_a_certificate(run: Path, capsys: Cap
         ("5", "6"),
     ]
     assert "about 0:" in printed
+
     written = json.loads((run / "certificate.json").read_text())
     assert written["verified"] == ["iterations 1 to 2", "iterations 3 to 4", "iterations 5 to 6"]
     assert written["files"]["config.yaml"] == sha256_of(run / "config.yaml")
@@ -176,10 +177,12 @@ def forge_weights(run: Path) -> None:
 
 
 def forge_metrics(run: Path) -> None:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    row = json.loads(lines[-1]) | {"charts/episodic_return": 500.0}
-    (run / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(row)]) + "\n")
-    forge(run, lambda stored: stored.state.update(rows=RowSums(run).now()))
+    metrics = run / "metrics.jsonl"
+    *before, last = metrics.read_text().splitlines()
+    forged = json.loads(last) | {"charts/episodic_return": 500.0}
+    metrics.write_text("\n".join([*before, json.dumps(forged), ""]))
+    sums = RowSums(run).now()
+    forge(run, lambda stored: stored.state.update(rows=sums))
 
 
 @pytest.mark.parametrize(
@@ -267,14 +270,17 @@ def stretch(first: int, last: int) -> Stretch:
 
 
 def test_the_newest_is_always_drawn_and_what_takes_far_longer_is_not() -> None:
-    stretches = [stretch(1, 400), *(stretch(first, first) for first in range(401, 405))]
+    longest = stretch(1, 400)
+    others = [stretch(first, first) for first in range(401, 405)]
+    stretches = [longest, *others]
     for seed in range(20):
         drawn = _drawn(stretches, 3, seed)
         assert len(drawn) == 3
-        assert drawn[-1] == stretches[-1]
-        assert stretches[0] not in drawn
-    assert _drawn(stretches, 3, 1) == _drawn(stretches, 3, 1)
-    assert _drawn([stretch(1, 400)], 5, 0) == [stretch(1, 400)]
+        assert drawn[-1] == others[-1]
+        assert longest not in drawn
+    again = _drawn(stretches, 3, 1)
+    assert _drawn(stretches, 3, 1) == again
+    assert _drawn([longest], 5, 0) == [longest]
 
 
 def test_the_estimate_is_for_these_actors_and_counts_the_replay() -> None:
@@ -291,5 +297,6 @@ def test_the_estimate_is_for_these_actors_and_counts_the_replay() -> None:
     config = dppo.Config(env_id="CartPole-v1", num_actors=8)
     open_episodes = replace(stretch(7, 7), open_steps=800)
     assert _estimated_s(open_episodes, rows, config) == pytest.approx(5 + 33 + 100)
+
     alone = replace(config, num_actors=1)
     assert _estimated_s(open_episodes, rows, alone) == pytest.approx(5 + 1 + 256 + 800)

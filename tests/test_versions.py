@@ -46,6 +46,7 @@ def test_packages_that_are_not_as_installed_are_named_with_the_repair(
     monkeypatch.setattr(versions, "version", lambda name: (PINNED | changed)[name])
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     assert other_versions() is None  # not made by the launcher
+
     (tmp_path / ".venv" / ".dppo-ready").touch()
     assert program.main(["presets"]) == (2 if refuses else 0)
     err = capsys.readouterr().err

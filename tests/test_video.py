@@ -47,15 +47,21 @@ def test_a_replay_is_written_as_a_video_for_browsers(
     path = tmp_path / "out.mp4"
     words = f"replay {run} --episode {episode.number} --video {path} --trust"
     assert main(words.split()) == 0
-    size = f"{episode.length + 1} images of 252 x 180, 12 per second\n"
+
+    num_images = episode.length + 1
+    size = f"{num_images} images of 252 x 180, 12 per second\n"
     assert f"{path}: 1 episode, {size}" in capsys.readouterr().out
+
     stream, images = decoded(path)
     codec = stream.codec_context
     assert codec.name == "h264"
     assert codec.pix_fmt == "yuv420p"
     assert float(stream.average_rate) == 12.0
-    assert [image.shape for image in images] == [(180, 252, 3)] * (episode.length + 1)
-    for image, action in zip(images[1:], episode.actions(), strict=True):
+    assert len(images) == num_images
+    assert {image.shape for image in images} == {(180, 252, 3)}
+
+    _, *after_steps = images
+    for image, action in zip(after_steps, episode.actions(), strict=True):
         assert is_color(image[20:-20, 20:-20], COLORS[action])
     assert [file.name for file in tmp_path.iterdir()] == ["out.mp4"]
 
@@ -72,29 +78,47 @@ def test_cartpole_is_filmed_with_what_the_extra_brings(tmp_path: Path) -> None:
     assert max(float(image.std()) for image in images) > 5  # a cart and a pole, no empty picture
 
 
+def tile_of(image: np.ndarray, number: int) -> np.ndarray:
+    """Return one of the nine tiles of an image, which are counted row by row."""
+    height = image.shape[0] // 3
+    width = image.shape[1] // 3
+    row, column = divmod(number, 3)
+    in_row = image[row * height : (row + 1) * height]
+    return in_row[:, column * width : (column + 1) * width]
+
+
+def middle_of(tile: np.ndarray) -> np.ndarray:
+    height, width, _ = tile.shape
+    y = height // 2
+    x = width // 2
+    return tile[y - 9 : y + 9, x - 9 : x + 9]
+
+
 def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     path = tmp_path / "out.mp4"
     env = Drawn(shown="grows", render_mode="rgb_array")
     evaluation = dppo.evaluate(run, env, 12, seed=3, video=path)
-    assert evaluation.lengths == dppo.evaluate(run, Drawn(), 12, seed=3).lengths
+    without_video = dppo.evaluate(run, Drawn(), 12, seed=3)
+    assert evaluation.lengths == without_video.lengths
+
     stream, images = decoded(path)
-    assert len(images) == max(evaluation.lengths[:9]) + 1
-    height = images[0].shape[0] // 3
-    width = images[0].shape[1] // 3
-    assert stream.height == 3 * height
-    assert stream.width == 3 * width
-    shortest = int(np.argmin(evaluation.lengths[:9]))
-    row = shortest // 3 * height
-    column = shortest % 3 * width
-    tiles = [image[row : row + height, column : column + width] for image in images]
-    last = evaluation.lengths[shortest]
-    middle = [
-        tile[height // 2 - 9 : height // 2 + 9, width // 2 - 9 : width // 2 + 9] for tile in tiles
-    ]
-    assert any(is_color(middle[last], color) for color in COLORS)
-    assert any(is_color(middle[last + 1], color // 2) for color in COLORS)  # it is over
-    assert is_color(tiles[0][:3, :3], np.full(3, 64))  # between the tiles
+    shown = evaluation.lengths[:9]
+    assert len(images) == max(shown) + 1
+
+    height, width, _ = images[0].shape
+    assert stream.height == height // 3 * 3
+    assert stream.width == width // 3 * 3
+
+    shortest = int(np.argmin(shown))
+    length = shown[shortest]
+    last = middle_of(tile_of(images[length], shortest))
+    after_its_end = middle_of(tile_of(images[length + 1], shortest))
+    assert any(is_color(last, color) for color in COLORS)
+    assert any(is_color(after_its_end, color // 2) for color in COLORS)
+
+    between_the_tiles = tile_of(images[0], shortest)[:3, :3]
+    assert is_color(between_the_tiles, np.full(3, 64))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,11 @@ TAKEN = {
     "policy.0.bias",
     "policy.2.weight",
     "policy.2.bias",
-    *(f"value.{n}.bias" for n in (0, 2, 4)),
+    "value.0.bias",
+    "value.2.weight",
+    "value.2.bias",
+    "value.4.weight",
+    "value.4.bias",
 }
 TAKEN |= {"value.2.weight", "value.4.weight"}
 
@@ -35,6 +39,11 @@ def config_of(run_dir: Path, settings: dict[str, Any], **changes: Any) -> dppo.C
 def first(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
     """Return the arrays with which a run has begun."""
     return checkpoints.load(run_dir / "checkpoints" / "iter_000000.safetensors").arrays
+
+
+def last(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Return the arrays with which a run has ended."""
+    return checkpoints.find(run_dir).checkpoint.arrays
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +58,24 @@ def test_deviations_are_those_of_the_other_run_unless_they_are_set(
     log_std_init: float | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     continuous = {"env_id": "worlds.simple:point_mass", "total_timesteps": 64}
-    dppo.train(config_of(tmp_path / "origin", continuous, log_std_init=-2.0))
-    changes = {} if log_std_init is None else {"log_std_init": log_std_init}
+    origin = tmp_path / "origin"
+    dppo.train(config_of(origin, continuous, log_std_init=-2.0))
+    expected = last(origin)["model"]["log_std"]
+    changes = {}
+    if log_std_init is not None:
+        changes["log_std_init"] = log_std_init
+        expected = np.full(2, log_std_init, np.float32)
     with caplog.at_level(logging.INFO, "dppo"):
-        dppo.train(
-            config_of(tmp_path / "new", continuous, init_from=tmp_path / "origin", **changes)
-        )
+        dppo.train(config_of(tmp_path / "new", continuous, init_from=origin, **changes))
     deviations = first(tmp_path / "new")["model"]["log_std"]
-    there = checkpoints.find(tmp_path / "origin").checkpoint.arrays["model"]["log_std"]
-    np.testing.assert_array_equal(
-        deviations, there if log_std_init is None else np.full(2, log_std_init, np.float32)
-    )
+    np.testing.assert_array_equal(deviations, expected)
     assert "Deviation: " not in caplog.text
+
+
+def names_listed(messages: list[str], what: str) -> set[str]:
+    """Return the parameters that the lines list as taken, or as not taken."""
+    matches = [re.fullmatch(rf"  {what}: ([\w.]+), .*", line) for line in messages]
+    return {match[1] for match in matches if match}
 
 
 def test_what_fits_is_taken_and_listed(
@@ -69,27 +84,24 @@ def test_what_fits_is_taken_and_listed(
     dppo.train(config_of(tmp_path / "cold", ACROBOT))
     with caplog.at_level(logging.INFO, "dppo"):
         dppo.train(config_of(tmp_path / "warm", ACROBOT, init_from=source))
-    there = checkpoints.find(source).checkpoint.arrays["model"]
-    warm, cold = (first(tmp_path / name) for name in ("warm", "cold"))
+    there = last(source)["model"]
+    cold = first(tmp_path / "cold")["model"]
+    warm = first(tmp_path / "warm")
     for name, array in warm["model"].items():
-        np.testing.assert_array_equal(array, there[name] if name in TAKEN else cold["model"][name])
-    assert any((warm["model"][name] != cold["model"][name]).any() for name in TAKEN)
+        expected = there if name in TAKEN else cold
+        np.testing.assert_array_equal(array, expected[name])
+    assert any((there[name] != cold[name]).any() for name in TAKEN)
     assert warm["normalizer"]["obs.count"] == 0  # of 4 numbers there, and of 6 here
+
     messages = [record.getMessage() for record in caplog.records]
-    listed = {
-        match[2]: match[1]
-        for line in messages
-        if (match := re.fullmatch(r"  (taken|not taken): ([\w.]+), .*", line))
-    }
-    assert {name for name, what in listed.items() if what == "taken"} == TAKEN
+    assert names_listed(messages, "taken") == TAKEN
     assert "  not taken: policy.0.weight, 8x6 here and 8x4 there" in messages
     assert "  not taken: statistics of observations" in messages
+
     [summary] = [line for line in messages if line.startswith("Starting with 8 of 12 parameters (")]
-    numbers = (
-        sum(there[name].size for name in TAKEN),
-        sum(array.size for array in warm["model"].values()),
-    )
-    assert "({} of {} numbers)".format(*numbers) in summary
+    taken_numbers = sum(there[name].size for name in TAKEN)
+    numbers = sum(array.size for array in warm["model"].values())
+    assert f"({taken_numbers} of {numbers} numbers)" in summary
 
 
 def test_statistics_of_alike_observations_are_taken(source: Path, tmp_path: Path) -> None:
@@ -99,15 +111,16 @@ def test_statistics_of_alike_observations_are_taken(source: Path, tmp_path: Path
         "norm_reward": False,
         "activation": "relu",
     }
-    result = dppo.train(config_of(tmp_path / "run", CARTPOLE, **changes))
-    there = checkpoints.find(source).checkpoint.arrays
-    for arrays in (first(tmp_path / "run"), checkpoints.load(result.checkpoint).arrays):
-        assert arrays["normalizer"]["obs.count"] == there["normalizer"]["obs.count"] > 0
-        np.testing.assert_array_equal(
-            arrays["normalizer"]["obs.mean"], there["normalizer"]["obs.mean"]
-        )
+    dppo.train(config_of(tmp_path / "run", CARTPOLE, **changes))
+    there = last(source)
     begun = first(tmp_path / "run")
-    assert all((begun["model"][name] == array).all() for name, array in there["model"].items())
+    for arrays in (begun, last(tmp_path / "run")):
+        here = arrays["normalizer"]
+        expected = there["normalizer"]
+        assert here["obs.count"] == expected["obs.count"] > 0
+        np.testing.assert_array_equal(here["obs.mean"], expected["obs.mean"])
+    for name, array in there["model"].items():
+        np.testing.assert_array_equal(begun["model"][name], array)
     assert begun["optimizer"].keys() == there["optimizer"].keys()
 
 
@@ -116,29 +129,32 @@ def test_a_resumed_run_starts_from_its_own_checkpoint(source: Path, tmp_path: Pa
     copy = tmp_path / "copy"
     copy.symlink_to(source)
     config = config_of(tmp_path / "run", ACROBOT, init_from=copy)
-    assert dppo.train(config, observers=[Recorder(interrupt_at=1)]).iterations == 1
+    stopped = dppo.train(config, observers=[Recorder(interrupt_at=1)])
+    assert stopped.iterations == 1
     copy.unlink()  # it is not needed again
-    assert dppo.train(config, resume=tmp_path / "run").weights_sha256 == whole.weights_sha256
+    resumed = dppo.train(config, resume=tmp_path / "run")
+    assert resumed.weights_sha256 == whole.weights_sha256
 
 
 @pytest.mark.parametrize("norm_value", [True, False])
 def test_values_begin_in_units_of_rewards(norm_value: bool, tmp_path: Path) -> None:
     """A network that was trained with `norm_value` estimates values in another unit, which is not taken over."""
     raw = CARTPOLE | {"norm_reward": False}
-    source = dppo.train(config_of(tmp_path / "source", raw, norm_value=True)).checkpoint
+    source = tmp_path / "source"
+    dppo.train(config_of(source, raw, norm_value=True))
     dppo.train(config_of(tmp_path / "run", raw, init_from=source, norm_value=norm_value))
-    there = checkpoints.load(source).arrays
+    arrays = last(source)
+    there = arrays["model"]
     here = first(tmp_path / "run")["model"]
-    count, mean, m2 = there["optimizer"]["value_targets"]
+    count, mean, m2 = arrays["optimizer"]["value_targets"]
     std = np.sqrt(m2 / count)
     assert mean > 1
-    np.testing.assert_allclose(
-        here["value.4.weight"], there["model"]["value.4.weight"] * std, rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        here["value.4.bias"], there["model"]["value.4.bias"] * std + mean, atol=1e-5
-    )
-    np.testing.assert_array_equal(here["value.2.weight"], there["model"]["value.2.weight"])
+
+    weight = there["value.4.weight"] * std
+    bias = there["value.4.bias"] * std + mean
+    np.testing.assert_allclose(here["value.4.weight"], weight, rtol=1e-6)
+    np.testing.assert_allclose(here["value.4.bias"], bias, atol=1e-5)
+    np.testing.assert_array_equal(here["value.2.weight"], there["value.2.weight"])
 
 
 @pytest.mark.slow
@@ -146,26 +162,30 @@ def test_values_begin_in_units_of_rewards(norm_value: bool, tmp_path: Path) -> N
 def test_actors_and_learners_start_with_the_same_weights(
     num_learners: int, source: Path, tmp_path: Path, ray_session: None
 ) -> None:
-    on_ray = {"num_actors": 2, "num_learners": num_learners, "cpus_per_actor": 0.5}
-    runs = [
-        dppo.train(config_of(tmp_path / str(len(changes)), ACROBOT, init_from=source, **changes))
-        for changes in ({}, on_ray)
-    ]
-    assert len({result.weights_sha256 for result in runs}) == 1
+    here = dppo.train(config_of(tmp_path / "here", ACROBOT, init_from=source))
+    on_ray = {
+        "init_from": source,
+        "num_actors": 2,
+        "num_learners": num_learners,
+        "cpus_per_actor": 0.5,
+    }
+    there = dppo.train(config_of(tmp_path / "there", ACROBOT, **on_ray))
+    assert there.weights_sha256 == here.weights_sha256
 
 
 def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", CARTPOLE, hidden_sizes=(9, 9), init_from=source)
     words = r"^init_from=\S+: nothing fits, none of its 12 (?s:.*)8x4 there\n"
     with pytest.raises(ConfigError, match=words):
-        dppo.train(config_of(tmp_path / "run", CARTPOLE, hidden_sizes=(9, 9), init_from=source))
+        dppo.train(config)
     assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
     checkpoint = checkpoints.find(source).checkpoint
     checkpoint.arrays["model"]["policy.2.weight"] = np.full((8, 8), np.nan, np.float32)
-    checkpoints.save(
-        tmp_path / "bad" / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None
-    )
+    bad = tmp_path / "bad"
+    checkpoints.save(bad / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None)
+    config = config_of(tmp_path / "run", ACROBOT, init_from=bad)
     with pytest.raises(CheckpointError, match="has weights that are not finite"):
-        dppo.train(config_of(tmp_path / "run", ACROBOT, init_from=tmp_path / "bad"))
+        dppo.train(config)

@@ -17,11 +17,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config, tiny_run
-from commandline import parse
+from commandline import Typed, parse
 from worlds.faulty import Faulty
 
 import dppo
-from dppo.__main__ import main
 from dppo.commands.train import arguments_of
 from dppo.config.ways import DEFAULTS, REUSE, SAC, WAYS, KnownTasks, Way, first_to_try, suits_sac
 from dppo.envs.names import solved_at
@@ -49,32 +48,51 @@ FACTS: dict[str, Any] = {
 }
 
 
+class Bench:
+    """The env steps that algorithms needed in the runs that the repository holds."""
+
+    def __init__(self) -> None:
+        from samples_figures import stored
+        from samples_tasks import TASKS
+
+        self._tasks = TASKS
+        self._runs = stored(ROOT / "benchmarks" / "samples.jsonl")
+
+    def needed(self, algorithm: str, *, continuous: bool) -> dict[str, float]:
+        """Return the median over seeds for each task of this kind; infinite if it was not learned."""
+        from samples_figures import reached
+
+        steps = {}
+        for name, task in self._tasks.items():
+            if task.continuous == continuous and (algorithm, name) in self._runs:
+                steps[name] = median(reached(self._runs, algorithm, name, "good"))
+        return steps
+
+
+def known_tasks(needed: dict[str, float]) -> KnownTasks | None:
+    """Return the figures of a way that needed so many steps."""
+    if not needed:
+        return None
+    not_learned = tuple(name for name, steps in needed.items() if steps == math.inf)
+    learned = [1000 * round(steps / 1000) for steps in needed.values() if steps < math.inf]
+    return KnownTasks(len(learned), min(learned), max(learned), not_learned)
+
+
 @pytest.mark.parametrize(("side", "way"), [("dppo", DEFAULTS), ("reuse", REUSE), ("sac", SAC)])
 def test_the_figures_of_a_way_are_those_of_the_bench(
     side: str, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from samples_figures import reached, stored
-    from samples_tasks import TASKS
+    bench = Bench()
+    continuous = bench.needed(side, continuous=True)
+    discrete = bench.needed(side, continuous=False)
+    assert way.continuous == known_tasks(continuous)
+    assert way.discrete == known_tasks(discrete)
 
-    runs = stored(ROOT / "benchmarks" / "samples.jsonl")
-
-    def needed(algorithm: str, task: str) -> float:
-        return median(reached(runs, algorithm, task, "good"))
-
-    for known, is_continuous in ((way.continuous, True), (way.discrete, False)):
-        tasks = [name for name in TASKS if TASKS[name].continuous == is_continuous]
-        steps = {name: needed(side, name) for name in tasks if (side, name) in runs}
-        not_learned = tuple(name for name in steps if steps[name] == math.inf)
-        learned = [1000 * round(steps[name] / 1000) for name in steps if name not in not_learned]
-        if known is None:
-            assert not steps
-            continue
-        assert known == KnownTasks(len(learned), min(learned), max(learned), not_learned)
-        if side == "sac":
-            by_both = [name for name in steps if ("dppo", name) in runs]
-            shares = [steps[name] / needed("dppo", name) for name in by_both]
-            assert way.share == round(median(shares), 2)
+    if side == "sac" and continuous:
+        defaults = bench.needed("dppo", continuous=True)
+        shares = [steps / defaults[name] for name, steps in continuous.items() if name in defaults]
+        assert way.share == round(median(shares), 2)
     results = (ROOT / "docs" / "COMPARISON.md").read_text()
     assert f"It needs {REUSE.share} of the env steps" in results
 
@@ -114,13 +132,12 @@ def test_the_doctor_recommends_soft_actor_critic_where_it_is_faster(
     config = make_config({"env_id": "Pendulum-v1"} | settings)
     here = best_way(FACTS | facts, config, settings.keys())
     assert (here and here.way.flags) == flags
+
     if here is not None and here.way is MEASURED:
+        defaults = make_config({"env_id": "E-v0", "algo": "sac"})
         assert here.config.algo == "sac"
         assert here.config.gamma == settings.get("gamma", 0.99)
-        assert (
-            here.config.learning_rate
-            == make_config({"env_id": "E-v0", "algo": "sac"}).learning_rate
-        )
+        assert here.config.learning_rate == defaults.learning_rate
         text = here.advice()
         assert text.startswith("--algo sac learns from all env steps so far. 9 known tasks")
         assert "needed 4,000 to 60,000 env steps" in text
@@ -131,15 +148,21 @@ NUMBERS = gym.spaces.Box(-1.0, 1.0, (3,))
 BOUNDED = gym.spaces.Box(-2.0, 2.0, (2,))
 
 
+NAMED = gym.spaces.Dict(a=NUMBERS, b=gym.spaces.Discrete(3))
+PICTURE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+HALF_BOUNDED = gym.spaces.Box(-np.inf, 1.0, (2,))
+
+
 @pytest.mark.usefixtures("measured_sac")
 @pytest.mark.parametrize(
     ("obs", "actions", "is_possible"),
     [
         (NUMBERS, BOUNDED, True),
-        (gym.spaces.Dict(a=NUMBERS, b=gym.spaces.Discrete(3)), BOUNDED, True),
+        (NAMED, BOUNDED, True),
         (NUMBERS, gym.spaces.Discrete(2), False),
-        (NUMBERS, gym.spaces.Box(-np.inf, 1.0, (2,)), False),
-        (gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), BOUNDED, False),
+        (NUMBERS, HALF_BOUNDED, False),
+        (PICTURE, BOUNDED, False),
     ],
 )
 def test_the_doctor_times_soft_actor_critic_where_it_is_possible(
@@ -149,20 +172,29 @@ def test_the_doctor_times_soft_actor_critic_where_it_is_possible(
     env: gym.Env[Any, Any] = Faulty(space=obs, observe=lambda _: obs.sample())
     env.action_space = actions
     times = times_of_algorithms(config, env, describe_spaces(env), until=0.0)
-    assert list(times) == (["sac"] if is_possible else [])
+    expected = ["sac"] if is_possible else []
+    assert list(times) == expected
     for of_algorithm in times.values():
-        assert min(of_algorithm["collect_s"], of_algorithm["update_s"]) > 0
+        assert of_algorithm["collect_s"] > 0
+        assert of_algorithm["update_s"] > 0
+
+
+def advised(text: str) -> list[str]:
+    """Return the flags that a note says to try, in its order."""
+    return re.findall(r"\(\d\) (--[^:]+):", text)
 
 
 @pytest.mark.usefixtures("measured_sac")
 def test_a_flat_run_tries_soft_actor_critic_first_where_it_is_possible() -> None:
     assert suits_sac(CENTRED)
     text = note(FLAT, VALVES)
-    assert re.findall(r"\(\d\) (--[^:]+):", text)[:2] == [MEASURED.flags, REUSE.flags]
+    assert advised(text)[:2] == [MEASURED.flags, REUSE.flags]
     assert "--algo sac: 0.2 of the env steps on 9 known tasks" in text
-    assert "--algo sac" not in note(FLAT, DiscreteActions(2))
-    endless = BoxActions(np.full(2, -np.inf, np.float32), np.full(2, np.inf, np.float32))
+
+    infinite = np.full(2, np.inf, np.float32)
+    endless = BoxActions(-infinite, infinite)
     assert "--algo sac" not in note(FLAT, endless)
+    assert "--algo sac" not in note(FLAT, DiscreteActions(2))
     assert "--algo sac" not in note(FLAT, learning_rate=1e-3)
 
 
@@ -208,23 +240,23 @@ def test_every_way_is_accepted_by_the_command_line() -> None:
         ("Pendulum-v1", OF_SAC, {"algo": "sac"}),
     ],
 )
+@pytest.mark.usefixtures("measured_sac")
 def test_the_command_that_the_doctor_prints_has_it(
     env_id: str,
     of_sac: dict[str, Any],
     expected: dict[str, str],
-    measured_sac: None,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    typed: Typed,
 ) -> None:
     facts = FACTS | of_sac | {"stage": "over", "output": 0}
     monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
-    assert main(["doctor", env_id, "--gamma", "0.9", "--preset", "none", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    settings = parse(shlex.split(report["command"])[2:]).settings
+    report = json.loads(typed(f"doctor {env_id} --gamma 0.9 --preset none --json"))
+    words = shlex.split(report["command"])[2:]
+    settings = parse(words).settings
     assert settings.items() >= (expected | {"gamma": "0.9"}).items()
     assert ("reuse" in settings) == ("reuse" in expected)
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in expected.items())
-    assert report["advice"][0].startswith(f"{flags} ")
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in expected.items()]
+    assert report["advice"][0].startswith(f"{' '.join(flags)} ")
 
 
 def test_a_run_that_was_flat_says_so_at_its_end(tmp_path: Path) -> None:
@@ -234,19 +266,21 @@ def test_a_run_that_was_flat_says_so_at_its_end(tmp_path: Path) -> None:
     assert any(expected in note for note in result.notes)
 
 
-def scores(means: Sequence[float], std: float = 10.0, success: float = 0.0) -> list[Score]:
+def scores(means: Sequence[float], success: float = 0.0) -> list[Score]:
     """Return scores of a run with 50 episodes between two of them."""
-    return [
-        Score(1000 * number, 50 * number, mean, std, success)
-        for number, mean in enumerate(means, 1)
-    ]
+    listed = []
+    for number, mean in enumerate(means, 1):
+        score = Score(1000 * number, 50 * number, mean, 10.0, success)
+        listed.append(score)
+    return listed
 
 
 def note(
     means: Sequence[float], actions: Actions = CENTRED, solved: float | None = None, **settings: Any
 ) -> str:
     config = make_config({"env_id": "CartPole-v1"} | settings)
-    return flat_note(scores(means), config, actions, solved) or ""
+    text = flat_note(scores(means), config, actions, solved)
+    return text or ""
 
 
 RISE = [0.0, 40.0, 80.0, 100.0, 101.0, 99.0]
@@ -256,7 +290,7 @@ FLAT = [*RISE, 100.0, 100.5, 100.0]
 def test_a_flat_run_says_what_to_try_first() -> None:
     text = note(FLAT, VALVES)
     assert "not risen in the last 3,000 env steps: 99 before, 100 now" in text
-    tried = re.findall(r"\(\d\) (--[^:]+):", text)
+    tried = advised(text)
     assert tried[:3] == [SAC.flags, REUSE.flags, "--action-bounds rescale"]
     for flags in tried:
         words = re.findall(r"--(\S+) (\S+)", flags)
@@ -265,13 +299,15 @@ def test_a_flat_run_says_what_to_try_first() -> None:
 
 
 def test_what_a_run_has_tried_already_is_not_advised() -> None:
-    config = make_config({"env_id": "CartPole-v1", "reuse": 4, "num_steps": 32})
+    reuse: dict[str, Any] = {"reuse": 4, "num_steps": 32}
+    config = make_config({"env_id": "CartPole-v1"} | reuse)
     assert list(first_to_try(config, CENTRED)) == []
-    assert "docs/YOUR_SIMULATOR.md" in note(FLAT, reuse=4, num_steps=32)
+    assert "docs/YOUR_SIMULATOR.md" in note(FLAT, **reuse)
     assert "num-steps 128" not in note(FLAT, DiscreteActions(2))
-    of_sac = note(FLAT, env_id="Pendulum-v1", algo="sac", noise="white")
-    assert re.findall(r"\(\d\) (--[^:]+):", of_sac) == ["--noise wide"]
-    explores = note(FLAT, env_id="Pendulum-v1", algo="sac")
+
+    sac: dict[str, Any] = {"env_id": "Pendulum-v1", "algo": "sac"}
+    assert advised(note(FLAT, **sac, noise="white")) == ["--noise wide"]
+    explores = note(FLAT, **sac)
     assert "--" not in explores
 
 

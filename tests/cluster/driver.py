@@ -28,7 +28,13 @@ from dppo.engine.messages import (
 from dppo.engine.patience import MEASURED
 from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.questions import Answer
-from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport, Timings
+from dppo.ppo.exchange.records import (
+    PolicySnapshot,
+    SamplerCarry,
+    SegmentReport,
+    SegmentRequest,
+    Timings,
+)
 
 LIMITS = Limits(
     segment_timeout_s=10, max_actor_restarts=3, start_timeout_s=100, move_after_s=50, quiet_s=30
@@ -256,25 +262,29 @@ class Cluster(Driver):
         made = []
         timings = []
         for request in requests:
-            segment_report = report(request.sampler_id, request.index, ask.policy.version)
-            carry = replace(
-                segment_report.carry,
-                episode_lengths=np.array([self.open_steps[request.sampler_id]]),
-            )
-            seconds = 4 * pace if request.sampler_id in self.heavy else pace
-            made.append(
-                (replace(segment_report, steps=STEPS, carry=carry, env_s=seconds), "segment")
-            )
-            replayed = (
-                0 if request.rebuild is None else int(request.rebuild.carry.episode_lengths.sum())
-            )
+            sampler_id = request.sampler_id
+            seconds = 4 * pace if sampler_id in self.heavy else pace
+            made.append((self._report_of(request, ask.policy.version, seconds), "segment"))
+            replayed = 0
+            if request.rebuild is not None:
+                replayed = int(request.rebuild.carry.episode_lengths.sum())
             replay_s = pace * replayed / STEPS
             timings.append(Timings(seconds + replay_s, seconds, replayed, replay_s))
+
         if self.cpu is None:
-            return Answered(ask.process, ask.ask_id, Answer(tuple(made), sum(timings, Timings())))
-        longest = max(timings, key=lambda timing: timing.total_s)
-        total = replace(longest, replayed_steps=sum(timing.replayed_steps for timing in timings))
-        return Answered(ask.process, ask.ask_id, Answer(tuple(made), total, min(1.0, load)))
+            answer = Answer(tuple(made), sum(timings, Timings()))
+        else:
+            longest = max(timings, key=lambda timing: timing.total_s)
+            replayed = sum(timing.replayed_steps for timing in timings)
+            total = replace(longest, replayed_steps=replayed)
+            answer = Answer(tuple(made), total, min(1.0, load))
+        return Answered(ask.process, ask.ask_id, answer)
+
+    def _report_of(self, request: SegmentRequest, version: int, seconds: float) -> SegmentReport:
+        plain = report(request.sampler_id, request.index, version)
+        open_steps = np.array([self.open_steps[request.sampler_id]])
+        carry = replace(plain.carry, episode_lengths=open_steps)
+        return replace(plain, steps=STEPS, carry=carry, env_s=seconds)
 
     def request_only(self, index: int) -> None:
         """Request segments, so that `asks` holds their questions alone."""
@@ -293,11 +303,18 @@ class Cluster(Driver):
     def collect(self) -> list[int]:
         """Answer all questions; return the samplers that were rebuilt for them."""
         began = self.now
-        requests = [request for ask in self.asks for request in ask.question.requests]
-        answers = [(self.paced_answer(ask), ask) for ask in self.asks]
-        durations = [(answer.answer.timings.total_s, answer) for answer, _ in answers]  # type: ignore[union-attr]
-        for seconds, answer in sorted(durations, key=lambda pair: pair[0]):
-            self.now = began + seconds
+        rebuilt = []
+        for ask in self.asks:
+            for request in ask.question.requests:
+                if request.rebuild is not None:
+                    rebuilt.append(request.sampler_id)
+
+        def duration(answer: Any) -> float:
+            return float(answer.answer.timings.total_s)
+
+        answers = [self.paced_answer(ask) for ask in self.asks]
+        for answer in sorted(answers, key=duration):
+            self.now = began + duration(answer)
             self.on(answer)
         self.take()
-        return sorted(request.sampler_id for request in requests if request.rebuild is not None)
+        return sorted(rebuilt)

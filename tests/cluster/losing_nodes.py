@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 import dppo
 from dppo.errors import SegmentsLost
 from dppo.learners.ranks import RayTrainers
-from dppo.ppo.exchange.records import Experience
+from dppo.ppo.exchange.records import Experience, Update
 
 
 @ray.remote(num_cpus=0, resources={"store": 1}, max_retries=0)
@@ -61,42 +61,57 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
     }
 
 
+def lose_a_segment(cluster: Cluster, trainers: RayTrainers) -> dict[str, Any]:
+    """Lose the node that holds a segment; return what the update says, and whether it has changed the weights."""
+    store = cluster.add_node(**NODE | {"num_cpus": 0}, resources={"store": 1})
+    before = trainers.weights()
+    lost = large.remote()
+    ray.wait([lost], fetch_local=False)
+    cluster.remove_node(store, allow_graceful=False)
+    error = ""
+    try:
+        trainers.update(Experience([*some_segments()[:3], lost], POLICY, 1.0, 3))
+    except SegmentsLost as lost_segments:
+        error = str(lost_segments)
+    unchanged = trainers.weights().tobytes() == before.tobytes()
+    return {"lost segments": error, "nothing has changed": unchanged}
+
+
+def lose_a_learner(cluster: Cluster, trainers: RayTrainers, nodes: list[Any]) -> dict[str, Any]:
+    """Lose the node of the first learner; return the incidents, and whether the weights are those without a loss."""
+    before = trainers.weights(), trainers.state()
+
+    def update(iteration: int) -> Update:
+        return trainers.update(Experience(some_segments(), POLICY, 1.0, iteration))
+
+    update(3)
+    update(4)
+    expected = trainers.weights().tobytes()
+    trainers.load(*before)
+    update(3)
+    first, _ = ray.get(trainers.ranks[0].whereabouts.remote())
+    cluster.add_node(**NODE)
+    [node] = [node for node in nodes if node.node_id == first]
+    cluster.remove_node(node, allow_graceful=False)
+    time.sleep(5)  # processes of a node that is killed live a little longer
+    last = update(4)
+    return {
+        "same weights": trainers.weights().tobytes() == expected,
+        "incidents": [incident.kind for incident in last.incidents],
+    }
+
+
 def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
     ray.init(address=cluster.address, log_to_driver=False)
     learners_nodes = [cluster.add_node(**NODE) for _ in range(2)]
-    store = cluster.add_node(**NODE | {"num_cpus": 0}, resources={"store": 1})
-    notes: list[str] = []
-    report: dict[str, Any] = {"notes": notes}
-    segments = some_segments()
     # too large for Ray to send the state to the driver
     config = settings(learner_cpus=2, hidden_sizes=(256, 256))
-
+    notes: list[str] = []
     trainers = RayTrainers(plan_of(config, SPACES.actions), SPACES, notes.append)
-    before = trainers.weights(), trainers.state()
-    lost = large.remote()
-    ray.wait([lost], fetch_local=False)
-    cluster.remove_node(store, allow_graceful=False)
-    try:
-        trainers.update(Experience([*segments[:3], lost], POLICY, 1.0, 3))
-    except SegmentsLost as error:
-        report["lost segments"] = str(error)
-    report["nothing has changed"] = trainers.weights().tobytes() == before[0].tobytes()
-
-    for iteration in (3, 4):
-        trainers.update(Experience(segments, POLICY, 1.0, iteration))
-    expected = trainers.weights().tobytes()
-    trainers.load(*before)
-    trainers.update(Experience(segments, POLICY, 1.0, 3))
-    first, _ = ray.get(trainers.ranks[0].whereabouts.remote())
-    cluster.add_node(**NODE)
-    cluster.remove_node(
-        next(node for node in learners_nodes if node.node_id == first), allow_graceful=False
-    )
-    time.sleep(5)  # processes of a node that is killed live a little longer
-    update = trainers.update(Experience(segments, POLICY, 1.0, 4))
-    report["same weights"] = trainers.weights().tobytes() == expected
-    report["incidents"] = [incident.kind for incident in update.incidents]
+    report: dict[str, Any] = {"notes": notes}
+    report |= lose_a_segment(cluster, trainers)
+    report |= lose_a_learner(cluster, trainers, learners_nodes)
     trainers.close()
 
     report["run"] = a_run_that_loses_its_actors_node(cluster, Path(sys.argv[1]))

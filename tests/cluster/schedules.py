@@ -67,22 +67,16 @@ class Mixing:
         self._weights = self._hashed(b"new")
 
     def update(self, experience: Experience) -> Update:
+        parts = []
+        for segment in experience.segments:
+            columns = [getattr(segment, field.name) for field in fields(segment)]
+            parts += [column.tobytes() for column in columns if column is not None]
         policy = experience.policy
-        scale = (
-            None
-            if policy.obs_scale is None
-            else (policy.obs_scale.mean.tolist(), policy.obs_scale.std.tolist())
-        )
-        columns = [
-            getattr(segment, field.name)
-            for segment in experience.segments
-            for field in fields(segment)
-        ]
-        arrays = [column for column in columns if column is not None] + [self._weights]
-        numbers = repr(
-            (policy.version, scale, experience.reward_scale, experience.iteration)
-        ).encode()
-        self._weights = self._hashed(b"".join([*(array.tobytes() for array in arrays), numbers]))
+        scale = policy.obs_scale
+        scale_as_numbers = scale and (scale.mean.tolist(), scale.std.tolist())
+        numbers = (policy.version, scale_as_numbers, experience.reward_scale, experience.iteration)
+        parts += [self._weights.tobytes(), repr(numbers).encode()]
+        self._weights = self._hashed(b"".join(parts))
         return Update({}, 0.0, None)
 
     def _hashed(self, content: bytes) -> np.ndarray:
@@ -183,10 +177,13 @@ class Laboratory:
 
     def train(self, transport: VirtualTransport | None, piece: Piece) -> Any:
         """Return the state of the learner; without a transport, of a run in a loop, without the engine."""
-        ledger = ReplayLedger(self.num_samplers, replay=True, policy_lag=piece.lag)
-        engine = CollectionEngine(shares(self.num_samplers, piece.num_actors), ledger, piece.limits)
-        collector: Any = Loop(self.make_actor(), self.num_samplers, ledger)
-        if transport is not None:
+        num_samplers = self.num_samplers
+        ledger = ReplayLedger(num_samplers, replay=True, policy_lag=piece.lag)
+        engine = CollectionEngine(shares(num_samplers, piece.num_actors), ledger, piece.limits)
+        collector: Any
+        if transport is None:
+            collector = Loop(self.make_actor(), num_samplers, ledger)
+        else:
             collector = ActorCollector(engine, transport, clock=transport.clock)
         trainers = Losing(self.trainers, piece.lost, transport)
         trainers.load(*self._fresh)
@@ -200,12 +197,16 @@ class Laboratory:
                     break
         finally:
             collector.close()
-        if engine.backups is not None:
-            backups = engine.backups
+        self._note(engine, piece)
+        return RunState.capture(learner)
+
+    def _note(self, engine: CollectionEngine, piece: Piece) -> None:
+        """Count what has happened in a run."""
+        backups = engine.backups
+        if backups is not None:
             self.seen += Counter(asked=backups.asked, won=backups.won, wasted=backups.wasted_steps)
         if piece.limits.samplers_per_actor is None:
             self.seen["limits found"] += engine.hosting.limit < sys.maxsize
-        return RunState.capture(learner)
 
     # ------------------------------------------------------------------ schedules
 
@@ -312,22 +313,22 @@ class Schedule:
         self.num_actors = draws.choice((2, 1, 3, 4))
         backups = draws.choice((False, True))
         self.iterations = iterations[-1] if draws.random() < 0.03 else iterations[0]
-        self.faults = Faults(at_most=draws.choice([0, 1, 2, 5]), repeats=draws.choice([0.0, 0.3]))
-        for kind in KINDS:
-            setattr(self.faults, kind, draws.choice([0.0, 0.0, 0.1, 0.4]))
+        self.faults = self._drawn_faults(draws)
         self.slowness = {
             actor: draws.choice((1.0, 1.0, 1.0, 4.0, 10.0)) for actor in range(self.num_actors)
         }
-        self.stops = [*draws.choice([[], [], [3], [6]]), self.iterations]
-        self.stops = sorted({min(stop, self.iterations) for stop in self.stops})
+        stops = [*draws.choice([[], [], [3], [6]]), self.iterations]
+        self.stops = sorted({min(stop, self.iterations) for stop in stops})
         self.lost = [index for index in range(self.iterations) if draws.random() < 0.02]
-        slots = 0 if backups else int(6000 * draws.drawn[0]) % 6  # no draw of its own
+
+        # these follow from the first numbers, and have no draw of their own
+        first, second, *_ = draws.drawn
+        slots = 0 if backups else int(6000 * first) % 6
         most_hosted = [sys.maxsize, num_samplers, num_samplers + 1][slots // 2]
-        # of a process, for as many samplers as it must have: no limit, a
-        room = int(36_000 * draws.drawn[1]) % 3
-        # known one, or one
+        # of a process, for as many samplers as it must have: no limit, a known one, or one that is found
+        room = int(36_000 * second) % 3
+        self.is_known = room == 1
         self.most_each = sys.maxsize if room == 0 else math.ceil(num_samplers / self.num_actors)
-        self.is_known = room == 1  # that is found
         self.limits = replace(
             LIMITS,
             segment_timeout_s=20.0,
@@ -336,6 +337,16 @@ class Schedule:
             start_s=3.0 * (slots % 2),
             samplers_per_actor=self.most_each if self.is_known else None,
         )
+
+    @staticmethod
+    def _drawn_faults(draws: Draws) -> Faults:
+        at_most = draws.choice([0, 1, 2, 5])
+        repeats = draws.choice([0.0, 0.3])
+        faults = Faults(at_most=at_most, repeats=repeats)
+        for kind in KINDS:
+            probability = draws.choice([0.0, 0.0, 0.1, 0.4])
+            setattr(faults, kind, probability)
+        return faults
 
     def actors_of(self, make_actor: Callable[..., Any]) -> Callable[[], Any]:
         """Return a function that makes an actor; toys have the limit of samplers in a process."""

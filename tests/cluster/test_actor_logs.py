@@ -84,24 +84,32 @@ def test_what_a_simulator_has_started_ends_with_its_actor(
 ) -> None:
     pids = tmp_path / "pids"
 
+    def children() -> list[int]:
+        return [int(pid) for pid in pids.read_text().split()]
+
+    def wait_for_end(processes: list[int]) -> None:
+        wait_until(lambda: not any(map(alive, processes)), 5.0)
+
     def kill(iteration: int) -> None:
         if iteration == 2:
             for pid in actors_of_this_process():
                 os.kill(pid, number)
-            children = [int(pid) for pid in pids.read_text().split()]
-            assert len(children) == 3
-            wait_until(lambda: not any(map(alive, children)), 5.0)
+            assert len(children()) == 3
+            wait_for_end(children())
 
     wait_until(lambda: not actors_of_this_process())
     config = settings(tmp_path / "run", Noisy, env_kwargs={"pids": str(pids)})
     with Notes() as notes:
         dppo.train(config, observers=[Recorder(after_iteration=kill)])
-    wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), 5.0)
+    wait_for_end(children())
+
     log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
-    assert log.count("printed by a child") == log.count("printed by the simulator") == 2, (
-        "of both processes"
-    )
-    assert log.count("closed by the simulator") == (1 if number == signal.SIGKILL else 2)
+    # of both processes
+    assert log.count("printed by a child") == 2
+    assert log.count("printed by the simulator") == 2
+
+    times_closed = 1 if number == signal.SIGKILL else 2
+    assert log.count("closed by the simulator") == times_closed
     assert any("actor 0" in text and "printed by the simulator" in text for text in notes.texts)
 
 
@@ -128,6 +136,7 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
     config = settings(tmp_path / "run", Dying, max_actor_restarts=0)
     with pytest.raises(ClusterError) as caught:
         dppo.train(config)
+
     report = str(caught.value)
     run = tmp_path / "run"
     assert re.search(
@@ -245,6 +254,7 @@ def test_only_some_logs_of_processes_that_have_ended_stay_where_there_is_no_run_
         (tmp_path / name).touch()
     keeper._tidy(marker, str(tmp_path / "run" / "logs" / "actor-0.log"))
     assert len(list(tmp_path.iterdir())) == 6  # of a log elsewhere, only the progress file
+
     keeper._tidy(marker, str(tmp_path / "dppo-log-00000000"))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [

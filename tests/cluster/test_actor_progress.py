@@ -45,6 +45,7 @@ def test_recorded_progress_is_read_from_its_file() -> None:
         2100,
         "replaying 2,100 of 3,700 steps",
     )
+
     progress_file.ProgressFile("", path).remove()
     progress_file.ProgressFile("", path).remove()
     assert progress_file.ProgressFile("", path).read() is None
@@ -97,6 +98,7 @@ def test_stacks_are_those_of_faulthandler_and_of_py_spy_where_it_answers_in_time
     program = tmp_path / "py-spy"
     monkeypatch.setattr(progress_file, "which", lambda *_, **__: str(program))
     assert "in in_the_simulator" in stuck.stacks(), "py-spy cannot be started"
+
     for script, words in (
         ('echo "found $*"', "found dump --native --pid"),
         ("echo denied >&2; exit 1", "denied\n"),
@@ -164,19 +166,28 @@ def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> 
     second = SamplerHost(PLAN, record)
     for index in range(2):
         answer = answered(first, SegmentRequest(0, index))
-        assert (answer.timings.replayed_steps, answer.timings.replay_s) == (0, 0.0)
-        ledger.record(answer.made[0][0])
+        assert answer.timings.replayed_steps == 0
+        assert answer.timings.replay_s == 0.0
+        [(report, _)] = answer.made
+        ledger.record(report)
+
     rebuilt = answered(second, SegmentRequest(0, 2, ledger.rebuild(0, 2))).timings
-    assert rebuilt.replayed_steps == 2 * 2 * STEPS
+    replayed = 2 * 2 * STEPS
+    assert rebuilt.replayed_steps == replayed
     assert 0 < rebuilt.replay_s < rebuilt.env_s < rebuilt.total_s
-    assert record.look().moves >= 2 + 2 + 2 * 2 * STEPS + STEPS  # created, reset, replayed, stepped
+
+    created = 2
+    reset = 2
+    assert record.look().moves >= created + reset + replayed + STEPS
     assert record.look().steps == 2 * STEPS
+
     again = answered(second, SegmentRequest(0, 3)).timings
-    assert (again.replayed_steps, again.replay_s) == (0, 0.0)
+    assert again.replayed_steps == 0
+    assert again.replay_s == 0.0
     assert record.look().steps == 2 * STEPS
-    assert steps == [*range(1, 2 * STEPS + 1)] * 2, (
-        "steps are counted for each question, without replays"
-    )
+    # steps are counted for each question, without replays
+    assert steps == [*range(1, 2 * STEPS + 1)] * 2
+
     first.close()
     second.close()
 
@@ -204,31 +215,47 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     link = link_of_its_own("test")
     node_id = ray.get_runtime_context().get_node_id()
     path, record = progress_file.make_progress_file()
+    file = progress_file.ProgressFile(node_id, path)
     record.begin(to_replay=7)
     record.replay()
     record.enter(place_of(Phase.STEP))
     record.stepped()
+    process = Process(0, 5)
+
     watching = Watching(link, here="another node")
-    watching.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
+    watching.started(process, file)
     watching.started(Process(1, 5), progress_file.ProgressFile(node_id, "/no/such/file"))
     # on a node that is gone
     watching.started(Process(2, 5), progress_file.ProgressFile("ab" * 28, path))
     for actor_id in (0, 1, 2, 3):
         watching.look(Process(actor_id, 5))
     events: list[Progressed] = []
-    wait_until(lambda: events.extend(watching.take_events()) or not watching._looks)  # type: ignore[func-returns-value]
-    assert [(event.process, event.progress.replayed) for event in events] == [(Process(0, 5), 1)]
-    assert events[0].progress.steps == 1
+
+    def has_looked() -> bool:
+        events.extend(watching.take_events())
+        return bool(events) or not watching._looks
+
+    wait_until(has_looked)
+    [event] = events
+    assert event.process == process
+    assert event.progress.replayed == 1
+    assert event.progress.steps == 1
+
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)
+
     here = Watching(link, node_id)
-    here.started(Process(0, 5), progress_file.ProgressFile(node_id, path))
-    here.look(Process(0, 5))
-    assert [event.progress.to_replay for event in here.take_events()] == [7]
+    here.started(process, file)
+    here.look(process)
+    [event] = here.take_events()
+    assert event.progress.to_replay == 7
+
     record.stepped()
-    here.look(Process(0, 5))
-    assert [slot.progress.steps for slot in here.take_events()] == [2]
-    here.ended(Process(0, 5))
+    here.look(process)
+    [event] = here.take_events()
+    assert event.progress.steps == 2
+
+    here.ended(process)
     assert not Path(path).exists()
 
 
@@ -252,6 +279,7 @@ def test_the_end_of_a_log_on_another_node_is_read_by_a_witness_unless_the_node_m
     crash = RuntimeError("Worker unexpectedly exits with a connection error code 2. End of file.")
     cause = looks.cause_of_death(Process(0, 5), crash)
     assert cause == f"died with exit code 1; its log: {log} on h2\n    node h3 is lost"
+
     for witness in looks.take_witnesses():
         ray.kill(witness)
     cause = looks.cause_of_death(Process(0, 5), RuntimeError("The node is dead: 10.0.0.1"))

@@ -26,18 +26,20 @@ def assert_nothing_moves(cluster: Cluster, iterations: int) -> None:
 
 @pytest.mark.parametrize(
     ("open_steps", "moves"),
-    [(0, {6: [0, 4]}), (300, {6: [4], 7: [0]}), (3000, {6: [], 7: [], 11: [4]})],
-    ids=[
-        "at the end of an episode",
-        "for a short replay",
-        "when the run has waited as long as the replay takes",
+    [
+        pytest.param(0, {6: [0, 4]}, id="at the end of an episode"),
+        pytest.param(300, {6: [4], 7: [0]}, id="for a short replay"),
+        pytest.param(
+            3000, {6: [], 7: [], 11: [4]}, id="when the run has waited as long as the replay takes"
+        ),
     ],
 )
 def test_samplers_of_a_slow_actor_move_once_it_is_known(
     open_steps: int, moves: dict[int, list[int]]
 ) -> None:
     moved = Cluster(8, 4, one_slow, open_steps=open_steps).run(13)
-    assert {index: moved[index] for index in moves} == moves
+    at_these_times = {index: moved[index] for index in moves}
+    assert at_these_times == moves
     assert len(moves_of(moved)) == len(moves_of(moves)), "and they stay there"
 
 
@@ -111,13 +113,17 @@ def test_an_actor_that_was_slow_is_tried_again_and_gets_its_share_back() -> None
     slow = {0}
     cluster = Cluster(8, 4, lambda actor_id: 5.0 if actor_id in slow else 1.0)
     assert len(moves_of(cluster.run(12))) == 2
-    again = next(index for index in range(12, 40) if cluster.iterate(index))
-    assert again == 13, "in the 8th iteration without a sampler"
-    assert len(cluster.iterate(again + 1)) == 1, "it is still slow"
-    slow.clear()
-    moves = [cluster.iterate(index) for index in range(again + 2, again + 45)]
 
-    assert [len(samplers) for samplers in moves if samplers] == [1, 1]
+    # in the 8th iteration without a sampler
+    again = next(index for index in range(12, 40) if cluster.iterate(index))
+    assert again == 13
+    back = cluster.iterate(again + 1)
+    assert len(back) == 1, "it is still slow"
+
+    slow.clear()
+    later = range(again + 2, again + 45)
+    moves = [samplers for samplers in map(cluster.iterate, later) if samplers]
+    assert [len(samplers) for samplers in moves] == [1, 1]
     assert len(cluster.logged()) <= 1
 
 
@@ -259,23 +265,27 @@ def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool
     cluster.asks.clear()
     assert backup.question.requests[0].rebuild is not None
     assert 0 in backup.question.hosted
+
     winner, loser = (backup, late) if won else (late, backup)
     cluster.on(cluster.paced_answer(winner))
     assert cluster.finished
+
     cluster.take()
     asked = f"Backup requests: 1 segments asked for again, {int(won)} of them sooner, "
     assert cluster.notes()[-1] == f"{asked}0 env steps wasted."
+
     cluster.request(22)
     next_ask = next(ask for ask in cluster.asks if 0 in ask.question.samplers)
     assert next_ask.process == winner.process
-    assert all(request.rebuild is None for request in next_ask.question.requests), (
-        "its process has the sampler"
-    )
-    cluster.on(cluster.paced_answer(loser))  # too late
+    # its process has the sampler
+    assert all(request.rebuild is None for request in next_ask.question.requests)
+
+    too_late = cluster.paced_answer(loser)
+    cluster.on(too_late)
     assert cluster.notes()[-1] == f"{asked}{STEPS} env steps wasted."
+
     for ask in cluster.asks:
         cluster.on(cluster.paced_answer(ask))
-
     assert cluster.finished
     assert [report.index for report in cluster.take().reports] == [22, 22, 22]
 

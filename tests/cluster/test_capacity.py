@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,16 +26,26 @@ from dppo.transports.ray.capacity import PER_NODE, Demand, across_nodes, check_h
 from dppo.transports.ray.session import demand_of
 
 Node = dict[str, float]
-TWO_NODES = [{"CPU": 32.0, "node:big": 1.0}, {"CPU": 32.0, "node:small": 1.0}]
+BIG_AND_SMALL = ["32 CPU, 1 node:big", "32 CPU, 1 node:small"]
 TWO_LICENCES = {"actor_resources": [{"licence_a": 1}, {"licence_b": 1}]}
 OF_LEARNERS = [field.name for field in fields(Learners)]
 
 
+def resources(text: str) -> Node:
+    """Return resources of a text: "8 CPU, 2 GPU" is {"CPU": 8.0, "GPU": 2.0}."""
+    amounts = {}
+    for part in text.split(", "):
+        amount, name = part.split()
+        amounts[name] = float(amount)
+    return amounts
+
+
 def demand(num_actors: int | str = 1, evaluators: int = 0, **settings: Any) -> Demand:
     """Return the demand of a run with these settings, and with so many actors of evaluations."""
-    learners = {name: settings.pop(name) for name in OF_LEARNERS if name in settings}
+    of_learners = {name: settings.pop(name) for name in OF_LEARNERS if name in settings}
     actors = Actors(num_actors=num_actors, **settings)
-    return demand_of(actors.placed(Sampling(num_samplers=2)), Learners(**learners), evaluators)
+    placed = actors.placed(Sampling(num_samplers=2))
+    return demand_of(placed, Learners(**of_learners), evaluators)
 
 
 def across(nodes_per_env: int | str) -> dict[str, Any]:
@@ -50,81 +60,81 @@ def machines(*cpus: float) -> list[Node]:
 @pytest.mark.parametrize(
     ("node", "needs", "fit"),
     [
-        ({"CPU": 8.0, "memory": 1e9}, {"CPU": 3.0}, 2),
-        ({"CPU": 2.0}, {"CPU": 0.5}, 4),
-        ({"CPU": 0.3}, {"CPU": 0.1}, 3),  # 0.3 / 0.1 is less than 3
-        ({"CPU": 0.5}, {"CPU": 1.0}, 0),
-        ({"CPU": 8.0, "licence": 3.0}, {"CPU": 1.0, "licence": 1.0}, 3),
-        ({"CPU": 8.0}, {"CPU": 1.0, "licence": 1.0}, 0),
-        ({"CPU": 8.0}, {"CPU": 1.0, "licence": 0.0}, 8),
-        ({"CPU": 9.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 0.4}, 4),  # an actor stays on one GPU
-        ({"CPU": 9.0, "GPU": 3.0}, {"CPU": 0.1, "GPU": 1 / 3}, 9),
-        ({"CPU": 9.0, "GPU": 1.9}, {"CPU": 1.0, "GPU": 0.4}, 4),
-        ({"CPU": 9.0, "GPU": 5.0}, {"CPU": 1.0, "GPU": 2.0}, 2),
+        ("8 CPU, 1e9 memory", "3 CPU", 2),
+        ("2 CPU", "0.5 CPU", 4),
+        ("0.3 CPU", "0.1 CPU", 3),  # 0.3 / 0.1 is less than 3
+        ("0.5 CPU", "1 CPU", 0),
+        ("8 CPU, 3 licence", "1 CPU, 1 licence", 3),
+        ("8 CPU", "1 CPU, 1 licence", 0),
+        ("8 CPU", "1 CPU, 0 licence", 8),
+        ("9 CPU, 2 GPU", "1 CPU, 0.4 GPU", 4),  # an actor stays on one GPU
+        ("9 CPU, 3 GPU", f"0.1 CPU, {1 / 3} GPU", 9),
+        ("9 CPU, 1.9 GPU", "1 CPU, 0.4 GPU", 4),
+        ("9 CPU, 5 GPU", "1 CPU, 2 GPU", 2),
     ],
 )
-def test_number_of_actors_that_fit_a_node(node: Node, needs: Node, fit: int) -> None:
-    assert capacity.actors_that_fit(node, needs) == fit
+def test_number_of_actors_that_fit_a_node(node: str, needs: str, fit: int) -> None:
+    assert capacity.actors_that_fit(resources(node), resources(needs)) == fit
+
+
+def with_learners(num_learners: int) -> dict[str, Any]:
+    """Return the settings of a run whose learners take the largest nodes."""
+    return {"num_learners": num_learners, "learner_cpus": 1.5}
+
+
+def of_kinds(*kinds: str, **settings: Any) -> dict[str, Any]:
+    """Return the settings of actors of several kinds, each with resources of its own."""
+    return {"actor_resources": [resources(kind) for kind in kinds], **settings}
 
 
 @pytest.mark.parametrize(
     ("settings", "nodes", "rooms"),
     [
-        ({"actors_per_node": 2}, machines(8, 1, 3), [5]),
-        ({"actors_per_node": 3}, [{"CPU": 8, PER_NODE: 0.3334}], [1]),  # another run has two there
-        ({"actors_per_node": 100, "cpus_per_actor": 0.01}, machines(8), [100]),
-        (
-            {"actor_resources": [{"a": 1}, {"b": 2}]},
-            [{"CPU": 8, "a": 4}, {"CPU": 2, "a": 1, "b": 9}, {"CPU": 9}],
-            [5, 1],
-        ),
-        (
-            {"actor_resources": [{"a": 1}, {"b": 1}], "actors_per_node": 3},
-            [{"CPU": 8, "a": 2, "b": 2}],
-            [2, 1],
-        ),
-        ({"actor_resources": [{"node:big": 1 / 16}, {"node:small": 0.25}]}, TWO_NODES, [16, 4]),
-        # learners take the largest nodes
-        *(
-            ({"num_learners": learners, "learner_cpus": 1.5}, machines(*cpus), [room])
-            for cpus, learners, room in (
-                ((2, 2), 0, 4),
-                ((2, 2), 1, 2),
-                ((2, 3), 2, 2),
-                ((1,), 2, 1),
-                ((), 0, 0),
-            )
-        ),
+        ({"actors_per_node": 2}, ["8 CPU", "1 CPU", "3 CPU"], [5]),
+        # another run has two there
+        ({"actors_per_node": 3}, [f"8 CPU, 0.3334 {PER_NODE}"], [1]),
+        ({"actors_per_node": 100, "cpus_per_actor": 0.01}, ["8 CPU"], [100]),
+        (of_kinds("1 a", "2 b"), ["8 CPU, 4 a", "2 CPU, 1 a, 9 b", "9 CPU"], [5, 1]),
+        (of_kinds("1 a", "1 b", actors_per_node=3), ["8 CPU, 2 a, 2 b"], [2, 1]),
+        (of_kinds("0.0625 node:big", "0.25 node:small"), BIG_AND_SMALL, [16, 4]),
+        (with_learners(0), ["2 CPU", "2 CPU"], [4]),
+        (with_learners(1), ["2 CPU", "2 CPU"], [2]),
+        (with_learners(2), ["2 CPU", "3 CPU"], [2]),
+        (with_learners(2), ["1 CPU"], [1]),
+        (with_learners(0), [], [0]),
     ],
 )
-def test_the_room_for_actors(settings: dict[str, Any], nodes: list[Node], rooms: list[int]) -> None:
+def test_the_room_for_actors(settings: dict[str, Any], nodes: list[str], rooms: list[int]) -> None:
+    available = [resources(node) for node in nodes]
     needed = demand(**settings)
-    assert capacity.rooms_for(nodes, needed) == rooms
-    assert room_for(nodes, needed) == sum(rooms)
+    assert capacity.rooms_for(available, needed) == rooms
+    assert room_for(available, needed) == sum(rooms)
 
 
 @pytest.mark.parametrize(
     ("nodes_per_env", "cpus", "changes", "nodes", "room"),
     [
-        (2, (4, 4, 4, 4), {}, 2, 2),
-        (2, (4, 4, 4), {}, 2, 1),  # one node is left over
-        (2, (64, 3), {}, 2, 0),  # a large node does not make up for a small one
-        ("auto", (8, 8), {}, 1, 2),  # ranks that fit on one node stay there
-        ("auto", (8, 4, 4), {}, 2, 2),  # as many actors as are wanted fit on two nodes each
-        ("auto", (2, 2, 2, 2), {}, 4, 1),  # one actor fits, on all nodes
-        ("auto", (7, 7), {"num_actors": 1}, 2, 1),
-        ("auto", (1,), {}, 1, 0),
-        (2, (8, 4, 4, 8), {"evaluators": 1}, 2, 2),
+        (2, "4 4 4 4", {}, 2, 2),
+        (2, "4 4 4", {}, 2, 1),  # one node is left over
+        (2, "64 3", {}, 2, 0),  # a large node does not make up for a small one
+        ("auto", "8 8", {}, 1, 2),  # ranks that fit on one node stay there
+        ("auto", "8 4 4", {}, 2, 2),  # as many actors as are wanted fit on two nodes each
+        ("auto", "2 2 2 2", {}, 4, 1),  # one actor fits, on all nodes
+        ("auto", "7 7", {"num_actors": 1}, 2, 1),
+        ("auto", "1", {}, 1, 0),
+        (2, "8 4 4 8", {"evaluators": 1}, 2, 2),
         # a learner takes its part of the largest node
-        (2, (9, 4, 4), {"num_learners": 1, "learner": {"CPU": 2.0}}, 2, 1),
+        (2, "9 4 4", {"num_learners": 1, "learner": {"CPU": 2.0}}, 2, 1),
     ],
 )
 def test_actors_take_equal_parts_of_several_nodes(
-    nodes_per_env: int | str, cpus: tuple[int, ...], changes: dict[str, Any], nodes: int, room: int
+    nodes_per_env: int | str, cpus: str, changes: dict[str, Any], nodes: int, room: int
 ) -> None:
-    available = machines(*cpus)
-    chosen = across_nodes(replace(demand(**across(nodes_per_env)), **changes), available)
-    assert (chosen.nodes, chosen.actor["CPU"]) == (nodes, 8 / nodes)
+    available = machines(*map(float, cpus.split()))
+    needed = replace(demand(**across(nodes_per_env)), **changes)
+    chosen = across_nodes(needed, available)
+    assert chosen.nodes == nodes
+    assert chosen.actor["CPU"] == 8 / nodes
     assert room_for(available, chosen) == room
     processes = chosen.num_actors + chosen.evaluators
     assert chosen.total()["CPU"] == processes * 8 + chosen.num_learners * 2
@@ -206,24 +216,29 @@ def test_what_this_machine_cannot_place_is_refused_before_ray_starts(
         check_here(demand(**settings), gpus)
 
 
+LEARNERS = [
+    {"num_learners": 0, "learner_gpus": 0.0},
+    {"num_learners": 1, "learner_gpus": 1.0},
+    {"num_learners": 2, "learner_gpus": 0.4},
+    {"num_learners": 3, "learner_gpus": 0.3},
+]
+GPUS_OF_AN_ACTOR = [0.07, 0.15, 0.25, 0.3, 1 / 3, 0.4, 0.6, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 3, 8])
 def test_the_actors_that_fit_the_gpus_of_this_machine_are_not_refused(
     gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor would one more be allowed."""
     monkeypatch.setattr(capacity, "usable_cores", lambda: 400)
-    for each, (learners, of_learner), evaluators in itertools.product(
-        [0.07, 0.15, 0.25, 0.3, 1 / 3, 0.4, 0.6, 1.0, 2.0],
-        [(0, 0.0), (1, 1.0), (2, 0.4), (3, 0.3)],
-        [0, 2],
-    ):
-        of_learners = {"num_learners": learners, "learner_gpus": of_learner}
-        needed = demand("1..400", evaluators, actor_gpus=each, **of_learners)
+    for actor_gpus, of_learners, evaluators in product(GPUS_OF_AN_ACTOR, LEARNERS, [0, 2]):
+        needed = demand("1..400", evaluators, actor_gpus=actor_gpus, **of_learners)
         fitted = capacity.fitted_here(needed, gpus, lambda _: None)
         if fitted.num_actors > 1:
             check_here(fitted, gpus)
+        one_more = replace(fitted, num_actors=fitted.num_actors + 1)
         with pytest.raises(ConfigError, match="actor_gpus="):
-            check_here(replace(fitted, num_actors=fitted.num_actors + 1), gpus)
+            check_here(one_more, gpus)
 
 
 def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,10 +261,11 @@ def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_ray_started_here_gets_as_many_actors_as_there_are_cores(
     num_actors: str, changes: dict[str, Any], used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes: list[str] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     monkeypatch.setattr(machine, "cpu_quota", lambda: None)
-    assert capacity.fitted_here(demand(num_actors, **changes), 0, notes.append).num_actors == used
+    notes: list[str] = []
+    fitted = capacity.fitted_here(demand(num_actors, **changes), 0, notes.append)
+    assert fitted.num_actors == used
     assert notes == [f"using {used} actors: this machine has 3 cores"]
 
 
@@ -275,7 +291,8 @@ def status(monkeypatch: pytest.MonkeyPatch) -> Report:
 
 
 def check_cluster(nodes: list[Node], needed: Demand, notify: Any = pytest.fail) -> None:
-    ray = SimpleNamespace(nodes=lambda: [{"Resources": node, "Alive": True} for node in nodes])
+    listed = [{"Resources": node, "Alive": True} for node in nodes]
+    ray = SimpleNamespace(nodes=lambda: listed)
     in_ray_thread(partial(capacity.check_cluster, ray, needed, notify))
 
 

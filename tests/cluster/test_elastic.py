@@ -19,9 +19,12 @@ class Nodes:
     def __init__(self, fewest: int, most: int, *sizes: int, grows: bool = False) -> None:
         self.found = {str(number): {"CPU": float(size)} for number, size in enumerate(sizes)}
         self.notes: list[str] = []
-        demand = Demand(fewest, {"CPU": 1.0}, 0, {}, most)
         self.room = ElasticPool(
-            demand, lambda: dict(self.found), self.notes.append, free=sum(sizes), grows=grows
+            Demand(fewest, {"CPU": 1.0}, 0, {}, most),
+            lambda: dict(self.found),
+            self.notes.append,
+            free=sum(sizes),
+            grows=grows,
         )
 
     def changes(self, **homes: str) -> tuple[list[int], list[int]]:
@@ -36,21 +39,24 @@ def test_actors_join_and_leave_with_the_nodes() -> None:
     assert nodes.room.at_first == 2
     assert nodes.notes == ["the cluster has room for 2 actors of 1 CPU on 1 node"]
     assert nodes.changes(**at) == ([], [])
+
     nodes.found["1"] = {"CPU": 2.0}
     assert nodes.changes(**at) == ([2, 3], [])
     assert nodes.notes[-1] == "the cluster has room for 4 actors now, 2 before"
+
     at |= {"a2": "1", "a3": "1"}
     del nodes.found["0"]
     assert nodes.changes(**at) == ([], [0, 1])
+
+    # at most five, with new ids, while the old processes live
     nodes.found["2"] = {"CPU": 9.0}
-    assert nodes.changes(**at) == ([4, 5, 6], [0, 1]), (
-        "at most five, with new ids, while the old processes live"
-    )
-    assert nodes.changes(a2="1", a3="1", a4="2", a5="2") == ([], [])
-    nodes.found.pop("2")
-    assert nodes.changes(a2="1", a3="1", a4="2", a5="2") == ([], [6, 4, 5]), (
-        "actor 6 has not started yet"
-    )
+    assert nodes.changes(**at) == ([4, 5, 6], [0, 1])
+
+    # actor 6 has not started yet
+    at = {"a2": "1", "a3": "1", "a4": "2", "a5": "2"}
+    assert nodes.changes(**at) == ([], [])
+    del nodes.found["2"]
+    assert nodes.changes(**at) == ([], [6, 4, 5])
 
 
 def test_there_are_never_fewer_than_the_lower_bound_and_pending_actors_make_a_cluster_grow() -> (

@@ -93,33 +93,35 @@ def test_faults_do_not_change_what_ppo_learns(seeds: range, learning: Laboratory
     check(learning, seeds)
 
 
+def drawn_faults(rng: random.Random) -> Faults:
+    return Faults(
+        at_most=rng.choice([0, 0, 2]), dies=0.1, hangs=0.1, repeats=rng.choice([0.0, 0.3])
+    )
+
+
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 600), marks=slow)])
 def test_nodes_that_come_and_go_do_not_change_the_learner(seeds: range, real: Laboratory) -> None:
     """Actors join and leave with nodes that are added, announced to leave, and lost; some fail by themselves.
 
     In every fourth run, their samplers work in threads.
     """
+    in_threads = real_actors(sampler_plan(config(env_threads=True)))
     events: set[str] = set()
     for seed in seeds:
         rng = random.Random(seed)
-        lag = LAGS[seed % 3]
         fewest = rng.choice([1, 1, 2, 3])
-        faults = Faults(
-            at_most=rng.choice([0, 0, 2]), dies=0.1, hangs=0.1, repeats=rng.choice([0.0, 0.3])
-        )
+        faults = drawn_faults(rng)
         threads = seed % 4 == 1
-        make_actor = (
-            real_actors(sampler_plan(config(env_threads=True))) if threads else real.make_actor
-        )
-        cloud = Cloud(
-            make_actor, rng, faults, fewest=fewest, most=real.num_samplers, threads=threads
-        )
+        make_actor = in_threads if threads else real.make_actor
+        size = {"fewest": fewest, "most": real.num_samplers}
+        cloud = Cloud(make_actor, rng, faults, **size, threads=threads)
+        lag = LAGS[seed % 3]
+        iterations = ITERATIONS[lag]
         limits = replace(LIMITS, start_timeout_s=20, fewest_actors=fewest, elastic=True)
-        state = real.train(
-            cloud, Piece(lag, ITERATIONS[lag], num_actors=cloud.room.at_first, limits=limits)
-        )
-        expected = real.expected(lag, ITERATIONS[lag])
-        assert contents(state) == expected, f"schedule {seed}: {cloud.happened} {faults.happened}"
+        piece = Piece(lag, iterations, num_actors=cloud.room.at_first, limits=limits)
+        state = real.train(cloud, piece)
+        story = f"schedule {seed}: {cloud.happened} {faults.happened}"
+        assert contents(state) == real.expected(lag, iterations), story
         events.update(cloud.happened, state.values["incidents"])
 
     assert events >= {"added", "announced", "lost", "joins", "leaves", "samplers_moved"}
@@ -154,6 +156,7 @@ def test_an_actor_that_is_always_too_large_makes_a_segment_before_it_is_replaced
     real: Laboratory,
 ) -> None:
     plan = replace(sampler_plan(config()), recycling=(1.0, math.inf))
-    state = real.train(VirtualTransport(real_actors(plan), random.Random(0), Faults()), Piece(0, 3))
+    transport = VirtualTransport(real_actors(plan), random.Random(0), Faults())
+    state = real.train(transport, Piece(0, 3))
     assert contents(state) == real.expected(0, 3)
     assert state.values["incidents"] == {"actor_recycled": 2}

@@ -219,6 +219,7 @@ def test_files_are_sent_to_the_nodes_also_when_a_run_is_resumed(
     out = cluster.run(words("mysim:Env", flags, num_actors=2), tmp_path)
     # with those of its output
     assert re.search(r"note: upload: 4 files, .*; the largest: .*mysim\.py", out)
+
     [sent] = (tmp_path / "found").iterdir()
     assert sent.name.startswith("_ray_pkg_")
     (tmp_path / "mesh.txt").write_text("another")

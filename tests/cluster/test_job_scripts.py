@@ -55,27 +55,28 @@ def manifests() -> list[Any]:
 
 
 def test_manifests_have_the_schema_of_kuberay_and_start_a_valid_run() -> None:
-    schema = yaml.safe_load(
-        Path(__file__).with_name("kuberay_schema.yaml").read_text(encoding="utf8")
-    )
+    path = Path(__file__).with_name("kuberay_schema.yaml")
+    schema = yaml.safe_load(path.read_text(encoding="utf8"))
     jsonschema.Draft7Validator.check_schema(schema)
     valid = jsonschema.Draft7Validator(schema)
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf8")
     for job in manifests():
-        assert [f"{error.json_path}: {error.message}" for error in valid.iter_errors(job)] == []
+        errors = [f"{error.json_path}: {error.message}" for error in valid.iter_errors(job)]
+        assert errors == []
         spec = job["spec"]
-        cluster = job["spec"]["rayClusterSpec"]
+        cluster = spec["rayClusterSpec"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             pod = group["template"]["spec"]
             volumes = {volume["name"] for volume in pod["volumes"]}
             for container in pod["containers"]:
-                assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-        assert f"ray=={cluster['rayVersion']}\n" in (ROOT / "constraints.txt").read_text(
-            encoding="utf8"
-        )
+                mounts = {mount["name"] for mount in container["volumeMounts"]}
+                assert mounts == volumes
+        assert f"ray=={cluster['rayVersion']}\n" in constraints
         words = spec["entrypoint"].split()
         assert words[:4] == ["python", "-m", "dppo", "train"]
         config = Config(**parse(words[4:]).settings)
-        assert (config.num_actors, str(config.run_dir)) == ("auto", "/runs/first")
+        assert config.num_actors == "auto"
+        assert str(config.run_dir) == "/runs/first"
 
 
 @pytest.mark.slow

@@ -152,6 +152,7 @@ def test_a_silence_is_told_once_and_so_is_its_end_and_actors_are_not_late_meanwh
     watched = Watched()
     watched.let_pass(20)
     assert (watched.clock.patience(), watched.lines) == (20.0, [])
+
     watched.gcs.failing_since = 20.0
     watched.let_pass(25)
     [line] = watched.lines
@@ -160,6 +161,7 @@ def test_a_silence_is_told_once_and_so_is_its_end_and_actors_are_not_late_meanwh
     assert watched.clock.awake() == 45.0
     # it stops when nobody has answered for a moment
     assert watched.clock.patience() == pytest.approx(25.0)
+
     watched.gcs.failing_since = None
     watched.let_pass(5)
     [_, line] = watched.lines
@@ -240,6 +242,7 @@ def test_calls_are_made_in_order_and_whoever_waits_can_be_interrupted() -> None:
         calls.call(endless, "endless", stop)
     with pytest.raises(OSError, match="no answer"):
         calls.call(fails, "failing")
+
     calls.check()
     calls.post(fails, "failing")
     assert calls.close(60)

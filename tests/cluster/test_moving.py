@@ -107,5 +107,6 @@ def test_samplers_move_from_a_lost_actor_and_return_when_there_is_room(
         moved = dppo.train(long, observers=[Disturb()])
     assert moved.incidents == {"actor_lost": 1, "samplers_moved": 1}
     assert hosts[0] == 2
+
     alone = tiny_run(tmp_path / "alone", **sizes, iterations=moved.iterations, **settings)
     assert dppo.train(alone).weights_sha256 == moved.weights_sha256

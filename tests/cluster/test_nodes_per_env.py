@@ -113,9 +113,11 @@ def test_ranks_on_two_hosts_lead_to_the_weights_of_one_when_one_is_killed_or_han
     with spread(folder, heat, 0, 2, 2) as bars:
         run = bars.start("--step-timeout-s 15")
         assert [len(bars.ranks(host)) for host in bars.hosts] == [0, 2, 2]
-        os.kill(bars.ranks(bars.further_host())[0], signal.SIGKILL)
+        first, _ = bars.ranks(bars.further_host())
+        os.kill(first, signal.SIGKILL)
         run.goes_on()
-        os.kill(bars.ranks(bars.further_host())[1], signal.SIGSTOP)
+        _, second = bars.ranks(bars.further_host())
+        os.kill(second, signal.SIGSTOP)
         run.goes_on()
         weights = bars.weights()
         assert "is not bound" not in run.out
@@ -137,12 +139,19 @@ def test_no_rank_is_left_on_either_side_of_a_cut_and_the_actor_is_replaced(
             [cut_off] = [host for host in before if host is not further]
         cut_off.cut()
         first_ranks = {pid for host in before for pid in bars.ranks(host)}
-        wait_until(lambda: not any(first_ranks & set(bars.ranks(host)) for host in before), 10)
+
+        def first_ranks_are_gone() -> bool:
+            return not any(first_ranks & set(bars.ranks(host)) for host in before)
+
+        wait_until(first_ranks_are_gone, 10)
         wait_until(lambda: not bars.left([cut_off]), 5)
         weights = bars.weights()
-        logs = [path for host in before for path in host.folder.parent.glob("dppo-log-*")]
+        logs = []
+        for host in before:
+            paths = host.folder.parent.glob("dppo-log-*")
+            logs += [path.read_text() for path in paths]
         reason = f"node {further.name}, which has ranks of this actor's environments, is lost"
-        assert any(reason in log.read_text() for log in logs), bars.run.out
+        assert any(reason in log for log in logs), bars.run.out
         wait_until(lambda: not bars.left(bars.hosts), 10)
     assert weights == weights_on_one_host(folder, heat)
 

@@ -90,44 +90,58 @@ def test_idle_actors_play_the_next_episodes_in_order() -> None:
     players = Players(episodes=3)
     players.begin(1)
     players.begin(2)
-    assert [(play.process.actor_id, play.episode) for play in players.plays] == [(0, 0), (1, 1)]
-    players.answer(players.plays[1])
+    first, second = players.plays
+    assert (first.process.actor_id, first.episode) == (0, 0)
+    assert (second.process.actor_id, second.episode) == (1, 1)
+
+    players.answer(second)
     assert players.plays[-1].process.actor_id == 1
     for number in (0, 2, 3, 4, 5):
         players.answer(players.plays[number])
     episodes = [(version_of(play), play.episode) for play in players.plays]
     assert episodes == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
-    assert sorted((number, episode) for number, episode, _ in players.outcomes()) == episodes
+
+    played = [(number, episode) for number, episode, _ in players.outcomes()]
+    assert sorted(played) == episodes
 
 
 def test_a_controller_plays_its_first_step_alone_and_then_as_many_episodes_as_a_policy() -> None:
     players = Players(num_actors=1)
+    first_step = ControllerTurn(first_step_only=True)
     turn = ControllerTurn()
-    players.engine.begin(-2, ControllerTurn(first_step_only=True))
+    players.engine.begin(-2, first_step)
     players.engine.begin(-1, turn)
     players.begin(1)
     for number in range(4):
         players.answer(players.plays[number])
-    assert players.plays[0].policy == ControllerTurn(first_step_only=True)
-    assert [play.policy for play in players.plays[1:3]] == [turn, turn]
+    of_controller = players.plays[:3]
+    assert [play.policy for play in of_controller] == [first_step, turn, turn]
     assert version_of(players.plays[3]) == 1
+
     outcomes = [(number, episode) for number, episode, _ in players.outcomes()]
     assert outcomes == [(-2, 0), (-1, 0), (-1, 1), (1, 0)]
 
 
 def test_an_episode_of_a_lost_actor_is_played_again_by_its_successor() -> None:
     players = Players(episodes=1, num_actors=1)
+    killed = Process(0, 1)
+    successor = Process(0, 2)
     players.begin(1)
     players.lose_and_restart()
-    assert players.kills == [Process(0, 1)]
+    assert players.kills == [killed]
     assert players.lines == [
         "actor 0 of evaluations died; it is replaced, and the episode is played again"
     ]
-    assert [play.process for play in players.plays] == [Process(0, 1), Process(0, 2)]
-    # late, of the killed process
-    players.on(Answered(Process(0, 1), players.plays[0].ask_id, EPISODE))
+
+    first, again = players.plays
+    assert first.process == killed
+    assert again.process == successor
+
+    late = Answered(killed, first.ask_id, EPISODE)
+    players.on(late)
     assert players.outcomes() == []
-    players.answer(players.plays[1])
+
+    players.answer(again)
     assert players.outcomes() == [(1, 0, EPISODE)]
 
 
@@ -136,24 +150,33 @@ def test_the_rest_of_an_evaluation_is_left_out_after_some_losses(hangs: bool) ->
     players = Players(episodes=3, num_actors=1)
     players.begin(1)
     players.begin(2)
+
+    def start_the_successor() -> None:
+        _, process = players.starts[-1]
+        players.on(Started(process))
+
     while not (outcomes := players.outcomes()):
         if hangs:
-            players.on(
-                Progressed(players.plays[-1].process, Activity(1, 0, Phase.STEP, 0, 0, 0, 0))
-            )
+            in_a_step = Activity(1, 0, Phase.STEP, 0, 0, 0, 0)
+            players.on(Progressed(players.plays[-1].process, in_a_step))
             players.wait(12.0)
-            players.on(Started(players.starts[-1][1]))
+            start_the_successor()
         else:
             players.lose_and_restart()
-    reason = "was in one step, reset or constructor of episode 0 for 8 s" if hangs else "died"
     [(number, episode, error)] = outcomes
     assert (number, episode) == (1, 0)
     assert isinstance(error, ClusterError)
+
+    reason = "was in one step, reset or constructor of episode 0 for 8 s" if hangs else "died"
     assert str(error).startswith(f"actor 0 of evaluations {reason}")
-    assert len(players.plays) - (version_of(players.plays[-1]) == 2) == (2 if hangs else 3)
+    of_first = [play for play in players.plays if version_of(play) == 1]
+    assert len(of_first) == (2 if hangs else 3)
+
     players.wait(10.0)
-    players.on(Started(players.starts[-1][1]))
-    assert (version_of(players.plays[-1]), players.plays[-1].episode) == (2, 0)
+    start_the_successor()
+    last = players.plays[-1]
+    assert version_of(last) == 2
+    assert last.episode == 0
 
 
 def test_an_actor_without_visible_progress_has_the_time_of_an_episode_and_of_a_step() -> None:

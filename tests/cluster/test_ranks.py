@@ -44,9 +44,8 @@ LONG = 100  # epochs of an update that lasts long enough to be disturbed
 
 @contextmanager
 def ray_trainers_of(config: dppo.Config, notes: list[str] | None = None) -> Iterator[RayTrainers]:
-    trainers = RayTrainers(
-        plan_of(config, SPACES.actions), SPACES, (notes if notes is not None else []).append
-    )
+    notes = [] if notes is None else notes
+    trainers = RayTrainers(plan_of(config, SPACES.actions), SPACES, notes.append)
     try:
         yield trainers
     finally:
@@ -97,13 +96,16 @@ class Undisturbed:
             np.testing.assert_array_equal(update[name], self.expected[name], err_msg=name)
         incidents = self.incidents
         if rebuilt is None:
-            assert (incidents, self.notes) == ((), [])
+            assert incidents == ()
+            assert self.notes == []
             return
-        assert [incident.kind for incident in incidents] == ["learners_rebuilt"] * times
+        kinds = [incident.kind for incident in incidents]
+        assert kinds == ["learners_rebuilt"] * times
+        first, *_, last = self.notes
         assert re.search(rebuilt, incidents[0].message), incidents
-        assert re.search(rebuilt, self.notes[0])
-        assert "all 2 are restarted" in self.notes[0]
-        assert re.fullmatch(r"learners are back after \d+ s", self.notes[-1])
+        assert re.search(rebuilt, first)
+        assert "all 2 are restarted" in first
+        assert re.fullmatch(r"learners are back after \d+ s", last)
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +144,22 @@ def test_a_stopped_rank_is_replaced(
 
 def within_a_rank() -> tuple[Callable[[Any], Any], Callable[[Any, list[int]], None]]:
     """Return two functions to send to a rank; they are local, because a rank cannot import this module."""
+    established = "01"
 
     def connections(_: Any) -> dict[int, tuple[str, str]]:
         """Return both ends of its TCP connections, by file descriptor."""
-        rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-        ends = {f"socket:[{row[9]}]": (row[1], row[2]) for row in rows if row[3] == "01"}
+        ends = {}
+        _, *lines = Path("/proc/self/net/tcp").read_text().splitlines()
+        for line in lines:
+            _, here, there, state, *row = line.split()
+            inode = row[5]
+            if state == established:
+                ends[f"socket:[{inode}]"] = (here, there)
         sockets = {}
         for link in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
-                if (target := os.readlink(link)) in ends:
+                target = os.readlink(link)
+                if target in ends:
                     sockets[int(link.name)] = ends[target]
         return sockets
 
@@ -172,10 +181,12 @@ def test_ranks_whose_connection_is_cut_in_an_update_reconnect(group: Undisturbed
         call = group.trainers.ranks[rank].__ray_call__.options(concurrency_group="life")
         return ray.get(call.remote(*work), timeout=120)
 
-    of_each = [beside_the_update(rank, connections) for rank in range(2)]
-    other_ends = {end for end, _ in of_each[1].values()}
-    between = [descriptor for descriptor, (_, other) in of_each[0].items() if other in other_ends]
+    of_first = beside_the_update(0, connections)
+    of_second = beside_the_update(1, connections)
+    ends_of_second = {here for here, _ in of_second.values()}
+    between = [number for number, (_, there) in of_first.items() if there in ends_of_second]
     assert between, "the ranks are not connected"
+
     with in_the_middle_of_an_update(lambda pid: beside_the_update(0, cut, between)):
         group.assert_repeated("a learner failed: .*([Cc]losed|reset|Broken)")
 
@@ -210,10 +221,13 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
         Disturbance(busy_with, send(signal.SIGKILL)) as disturbance,
         ray_trainers_of(settings(), notes) as trainers,
     ):
-        assert min(trainers.measure_speedup(rows)) > 0
+        seconds = trainers.measure_speedup(rows)
+        assert min(seconds) > 0
         update = trainers.update(experience_of(sent_segments(), 0))
     assert len(disturbance.pids) == 1
-    assert [incident.kind for incident in update.incidents] == ["learners_rebuilt"]
+
+    [incident] = update.incidents
+    assert incident.kind == "learners_rebuilt"
     assert re.match("a learner died: .*; all 2 are restarted", notes[0])
 
 
@@ -322,6 +336,7 @@ def test_learners_without_room_raise_and_release_their_resources(
     plan = plan_of(settings(learner_cpus=6), SPACES.actions)
     with pytest.raises(Abandoned):
         RayTrainers(plan, SPACES, print, check)
+
     monkeypatch.setattr(ranks, "START_TIMEOUT_S", 0.5)
     with pytest.raises(
         ClusterError, match=r"num_learners=2: learners of 6 CPU each found no room .*learner_cpus"
@@ -340,20 +355,39 @@ def test_the_store_of_ranks_on_one_node_is_bound_to_loopback() -> None:
         socket.create_connection(("127.0.0.2", port), timeout=60)
 
 
+def answer_of(call: Any, timeout: float = 120) -> Any:
+    return ray.get(call, timeout=timeout)
+
+
+def as_in_proc(address: str) -> str:
+    """Return an IPv4 address as /proc/net/tcp writes it: in hexadecimal digits, the last byte first."""
+    parts = address.split(".")
+    return "".join(f"{int(part):02X}" for part in reversed(parts))
+
+
 @pytest.mark.slow
 def test_ranks_that_meet_at_the_address_of_their_node_use_it() -> None:
     """As they do on several nodes."""
     plan = plan_of(settings(), SPACES.actions)
-    ranks: list[Any] = [ray.remote(TrainerRank).remote(plan, SPACES, rank) for rank in range(2)]
-    _, address = ray.get(ranks[0].whereabouts.remote(), timeout=60)
-    port = ray.get(ranks[0].open_store.remote(address), timeout=60)
-    assert ray.get([rank.join.remote(address, port) for rank in ranks], timeout=90) == ["", ""]
-    assert min(ray.get([rank.sum_s.remote() for rank in ranks], timeout=120)) > 0
+    first: Any = ray.remote(TrainerRank).remote(plan, SPACES, 0)
+    second: Any = ray.remote(TrainerRank).remote(plan, SPACES, 1)
+    ranks = [first, second]
+    _, address = answer_of(first.whereabouts.remote(), 60)
+    port = answer_of(first.open_store.remote(address), 60)
+    joined = answer_of([rank.join.remote(address, port) for rank in ranks], 90)
+    assert joined == ["", ""]
+
+    seconds = answer_of([rank.sum_s.remote() for rank in ranks])
+    assert min(seconds) > 0
+
     connections, _ = within_a_rank()
-    ends = [ray.get(rank.__ray_call__.remote(connections), timeout=120).values() for rank in ranks]
-    between = {end for end, _ in ends[0]} & {other for _, other in ends[1]}
-    written = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
-    assert {place.partition(":")[0] for place in between} == {written}
+    of_first = answer_of(first.__ray_call__.remote(connections))
+    of_second = answer_of(second.__ray_call__.remote(connections))
+    ends_of_first = {here for here, _ in of_first.values()}
+    between = ends_of_first & {there for _, there in of_second.values()}
+    addresses = {place.partition(":")[0] for place in between}
+    assert addresses == {as_in_proc(address)}
+
     for rank in ranks:
         ray.kill(rank)
 
@@ -367,6 +401,19 @@ def test_the_interface_of_an_address() -> None:
     assert (interface in ("lo", "lo0")) == address.startswith("127.")
 
 
+def joined_batch(config: dppo.Config, segments: Sequence[Any]) -> Batch:
+    """Return the batch of one trainer: the rows of the first rank, then those of the second."""
+    first = make_batch(segments[:2], None, 1.0, config.ppo)
+    second = make_batch(segments[2:], None, 1.0, config.ppo)
+    columns: dict[str, Any] = {}
+    for name in Batch.__slots__:
+        column = getattr(first, name)
+        if isinstance(column, torch.Tensor):
+            columns[name] = torch.cat([column, getattr(second, name)])
+    columns["index"] = torch.arange(len(columns["index"]))
+    return Batch(**columns)
+
+
 @pytest.mark.slow  # tests/ppo/test_parallel.py compares ranks in threads in the fast set
 @pytest.mark.parametrize(
     "changes", [{"micro_batch_size": 5, "clip_vloss": True}, {"norm_adv": False}], ids=str
@@ -376,32 +423,25 @@ def test_two_ranks_on_ray_are_one_trainer_with_the_minibatches_of_both(
 ) -> None:
     """In float64, to rounding; the single trainer does not split its minibatches."""
     config = settings(dtype="float64", minibatch_size=64, overlap=True, **changes)
+    in_one_piece = dataclasses.replace(config, micro_batch_size=None)
+    alone = build_trainer(plan_of(in_one_piece, SPACES.actions), SPACES)
+    assert isinstance(alone, PPOTrainer)
+
     segments = some_segments("float64")
     experience = experience_of(segments, 2)  # two policies ago
-    alone = build_trainer(
-        plan_of(dataclasses.replace(config, micro_batch_size=None), SPACES.actions), SPACES
-    )
-    assert isinstance(alone, PPOTrainer)
     with ray_trainers_of(config) as trainers:
         trainers.load(alone.weights(), alone.state())
         update = trainers.update(experience)
         results = {"weights": trainers.weights(), **trainers.state()}
-    shares = [make_batch(share, None, 1.0, config.ppo) for share in (segments[:2], segments[2:])]
-    columns = [
-        name for name in Batch.__slots__ if isinstance(getattr(shares[0], name), torch.Tensor)
-    ]
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(share, name) for share in shares]) for name in columns
-    }
-    joined["index"] = torch.arange(len(joined["index"]))
-    together = Batch(**joined)
+
     orders = [streams.generator(config.seed, Stream.MINIBATCHES, 2, rank) for rank in range(2)]
     order: Any = OwnOrders(orders, config.sizes.minibatches_per_epoch)
     ppo = annealed(alone.ppo, 2 / config.iterations)
-    expected = alone.train_on(together, ppo, order, experience)
+    expected = alone.train_on(joined_batch(config, segments), ppo, order, experience)
     assert update.figures == pytest.approx(expected.figures, rel=1e-10)
     assert update.learning_rate == expected.learning_rate
-    for name, array in {"weights": alone.weights(), **alone.state()}.items():
+    np.testing.assert_allclose(results.pop("weights"), alone.weights(), rtol=1e-9, atol=1e-12)
+    for name, array in alone.state().items():
         np.testing.assert_allclose(results[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
 
 

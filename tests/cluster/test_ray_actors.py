@@ -44,10 +44,11 @@ def crashing(
     run_dir: Path, kind: str, where: str = "step", marker: Path | None = None, **changes: Any
 ) -> dppo.Config:
     """CartPole that fails in its third episode or in its constructor: once with a marker, else always."""
-    failure = {"how": kind, "where": where} | (
-        {"at_step": 3, "at_episode": 2} if where == "step" else {}
-    )
-    failure |= {} if marker is None else {"marker": str(marker)}
+    failure: dict[str, Any] = {"how": kind, "where": where}
+    if where == "step":
+        failure |= {"at_step": 3, "at_episode": 2}
+    if marker is not None:
+        failure["marker"] = str(marker)
     return settings(run_dir, "worlds.faulty:crashing", env_kwargs=failure, **changes)
 
 
@@ -80,6 +81,7 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(
     assert result.weights_sha256 == undisturbed
     assert lasting(result) == {"actor_hung": 1}
     assert any("1 x actor_hung" in line for line in recorder.ending)
+
     if where == "step":
         [hung] = [text for text in notes.texts if "counts as hung" in text]
         place = r"actor \d \(samplers \d, \d\) made no progress for segment_timeout_s=4, was last seen stepping"
@@ -233,17 +235,17 @@ def test_a_replay_may_take_several_deadlines(resumed: bool, tmp_path: Path) -> N
                 os.kill(pid, signal.SIGKILL)
 
     expected = dppo.train(endless(tmp_path / "undisturbed", 0)).weights_sha256
+    resume = None
     if resumed:
-        assert (
-            dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)]).iterations == 30
-        )
+        stopped = dppo.train(endless(tmp_path, 0), observers=[Recorder(interrupt_at=30)])
+        assert stopped.iterations == 30
+        resume = tmp_path / "run"
     (tmp_path / "slow").touch()
-    resume = tmp_path / "run" if resumed else None
-    result = dppo.train(
-        endless(tmp_path, 1), observers=[Recorder(after_iteration=kill)], resume=resume
-    )
+    recorder = Recorder(after_iteration=kill)
+    result = dppo.train(endless(tmp_path, 1), observers=[recorder], resume=resume)
     assert result.weights_sha256 == expected
     assert lasting(result) == ({} if resumed else {"actor_lost": 1})
+
     rows = [row for row in result.metrics if row["replay/steps"]]
     assert [row["iteration"] for row in rows] in ([31], [32])
     assert sum(row["replay/s"] for row in rows) > 3 * DEADLINE_S
@@ -303,6 +305,7 @@ def test_a_local_function_makes_simulators_in_actors_without_heavy_modules_and_g
     thread.start()
     thread.join(120)
     assert results == [undisturbed]
+
     loaded = [json.loads(path.read_text()) for path in reports.glob("*.json")]
     pids = {report["pid"] for report in loaded}
     assert len(pids) == 2
@@ -373,6 +376,7 @@ def test_a_run_restores_ray_signal_handlers_variables_and_threads(tmp_path: Path
     assert torch.get_num_threads() == threads
     assert ray.is_initialized()
     assert ray.cluster_resources() == before
+
     wait_until(lambda: ray.available_resources().get("CPU") == before["CPU"])
     assert ray.get(remember.add.remote(1), timeout=120) == 42
     ray.kill(remember)

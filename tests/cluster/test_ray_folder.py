@@ -65,12 +65,14 @@ def test_a_folder_that_the_user_has_named_and_one_without_a_substitute_are_refus
         match=f"^TMPDIR={LONG}: .*/no/such/place cannot be written. Set RAY_TMPDIR to a",
     ):
         usable_folder(print).__enter__()
+
     monkeypatch.setenv("RAY_TMPDIR", f"{LONG}/of/mine")
     with pytest.raises(
         ConfigError,
         match=f"^RAY_TMPDIR={LONG}/of/mine: has 89 bytes, .* of at most {LONGEST} bytes",
     ):
         usable_folder(print).__enter__()
+
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     with usable_folder(pytest.fail):
         pass
@@ -118,6 +120,7 @@ def test_a_training_beside_one_that_has_opened_ray_is_refused(
         )
         refusals.clear()
     assert run_other() == []
+
     # the user has called ray.init()
     monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: True)
     with claimed():

@@ -92,6 +92,7 @@ def test_a_run_is_resumed_with_another_number_of_learners(
         resumed = train(after, resume=run)
     assert resumed.iterations == ITERATIONS
     assert resumed.weights_sha256 != (with_two[0] if before else in_process)
+
     line = f"num_learners={after} instead of {before}: .*by the order of rows"
     assert any(re.match(line, note) for note in notes.texts)
     assert shapes_of(run) == shapes

@@ -135,10 +135,12 @@ def test_the_private_token_is_its_owners_only_and_can_be_forgotten_and_reused(
     path = environment["RAY_AUTH_TOKEN_PATH"]
     assert len(Path(path).read_text(encoding="utf8")) >= 32
     assert Path(path).stat().st_mode & 0o077 == Path(path).parent.stat().st_mode & 0o077 == 0
+
     surroundings.forget_private_token()
     assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"} & set(environment)
     surroundings.set_environment(start_here=True)  # Ray remembers the first token that it reads
     assert environment["RAY_AUTH_TOKEN_PATH"] == path
+
     environment["RAY_AUTH_TOKEN_PATH"] = "/the/users/own"
     surroundings.forget_private_token()
     assert environment["RAY_AUTH_MODE"] == "token"

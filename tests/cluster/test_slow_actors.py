@@ -49,6 +49,7 @@ def test_a_slow_actor_does_not_change_the_result_and_is_named(
         )
     assert result.weights_sha256 == expected.weights_sha256
     assert sum(row["replay/steps"] for row in result.metrics) > 0, "samplers have moved"
+
     named = any("s for a segment, a typical actor" in text for text in notes.texts)
     assert named or "env_threads" in changes, (
         "an actor that has given all of its samplers away at once costs little"

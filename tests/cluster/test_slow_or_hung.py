@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from driver import LIMITS, TICK_S, Driver, Progress, answer_to, moving, report
@@ -187,9 +188,14 @@ def test_an_actor_that_does_not_begin_its_question_is_noticed_soon(
     began = driver.now
     driver.request(MEASURED)
     driver.wait(2 * after_s + 3 * PATIENT.look_s)
-    assert driver.killed_at() - began >= after_s
-    assert driver.killed_at() - began <= after_s + 2 * PATIENT.look_s or moves == 0
-    assert "actor 0 (samplers 0, 1) has not begun its question within" in driver.incidents()[0].text
+
+    waited_s = driver.killed_at() - began
+    assert waited_s >= after_s
+    if moves:
+        assert waited_s <= after_s + 2 * PATIENT.look_s
+
+    [incident, *_] = driver.incidents()
+    assert "actor 0 (samplers 0, 1) has not begun its question within" in incident.text
 
 
 def test_a_question_in_the_queue_has_no_deadline_before_it_is_begun() -> None:
@@ -222,12 +228,15 @@ class Silent:
 
 
 def test_stacks_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptureFixture) -> None:
-    collector = ActorCollector(Driver([[0], [1]]).engine, Silent())  # type: ignore[arg-type]
-    hung, lost = (
-        Incident(kind, str(kind)) for kind in (IncidentKind.ACTOR_HUNG, IncidentKind.ACTOR_LOST)
-    )
-    collector._do([Kill(Process(0, 1)), Log("actor 0 hangs", hung), Log("actor 1 died", lost)])
-    assert [bool(incident.details) for incident in collector._incidents] == [True, False]
+    transport: Any = Silent()
+    collector = ActorCollector(Driver([[0], [1]]).engine, transport)
+    hung = Incident(IncidentKind.ACTOR_HUNG, "actor_hung")
+    lost = Incident(IncidentKind.ACTOR_LOST, "actor_lost")
+    kill = Kill(Process(0, 1))
+    collector._do([kill, Log("actor 0 hangs", hung), Log("actor 1 died", lost)])
+    of_hung, of_lost = collector._incidents
+    assert of_hung.details
+    assert not of_lost.details
     assert ["sim.py" in message for message in caplog.messages] == [True, False]
 
 
@@ -497,18 +506,22 @@ def test_a_line_names_at_most_four_actors_in_the_same_state() -> None:
 # ------------------------------------------------------------------ several questions in a queue
 
 
+def asks_of(driver: Driver, actor_id: int) -> list[Ask]:
+    return [ask for ask in driver.asks if ask.process.actor_id == actor_id]
+
+
 def test_an_actor_that_answers_early_continues_while_another_is_at_its_first_segment() -> None:
     driver = Driver([[0], [1]], replace(LIMITS, segment_timeout_s=1000))
     driver.request_all(4, lag=3)
     assert len(driver.asks) == 8, "K + 1 for each actor"
-    of_first, of_second = (
-        [ask for ask in driver.asks if ask.process.actor_id == actor] for actor in (0, 1)
-    )
-    for ask in of_first:
+
+    first_of_second, *_ = asks_of(driver, 1)
+    for ask in asks_of(driver, 0):
         driver.on(answer_to(ask))
     assert len(driver.asks) == 8, "no further than K segments ahead"
     assert not driver.finished
-    driver.on(answer_to(of_second[0]))
+
+    driver.on(answer_to(first_of_second))
     assert [report.sampler_id for report in driver.take().reports] == [0, 1]
     driver.asks.clear()
     driver.request(4, lag=3)
@@ -534,15 +547,16 @@ def test_samplers_that_move_continue_where_they_are_and_return_one_segment_at_a_
     driver.die(1)
     driver.wait(2)
     assert driver.asked() == [(1, 0, False), (1, 1, False)], "on actor 0, from the start of the run"
+
     driver.start(1, 2)
     *first, last = [ask for ask in driver.all(Ask) if ask.process == Process(0, 1)]
     for ask in first:
         driver.on(answer_to(ask))
     driver.take()
     driver.request(2, lag=1)
-    assert driver.asked() == [(0, 2, False)], (
-        "sampler 1 moves back when its last segment has arrived"
-    )
+    # sampler 1 moves back when its last segment has arrived
+    assert driver.asked() == [(0, 2, False)]
+
     driver.on(answer_to(last))
     assert driver.asked() == [(1, 2, True)]
     assert driver.all(Ask)[-1].process == Process(1, 2)

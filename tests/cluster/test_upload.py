@@ -49,6 +49,7 @@ def test_files_are_sent_without_runs_environments_and_what_git_ignores(
         (folder / "secret.txt").write_text("a key")
     files = files_to_send([str(folder)])
     assert list(files) == SENT
+
     with zipfile.ZipFile(BytesIO(archive(files))) as zipped:
         assert zipped.namelist() == SENT
         assert zipped.read("data/mesh.bin") == b"data/mesh.bin"
@@ -88,17 +89,21 @@ def test_folders_that_cannot_be_sent_are_refused(
         ConfigError, match=r"upload=/no/where: is not a folder\. Name the folder of your module"
     ):
         files_to_send(["/no/where"])
+
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=r"upload=\.venv/empty: is not a folder"):
         files_to_send([".venv/empty"])
+
     Path("empty").mkdir()
     with pytest.raises(ConfigError, match="upload=empty: has no files, or git ignores all of them"):
         files_to_send(["empty"])
+
     Path("empty/tool.sh").touch()
     with pytest.raises(
         ConfigError, match=r"upload: tool\.sh and empty/tool\.sh would have the same name"
     ):
         files_to_send([".", "empty"])
+
     Path("empty/tool.sh").rename("empty/other.sh")
     assert list(files_to_send(["data", "empty"])) == ["mesh.bin", "other.sh"]
 
@@ -117,6 +122,7 @@ def test_there_must_be_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ConfigError, match=r"upload=\. has no effect: Ray starts on this machine.* or set `address`"
     ):
         dppo.train(make_config({**refused, "num_actors": 1}))
+
     check_there_is_a_cluster((), None)
     check_there_is_a_cluster((".",), "10.0.0.1:6379")
     with pytest.raises(

@@ -12,7 +12,7 @@ import random
 import sys
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -160,47 +160,50 @@ class VirtualTransport:
         )
 
     def _ask(self, command: Ask | Describe) -> None:
-        rng = self._rng
-        faults = self._faults
         process = command.process
         begins = max(self.now, self._busy.get(process, 0.0))
         duration = self._duration(command)
-        delay = begins + duration - self.now
+        ends = begins + duration
         self._durations[command.ask_id] = duration
-        self._busy[process] = begins + duration
-        self._work.setdefault(process, []).append((begins, begins + duration))
-        fate = f"answers after {duration:.1f} s"
-        if faults.strikes(rng, "dies"):
-            fate = "dies"
-            self._later(
-                delay,
-                lambda: self._stopped(process, Died(process, "died: of a fault in virtual time")),
-            )
-        elif faults.strikes(rng, "hangs"):
-            fate = "hangs"
+        self._busy[process] = ends
+        self._work.setdefault(process, []).append((begins, ends))
+        fate = self._fate(command, ends - self.now)
+        self._tell(command, fate or f"answers after {duration:.1f} s")
+        if self._faults.strikes(self._rng, "leaves"):
+            self._leave(process.actor_id)
+
+    def _fate(self, command: Ask | Describe, delay: float) -> str:
+        """Draw what becomes of a question after `delay`; return its name, or nothing for an answer."""
+        process = command.process
+        faults = self._faults
+        if faults.strikes(self._rng, "dies"):
+            death = Died(process, "died: of a fault in virtual time")
+            self._later(delay, lambda: self._stopped(process, death))
+            return "dies"
+        if faults.strikes(self._rng, "hangs"):
             self._later(delay, lambda: self._stopped(process))
-        else:
-            forged = faults.strikes(rng, "forges")
-            if forged:
-                fate = "sends the wrong segment"
-            self._later(delay, lambda: self._answer(command, forged))
-            if rng.random() < faults.repeats:
-                self._later(delay + rng.uniform(0, 30), lambda: self._answers.get(command.ask_id))
-        self._tell(command, fate)
-        if faults.strikes(rng, "leaves"):
-            actor_id = process.actor_id
-            self.story.append(f"  actor {actor_id} leaves, and comes back")
-            self._later(rng.uniform(0, 10), lambda: Left(actor_id))
-            back = rng.choice([actor_id, actor_id + 10])
-            self._later(rng.uniform(10, 60), lambda: Joined(back))
+            return "hangs"
+        forged = faults.strikes(self._rng, "forges")
+        self._later(delay, lambda: self._answer(command, forged))
+        if self._rng.random() < faults.repeats:
+            repeated = delay + self._rng.uniform(0, 30)
+            self._later(repeated, lambda: self._answers.get(command.ask_id))
+        return "sends the wrong segment" if forged else ""
+
+    def _leave(self, actor_id: int) -> None:
+        """Let an actor leave, and come back, perhaps with another number."""
+        self.story.append(f"  actor {actor_id} leaves, and comes back")
+        self._later(self._rng.uniform(0, 10), lambda: Left(actor_id))
+        back = self._rng.choice([actor_id, actor_id + 10])
+        self._later(self._rng.uniform(10, 60), lambda: Joined(back))
 
     def _duration(self, command: Ask | Describe) -> float:
-        replays = isinstance(command, Ask) and any(
-            request.rebuild is not None for request in command.question.requests
-        )
+        requests = command.question.requests if isinstance(command, Ask) else ()
+        replays = any(request.rebuild is not None for request in requests)
         slow = replays and self._faults.strikes(self._rng, "replays_long")
         seconds = self._rng.uniform(30, 90) if slow else self._rng.uniform(0, 8)
-        return self.slowness.get(command.process.actor_id, 1.0) * seconds
+        slowness = self.slowness.get(command.process.actor_id, 1.0)
+        return slowness * seconds
 
     def _tell(self, command: Ask | Describe, fate: str) -> None:
         process = command.process
@@ -250,17 +253,20 @@ class VirtualTransport:
         return None
 
     def _timed(self, answer: Answer, command: Ask, forged: bool) -> Answer:
-        rebuilds = [
-            request.rebuild for request in command.question.requests if request.rebuild is not None
-        ]
-        replayed = sum(int(rebuild.carry.episode_lengths.sum()) for rebuild in rebuilds)
+        replayed = 0
+        for request in command.question.requests:
+            if request.rebuild is not None:
+                replayed += int(request.rebuild.carry.episode_lengths.sum())
         duration = self._durations[command.ask_id]
-        timings = Timings(duration, 0.0, replayed, duration / 2 if replayed else 0.0)
-        answer = replace(answer, timings=timings, used=0.2 if self._threads else None)
+        replay_s = duration / 2 if replayed else 0.0
+        timings = Timings(duration, 0.0, replayed, replay_s)
+        used = 0.2 if self._threads else None
+        answer = replace(answer, timings=timings, used=used)
         if not forged:
             return answer
         (report, segment), *later = answer.made
-        return replace(answer, made=((replace(report, index=report.index + 1), segment), *later))
+        of_next = replace(report, index=report.index + 1)
+        return replace(answer, made=((of_next, segment), *later))
 
     def _check_number_hosted(self) -> None:
         if self.most_hosted < sys.maxsize:
@@ -282,16 +288,19 @@ class VirtualTransport:
         return event
 
     def _later(self, delay: float, call: Callable[[], Event | None]) -> None:
-        heapq.heappush(self._due, (self.now + delay, next(self._order), call))
+        due = (self.now + delay, next(self._order), call)
+        heapq.heappush(self._due, due)
 
     def events(self, stop: StopSignals) -> list[Event]:
         assert self.now < LONGEST_S, "the run hangs"
         stop.check()
-        next_due = self._due[0][0] if self._due else self.now + self.tick_s
-        self.now = max(self.now, min(next_due, self.now + self.tick_s))
+        tick = self.now + self.tick_s
+        next_due = self._due[0][0] if self._due else tick
+        self.now = max(self.now, min(next_due, tick))
         events = []
         while self._due and self._due[0][0] <= self.now:
-            event = heapq.heappop(self._due)[2]()
+            _, _, call = heapq.heappop(self._due)
+            event = call()
             if event is not None:
                 events.append(event)
         return events
@@ -401,14 +410,17 @@ class Cloud(VirtualTransport):
         if self.now >= self._look_at:
             self._look_at = self.now + 2
             self.room.look()
-        homes = {
-            process.actor_id: home
-            for process, home in self._homes.items()
-            if process in self._running
-        }
-        joined, left = self.room.changes(lambda: homes)
-        self.happened += ["joins"] * len(joined) + ["leaves"] * len(left)
+        joined, left = self.room.changes(self._homes_of_running)
+        self.happened += ["joins"] * len(joined)
+        self.happened += ["leaves"] * len(left)
         return [*events, *map(Joined, joined), *map(Left, left)]
+
+    def _homes_of_running(self) -> dict[int, str]:
+        homes = {}
+        for process, home in self._homes.items():
+            if process in self._running:
+                homes[process.actor_id] = home
+        return homes
 
 
 # ------------------------------------------------------------------ real samplers
@@ -450,14 +462,14 @@ class ToyActor:
             del self._samplers[sampler_id]
         made = []
         for request in question.requests:
-            if len({*self._samplers, request.sampler_id}) > self._limit:
+            sampler_id = request.sampler_id
+            hosted = {*self._samplers, sampler_id}
+            if len(hosted) > self._limit:
+                assert not self._known, f"{question} is for more than {self._limit} samplers"
                 self._failed = True
-            assert not (self._failed and self._known), (
-                f"{question} is for more than {self._limit} samplers"
-            )
             if self._failed:  # also for all later questions, as in an actor
-                return one_too_many(request.sampler_id, len(self._samplers))
-            sampler = self._samplers.setdefault(request.sampler_id, _ToySampler(request.sampler_id))
+                return one_too_many(sampler_id, len(self._samplers))
+            sampler = self._samplers.setdefault(sampler_id, _ToySampler(sampler_id))
             if request.rebuild is not None:
                 sampler.restore(request.rebuild, request.index)
             made.append(sampler.make(request, policy))
@@ -482,7 +494,8 @@ class _ToySampler:
 
     def restore(self, rebuild: Rebuild, index: int) -> None:
         self._index = index
-        self._sums = tuple(rebuild.carry.discounted_returns.astype(int).tolist())
+        sums = rebuild.carry.discounted_returns.astype(int)
+        self._sums = tuple(sums.tolist())
         self._envs = tuple(self._replayed(rebuild, env) for env in range(TOY_ENVS))
 
     def _replayed(self, rebuild: Rebuild, number: int) -> Env:
@@ -525,6 +538,32 @@ def _step(env: Env, action: int) -> tuple[Env, bool]:
     return (episode, length + 1, state), state % 3 == 0 or length + 1 == 6
 
 
+class _Row:
+    """One environment of a toy sampler within a segment: its state, its sum, and what it has done."""
+
+    def __init__(self, sampler: int, number: int, env: Env, total: int) -> None:
+        self._sampler = sampler
+        self._number = number
+        self.env = env
+        self.total = total
+        self.states: list[int] = []
+        self.rewards: list[int] = []
+        self.done: list[bool] = []
+        self.actions: list[int] = []
+
+    def step(self, t: int, policy_hash: int) -> None:
+        episode, _, state = self.env
+        action = (state + policy_hash) // (t + 2) % 2
+        self.env, over = _step(self.env, action)
+        self.total = (3 * self.total + self.env[2]) % 1009
+        self.states.append(state % 4096)
+        self.rewards.append(self.total)
+        self.done.append(over)
+        self.actions.append(action)
+        if over:
+            self.env = _reset(self._sampler, self._number, episode + 1)
+
+
 @functools.cache  # equal schedules make equal segments, whose arrays are read-only
 def _made(
     place: tuple[int, int, int],
@@ -534,45 +573,35 @@ def _made(
 ) -> tuple[tuple[SegmentReport, Segment], tuple[int, ...], tuple[Env, ...]]:
     """Return a segment that follows from all arguments, and the sampler's sums and environments after it."""
     sampler, index, version = place
-    sums = list(sums_before)
-    envs = list(envs_before)
-    states: list[int] = []
-    rewards: list[int] = []
-    done: list[bool] = []
-    actions: list[list[int]] = [[] for _ in range(TOY_ENVS)]
+    rows = []
+    for number in range(TOY_ENVS):
+        rows.append(_Row(sampler, number, envs_before[number], sums_before[number]))
     for t in range(TOY_STEPS):
-        for number in range(TOY_ENVS):
-            state = envs[number][2]
-            action = (state + policy_hash) // (t + 2) % 2
-            states.append(state % 4096)
-            envs[number], over = _step(envs[number], action)
-            actions[number].append(action)
-            sums[number] = (3 * sums[number] + envs[number][2]) % 1009
-            rewards.append(sums[number])
-            done.append(over)
-            if over:
-                envs[number] = _reset(sampler, number, envs[number][0] + 1)
+        for row in rows:
+            row.step(t, policy_hash)
+
+    sums = tuple(row.total for row in rows)
+    envs = tuple(row.env for row in rows)
     episodes, lengths, checksums = (np.array(column) for column in zip(*envs, strict=True))
     totals = np.array(sums, float)
     carry = SamplerCarry(episodes, totals, lengths, totals, checksums.astype(np.uint32))
-    segment = _segment(states, actions, rewards, done)
+    segment = _segment(rows)
     report = SegmentReport(sampler, index, version, TOY_STEPS * TOY_ENVS, carry, segment.actions)
-    return (report, segment), tuple(sums), tuple(envs)
+    return (report, segment), sums, envs
 
 
-def _segment(
-    states: list[int], actions: list[list[int]], rewards: list[int], done: list[bool]
-) -> Segment:
+def _segment(rows: Sequence[_Row]) -> Segment:
     shape = (TOY_STEPS, TOY_ENVS)
     zeros = np.zeros(shape, np.float32)
-    over = np.array(done).reshape(shape)
+    states = np.array([row.states for row in rows], np.float32).T
+    over = np.array([row.done for row in rows]).T
     return Segment(
-        obs=np.array(states, np.float32).reshape(*shape, 1),
-        actions=np.array(actions).T,
+        obs=states.reshape(*shape, 1),
+        actions=np.array([row.actions for row in rows]).T,
         logprobs=zeros,
         values=zeros,
         next_values=zeros,
-        rewards=np.array(rewards, float).reshape(shape),
+        rewards=np.array([row.rewards for row in rows], float).T,
         terminated=over,
         truncated=over,
         valid=np.ones(shape, bool),

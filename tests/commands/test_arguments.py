@@ -143,6 +143,7 @@ def test_help_is_in_groups_the_most_used_first_and_fits_80_columns(
         "files, presets and earlier runs",
         *parts,
     ]
+
     flags = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
     assert len(FIRST) == 10
     assert flags[: 2 + len(FIRST) + len(EXTRA)] == [
@@ -165,25 +166,35 @@ def test_help_shows_the_defaults_that_apply(
     line: str, gamma: str, steps: str, words: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(line.replace("RUN", str(run_dir)), capsys)
-    for name, default in (("gamma", gamma), ("num-steps", steps), ("hidden-sizes", "64 64")):
+
+    def assert_default(name: str, default: str) -> None:
         [entry] = re.findall(rf"^  --{name} .*?(?=^  --|^$)", text, re.MULTILINE | re.DOTALL)
         assert f"(default: {default})" in " ".join(entry.split())
-    text = " ".join(text.split())
-    assert words in text
-    assert "Discount factor per env step." in text
-    assert ("tuned for CartPole-v1" in text) is words.startswith("tuned")
+
+    assert_default("gamma", gamma)
+    assert_default("num-steps", steps)
+    assert_default("hidden-sizes", "64 64")
+
+    in_one_line = " ".join(text.split())
+    assert words in in_one_line
+    assert "Discount factor per env step." in in_one_line
+
+    is_tuned = "tuned for CartPole-v1" in in_one_line
+    assert is_tuned is words.startswith("tuned")
 
 
 def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None:
     settings_as_flags = {flag(name) for name in settings_by_name()}
     flags_of_commands = {"--resume", "--actors", "--seeds", "--out", "--episodes", "--stochastic"}
-    assert {row.ours for row in other_names()} <= settings_as_flags | flags_of_commands
-    assert not {f"--{alias}" for row in other_names() for alias in row.theirs} & settings_as_flags
-    answered = [name for row in REPLACEMENTS for name in row.names.split()]
-    assert not {f"--{name}" for name in answered} & settings_as_flags
-    assert not set(answered) & {alias for row in other_names() for alias in row.theirs}, (
-        "one answer to a name"
-    )
+    ours = {row.ours for row in other_names()}
+    assert ours <= settings_as_flags | flags_of_commands
+
+    aliases = {alias for row in other_names() for alias in row.theirs}
+    answered = {name for row in REPLACEMENTS for name in row.names.split()}
+    assert aliases.isdisjoint(answered), "one answer to a name"
+
+    as_flags = {f"--{name}" for name in aliases | answered}
+    assert as_flags.isdisjoint(settings_as_flags)
     for row in REPLACEMENTS:
         named = re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row.answer)
         assert set(named) <= set(settings_by_name()), row

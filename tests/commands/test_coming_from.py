@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import tiny_run
 from commandline import parse as parse_training
 
 import dppo
@@ -122,23 +123,28 @@ def told(call: Any) -> str:
 
 
 def test_what_the_answers_tell_to_do_works(tmp_path: Path) -> None:
+    def made_by(code: str) -> dppo.Config:
+        config: dppo.Config = eval(code, {"dppo": dppo})
+        return config
+
     for name, algo in {"PPO": "ppo", "make_vec_env": "ppo", "SAC": "sac"}.items():
-        [line] = re.findall(r"dppo\.Config\([^()]*\)", ELSEWHERE[name])
-        assert eval(line, {"dppo": dppo}).algo == algo
-    line = told(lambda: anything.Config("CartPole-v1")).partition("Use ")[2].rstrip(".")
-    assert eval(line, {"dppo": dppo}).env_id == "CartPole-v1"
-    changes = re.findall(
-        r"`(\w+)(?:=(\w+))?`", told(lambda: anything.Config(env_id="E-v0", learning_rate=max))
-    )
+        [code] = re.findall(r"dppo\.Config\([^()]*\)", ELSEWHERE[name])
+        assert made_by(code).algo == algo
+    answer = told(lambda: anything.Config("CartPole-v1"))
+    code = answer.partition("Use ")[2].rstrip(".")
+    assert made_by(code).env_id == "CartPole-v1"
+
+    answer = told(lambda: anything.Config(env_id="E-v0", learning_rate=max))
+    changes = re.findall(r"`(\w+)(?:=(\w+))?`", answer)
     assert changes == [("anneal_lr", "True"), ("desired_kl", "")]
     assert dppo.Config(env_id="E-v0", learning_rate=0.1, anneal_lr=True).anneal_lr
     assert dppo.Config(env_id="E-v0", desired_kl=0.01).desired_kl == 0.01
-    keyword = told(lambda: anything.train(None, observer=[])).rpartition(" ")[2].rstrip("?")
-    config = dppo.Config(
-        env_id="CartPole-v1", total_timesteps=8, num_steps=8, num_samplers=1, progress="off"
-    )
-    config = dataclasses.replace(config, run_dir=tmp_path / "run")
-    assert anything.train(config, **{keyword: [dppo.Observer()]}).global_step == 8
+
+    answer = told(lambda: anything.train(None, observer=[]))
+    keyword = answer.rpartition(" ")[2].rstrip("?")
+    config = tiny_run(tmp_path / "run", steps=8, iterations=1)
+    result = anything.train(config, **{keyword: [dppo.Observer()]})
+    assert result.global_step == 8
 
 
 def test_a_file_of_the_zoo_that_is_changed_as_told_is_accepted(tmp_path: Path) -> None:

@@ -58,16 +58,19 @@ def run(
 
 def test_the_bound_is_the_sum_of_exchange_collection_and_update() -> None:
     cycle = measure_cycle([row(1), row(2), row(3)], steps=512)
-    assert cycle["bound_s"] == pytest.approx(0.004 + 0.64 + 0.03)
-    assert cycle["bound_steps_per_s"] == pytest.approx(512 / 0.674)
-    assert cycle["efficiency"] == pytest.approx(0.674 / 0.7)
+    bound_s = 0.004 + 0.64 + 0.03
+    assert cycle["bound_s"] == pytest.approx(bound_s)
+    assert cycle["bound_steps_per_s"] == pytest.approx(512 / bound_s)
+    assert cycle["efficiency"] == pytest.approx(bound_s / 0.7)
     assert cycle["overhead"] == pytest.approx(0.03 / 0.7)
+
+    # the rest of the transfer overlaps with the slowest actor
     wild = measure_cycle([row(2, transfer=0.5, iteration=0.68)], 512)
-    assert wild["exchange_s"] == pytest.approx(0.01), (
-        "the rest of the transfer overlaps with the slowest actor"
-    )
+    assert wild["exchange_s"] == pytest.approx(0.01)
     assert wild["efficiency"] == pytest.approx(1.0), "never above one"
-    assert measure_cycle([row(2, collect=0.64)], 512)["exchange_s"] == 0.0
+
+    no_exchange = measure_cycle([row(2, collect=0.64)], 512)
+    assert no_exchange["exchange_s"] == 0.0
 
 
 def test_the_first_iteration_counts_only_if_it_is_the_only_one() -> None:
@@ -85,10 +88,12 @@ def test_time_to_target_is_the_first_row_that_reaches_it() -> None:
         "global_step": [1024, 1536],
         "episodic_return": [480.0, 490.0],
     }
-    assert single.curve().time_to(475) == 1.4
-    assert single.curve().time_to(481) == pytest.approx(2.1)
-    assert single.curve().time_to(500) is None
-    assert single.curve().time_to(None) is None
+
+    curve = single.curve()
+    assert curve.time_to(475) == 1.4
+    assert curve.time_to(481) == pytest.approx(2.1)
+    assert curve.time_to(500) is None
+    assert curve.time_to(None) is None
 
 
 def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
@@ -98,11 +103,11 @@ def test_groups_keep_the_order_of_the_numbers_of_actors() -> None:
 
 
 def test_a_group_has_the_means_of_its_runs() -> None:
-    _, eight = groups_of(
-        [run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)]
-    )
-    assert eight["steps_per_s"] == pytest.approx(3072 / 5)
-    assert eight["speed_up"] == pytest.approx((3072 / 5) / (1536 / 16))
+    runs = [run(1, training_s=16.0), run(8, training_s=2.0), run(8, seed=2, training_s=3.0)]
+    _, eight = groups_of(runs)
+    steps_per_s = 3072 / 5
+    assert eight["steps_per_s"] == pytest.approx(steps_per_s)
+    assert eight["speed_up"] == pytest.approx(steps_per_s / (1536 / 16))
     assert eight["startup_s"] == pytest.approx(9)
     assert eight["training_s"] == 2.5
     assert eight["time_to_target_s"] is None
@@ -111,9 +116,12 @@ def test_a_group_has_the_means_of_its_runs() -> None:
 def test_a_speed_up_above_its_limit_is_noise() -> None:
     # 0.6 s of work and 0.03 s of update in 0.7 s, and 1536 steps in 2.1 s
     single = group_of([run(1)])
-    limits = {actors: group_of([run(actors)], single)["speed_up_limit"] for actors in (1, 2, 8)}
-    assert limits == {actors: pytest.approx(0.7 / (0.6 / actors + 0.03)) for actors in limits}
-    real, noise = (group_of([run(2, training_s=2.1 / factor)], single) for factor in (2.1, 2.2))
+    for actors in (1, 2, 8):
+        limit = group_of([run(actors)], single)["speed_up_limit"]
+        assert limit == pytest.approx(0.7 / (0.6 / actors + 0.03))
+
+    real = group_of([run(2, training_s=2.1 / 2.1)], single)
+    noise = group_of([run(2, training_s=2.1 / 2.2)], single)
     assert not real["speed_up_is_noise"]
     assert noise["speed_up_is_noise"] is True
     assert not single["speed_up_is_noise"]
@@ -126,32 +134,40 @@ def test_a_speed_up_above_its_limit_is_noise() -> None:
 def test_impossible_speed_ups_are_shown_as_noise(
     training_s: float, iteration_s: float, shown: list[str]
 ) -> None:
+    speed_up, efficiency = shown
     groups = groups_of([run(1), run(8, training_s=training_s, iteration=iteration_s)])
-    columns = {
-        str(column.header): list(column.cells) for column in make_table(groups, None).columns
-    }
-    assert columns["speed-up"] == ["1.00 x", shown[0]]
-    assert list(columns.values())[-1] == ["96.3 %", shown[1]]
-    assert groups[1]["cycle"]["efficiency_is_noise"] is (shown[1] == "noise")
+    table = make_table(groups, None)
+    columns = {str(column.header): list(column.cells) for column in table.columns}
+    last_column = list(columns.values())[-1]
+    assert columns["speed-up"] == ["1.00 x", speed_up]
+    assert last_column == ["96.3 %", efficiency]
+    assert groups[1]["cycle"]["efficiency_is_noise"] is (efficiency == "noise")
 
 
 def test_the_limit_of_a_speed_up_counts_the_work_of_all_actors_and_the_size_of_the_batch() -> None:
     two = group_of([run(2)])  # 1.2 s of work
-    eight = group_of([run(8)], two)
     assert two["cycle"]["work_s"] == pytest.approx(1.2)
-    assert eight["speed_up_limit"] == pytest.approx(0.7 / (1.2 / 8 + 0.03))
+
+    eight = group_of([run(8)], two)
+    limit = 0.7 / (1.2 / 8 + 0.03)
+    assert eight["speed_up_limit"] == pytest.approx(limit)
+
+    # twice the work in twice the time
     larger = group_of([run(2, samplers=16)], two)
-    assert larger["speed_up_limit"] == pytest.approx(0.7 / (1.2 / 2 + 0.03)), (
-        "twice the work in twice the time"
-    )
+    limit = 0.7 / (1.2 / 2 + 0.03)
+    assert larger["speed_up_limit"] == pytest.approx(limit)
 
 
 def test_with_threads_more_actors_can_only_save_what_threads_wait_for_each_other() -> None:
     single = group_of([run(1, threads=True)])
-    four, slower = (group_of([run(4, threads=True, env=env_s)], single) for env_s in (0.4, 0.6))
     assert single["cycle"]["work_s"] == pytest.approx(8 * 0.6)
-    assert four["speed_up_limit"] == pytest.approx(0.7 / (0.5 + 0.03))
-    assert slower["speed_up_limit"] == single["speed_up_limit"] == pytest.approx(0.7 / (0.6 + 0.03))
+
+    faster = group_of([run(4, threads=True, env=0.4)], single)
+    assert faster["speed_up_limit"] == pytest.approx(0.7 / (0.5 + 0.03))
+
+    slower = group_of([run(4, threads=True, env=0.6)], single)
+    assert slower["speed_up_limit"] == pytest.approx(0.7 / (0.6 + 0.03))
+    assert slower["speed_up_limit"] == single["speed_up_limit"]
 
 
 def test_weights_that_differ_for_one_seed_are_found() -> None:

@@ -138,6 +138,7 @@ def test_no_more_run_than_fit_and_each_end_is_noted(
     assert seeds._run(runs, 2, Console(markup=False, soft_wrap=True)) is None
     assert Pretended.most == 2
     assert [run.state for run in runs] == ["done", "done", "failed (exit code 1)", "done", "done"]
+
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "seed 1 " in line] == ["seed 1    done"], (
         "one line for each change"
@@ -149,25 +150,26 @@ def test_no_more_run_than_fit_and_each_end_is_noted(
 def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: Path) -> None:
     words = slow_study(tmp_path, "1..3")
     with Command(words, tmp_path) as command:
-        command.wait_until(lambda: len(list(tmp_path.glob("study/seed_*/metrics.jsonl"))) >= 1)
+        command.wait_until(lambda: any(tmp_path.glob("study/seed_*/metrics.jsonl")))
         time.sleep(1.0)
         command.press_ctrl_c()
         assert command.wait(30.0) == 130, command.err
         command.leaves_nothing_within(10.0)
         assert "continues the seeds that have not finished" in command.err
+
     (tmp_path / "slow").unlink()
     with Command(words, tmp_path) as command:
         assert command.wait(120.0) == 0, command.err
         assert "(3 seeds)" in command.out
         assert "95 % interval" in command.out
     assert (tmp_path / "study" / "seeds.png").stat().st_size > 10_000
+
     for seed in range(1, 4):
         alone = trained(tmp_path / f"alone_{seed}", seed=seed)
-        there, here = (
-            find(run).checkpoint.arrays["model"]
-            for run in (tmp_path / f"study/seed_{seed}", alone.run_dir)
-        )
-        assert all(np.array_equal(there[name], here[name]) for name in here)
+        here = find(alone.run_dir).checkpoint.arrays["model"]
+        there = find(tmp_path / f"study/seed_{seed}").checkpoint.arrays["model"]
+        for name, array in here.items():
+            np.testing.assert_array_equal(there[name], array)
     with Command(words, tmp_path) as command:
         assert command.wait(30.0) == 0
         assert not re.search("running", command.out), "finished seeds are skipped"
@@ -197,14 +199,18 @@ def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(
 def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_path: Path) -> None:
     trained(tmp_path / "seed_1", iterations=1, seed=1)
     longer = plain_settings(sizes(tmp_path, iterations=2)) | {"run_dir": tmp_path}
-    for planned, state in ((longer | {"total_timesteps": 128}, "done"), (longer, "waiting")):
-        assert [run.state for run in seeds._planned(planned, [1, 2])] == [state, "waiting"]
+
+    def planned(**changes: Any) -> list[str]:
+        return [run.state for run in seeds._planned(longer | changes, [1, 2])]
+
+    assert planned(total_timesteps=128) == ["done", "waiting"]
+    assert planned() == ["waiting", "waiting"]
     words = r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
     with pytest.raises(ConfigError, match=words):
-        seeds._planned(longer | {"learning_rate": 5e-4}, [1, 2])
+        planned(learning_rate=5e-4)
     # not --branch, as for a single run
     with pytest.raises(ConfigError, match=r"Leave it out, or use another `run_dir`\.$"):
-        seeds._planned(longer | {"gamma": 0.5}, [1, 2])
+        planned(gamma=0.5)
 
 
 FILES = {

@@ -122,9 +122,11 @@ def test_wrappers_named_by_a_folder_are_refused(
     config.write_text(config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), "utf8")
     for message in (resuming, refused("eval run")):
         assert "it imports mywrap and calls Wrapper(). Add --trust" in message
+
     policy = dppo.load_policy("run")
     with pytest.raises(ConfigError, match="it imports mywrap and calls Wrapper"):
         dppo.evaluate(policy, "CartPole-v1", episodes=1)
+
     dppo.evaluate(policy, gym.make("CartPole-v1"), episodes=1)  # is not wrapped
     assert not traces()
     typed("eval run --trust --episodes 1")
@@ -137,21 +139,34 @@ def forget(module: str) -> None:
     Path("imported").unlink()
 
 
+OWN_NETWORK = """
+import pathlib
+from worlds.models import Plain
+
+pathlib.Path("imported").touch()
+Net = Plain
+"""
+
+
 def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(modules: Path) -> None:
-    network = "import pathlib; from worlds.models import Plain; pathlib.Path('imported').touch(); Net = Plain"
-    Path("mynet.py").write_text(network + "\n", encoding="utf8")
+    Path("mynet.py").write_text(OWN_NETWORK, encoding="utf8")
     result = run_of(Path("run"), "Pendulum-v1", model="mynet:Net")
     obs = np.zeros(3, np.float32)
-    wanted = dppo.load_policy("run").act(obs)  # this program has imported it
+
+    def action_of(source: Any, **changes: Any) -> list[float]:
+        action: list[float] = dppo.load_policy(source, **changes).act(obs).tolist()
+        return action
+
+    wanted = action_of("run")  # this program has imported it
     forget("mynet")
     words = r"model=mynet:Net: .* Add `trust=True` if you trust that folder"
     with pytest.raises(ConfigError, match=words):
         dppo.load_policy("run")
-    assert np.array_equal(dppo.load_policy("run", model=models.Plain).act(obs), wanted)
+    assert action_of("run", model=models.Plain) == wanted
     assert not Path("imported").exists()
-    assert np.array_equal(dppo.load_policy("run", trust=True).act(obs), wanted)
+    assert action_of("run", trust=True) == wanted
     assert Path("imported").exists()
-    assert np.array_equal(dppo.load_policy(result).act(obs), wanted)
+    assert action_of(result) == wanted
 
 
 def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:

@@ -150,10 +150,12 @@ def test_a_study_is_continued_and_ends_with_a_command(
     settings = parse(shlex.split(command)[2:]).settings
     assert "--preset none --total-timesteps 512" in command
     assert settings["hidden_sizes"] == ["8"]
+
     config = make_config(settings)
     assert (config.num_steps, config.total_timesteps) == (16, 512)
     assert 0.97 <= config.gamma <= 0.9999
     assert (folder / "trial_0002" / "config.yaml").exists()
+
     message = refused(f"{SMALL} --trials 9 --total-timesteps 1024")
     assert "has a study with other settings. Use another folder." in message
 

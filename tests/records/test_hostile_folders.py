@@ -291,22 +291,24 @@ def check(
         with suppress(SystemExit):  # of --help
             assert main(COMMANDS[command]) in (0, 1, 2)
         printed = capsys.readouterr()
-        assert (printed.out + printed.err).replace("\n", "").isprintable(), printed
+        text = printed.out + printed.err
+        assert text.replace("\n", "").isprintable(), printed
         assert len(printed.err) < 10_000
-    if (page := desk / "run" / "report.html").is_file():
+
+    page = desk / "run" / "report.html"
+    if page.is_file():
         html = page.read_text(encoding="utf8")
         assert re.sub("[\n\t]", "", html).isprintable()
         assert not re.search("(?i)<(script|img|iframe|a|link)\\b|javascript:| on[a-z]+=", html)
     with suppress(DppoError):
-        assert all(
-            math.isfinite(row["iteration"] + row["global_step"])
-            for row in read_metrics(desk / "run")
-        )
-    assert {
-        path.name
-        for path in desk.parent.rglob("*")
-        if "run" not in path.parts and "new" not in path.parts
-    } <= {*("desk", "hostile_code.py", "precious", "file", "run", "new")}
+        for row in read_metrics(desk / "run"):
+            assert math.isfinite(row["iteration"] + row["global_step"])
+
+    elsewhere = set()
+    for path in desk.parent.rglob("*"):
+        if "run" not in path.parts and "new" not in path.parts:
+            elsewhere.add(path.name)
+    assert elsewhere <= {"desk", "hostile_code.py", "precious", "file", "run", "new"}
     assert (desk.parent / "precious" / "file").read_text() == "precious"
 
 

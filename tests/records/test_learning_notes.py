@@ -24,8 +24,11 @@ SETTINGS: dict[str, Any] = {
     "norm_reward": False,
 }
 HEALTHY = {
-    "charts/learning_rate": 3e-4, "losses/approx_kl": 5e-3, "losses/entropy": 0.6, "losses/explained_variance": 0.7,
-}  # fmt: skip
+    "charts/learning_rate": 3e-4,
+    "losses/approx_kl": 5e-3,
+    "losses/entropy": 0.6,
+    "losses/explained_variance": 0.7,
+}
 # of each row, by the last word of the key: a number, or a function of the iteration
 Changes = dict[str, Any]
 
@@ -34,15 +37,18 @@ def rows(changes: Changes) -> list[dict[str, float]]:
     """Rows of a healthy run whose return rises from 20 to 119, with `changes`."""
     made = []
     for i in range(ROWS):
-        row = {
+        row = HEALTHY | {
             "iteration": i + 1,
             "global_step": 1000 * (i + 1),
             "charts/episodes": 10 * (i + 1),
-        } | HEALTHY
-        row |= {"charts/episodic_return": 20.0 + i, "charts/episodic_length": 20.0 + i}
-        row["charts/episodic_return_std"] = 0.0
+            "charts/episodic_return": 20.0 + i,
+            "charts/episodic_length": 20.0 + i,
+            "charts/episodic_return_std": 0.0,
+        }
         for key in row:
-            if (value := changes.get(key.rpartition("/")[2])) is not None:
+            last_word = key.rpartition("/")[2]
+            if last_word in changes:
+                value = changes[last_word]
                 row[key] = value(i) if callable(value) else value
         made.append(row)
     return made
@@ -51,15 +57,19 @@ def rows(changes: Changes) -> list[dict[str, float]]:
 def texts(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> list[str]:
     """The notes, in order; each is given once."""
     notes = LearningNotes(make_config(SETTINGS | settings), actions)
-    return [note for row in rows(changes) for note in notes.notes(row)]
+    given: list[str] = []
+    for row in rows(changes):
+        given += notes.notes(row)
+    return given
+
+
+def name_of(note: str) -> str:
+    return next(name for name, text in NOTES.items() if note.startswith(text[:20]))
 
 
 def noted(changes: Changes, **options: Any) -> list[str]:
     """Names of the notes, in order."""
-    return [
-        next(name for name, text in NOTES.items() if note.startswith(text[:20]))
-        for note in texts(changes, **options)
-    ]
+    return [name_of(note) for note in texts(changes, **options)]
 
 
 def falling(start: float) -> Callable[[int], float]:
@@ -67,54 +77,68 @@ def falling(start: float) -> Callable[[int], float]:
 
 
 FLAT = {"episodic_return": lambda i: 20.0 + 2 * (i % 2)}  # noise
+GETS_WORSE = {"episodic_return": lambda i: 200.0 - 2 * i}
+FALLS_AFTER_A_RISE = {"episodic_return": lambda i: 20.0 + min(i, 50) - 2 * min(30, max(0, i - 50))}
+FALLS_FROM_A_PLATEAU = {
+    "episodic_return": lambda i: -100.0 + (60 if 10 <= i < 30 else 20 * (i > 5))
+}
+LARGE = {"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}
+SMALL = {"episodic_return": lambda i: 4e-4 + 1e-5 * (i % 2)}
+ALWAYS_AT_THE_LIMIT = {"episodic_return": -200.0, "episodic_length": 200.0}
+NARROW = {"entropy": lambda i: 2.8 - 0.15 * i}
 POOR = {"explained_variance": lambda i: 0.02 * (i % 2) - 0.01}
 NOT_LEARNING: list[tuple[list[str], Changes, dict[str, Any]]] = [
     (["still"], FLAT | {"approx_kl": 7.6e-9}, {}),
     (["certain"], FLAT | {"entropy": falling(1.1)}, {}),
-    (["certain"], FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": BOX}),
-    # it has got worse
-    (["certain"], {"entropy": falling(1.1), "episodic_return": lambda i: 200.0 - 2 * i}, {}),
+    (["certain"], FLAT | NARROW, {"actions": BOX}),
+    (["certain"], GETS_WORSE | {"entropy": falling(1.1)}, {}),
     (["unexplained"], FLAT | POOR, {}),
-    (
-        ["fallen"],
-        {"episodic_return": lambda i: 20.0 + min(i, 50) - 2 * min(30, max(0, i - 50))},
-        {},
-    ),
-    (
-        ["fallen"],
-        {"episodic_return": lambda i: -100.0 + (60 if 10 <= i < 30 else 20 * (i > 5))},
-        {},
-    ),
-    (["constant"], {"episodic_return": -200.0, "episodic_length": 200.0}, {"norm_reward": True}),
+    (["fallen"], FALLS_AFTER_A_RISE, {}),
+    (["fallen"], FALLS_FROM_A_PLATEAU, {}),
+    (["constant"], ALWAYS_AT_THE_LIMIT, {"norm_reward": True}),
     (["constant"], {"episodic_return": 0.0}, {}),
-    (["scale"], {"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {}),
-    (["scale"], {"episodic_return": lambda i: 4e-4 + 1e-5 * (i % 2)}, {}),
+    (["scale"], LARGE, {}),
+    (["scale"], SMALL, {}),
 ]
+RECOVERS = {"episodic_return": lambda i: 20.0 + min(i, 50) - (40 if 50 <= i < 70 else 0)}
+FALLS_BY_LESS_THAN_HALF = {"episodic_return": lambda i: 20.0 + min(i, 50) - min(20, max(0, i - 50))}
+OF_FEW_EPISODES = {"episodic_return": 500.0, "episodes": lambda i: i // 3}
+NO_FIGURE = float("nan")
+BESIDE_A_CHOICE = NestedActions((DiscreteActions(3), BOX), None)
 LEARNING: list[tuple[Changes, dict[str, Any]]] = [
     ({}, {}),
     (FLAT, {}),
-    (FLAT | {"approx_kl": lambda i: 5e-3 if i % 20 == 0 else 1e-9}, {}),  # not in a row
-    (FLAT | {"learning_rate": 1e-5, "approx_kl": 1e-9}, {}),  # annealed
-    ({"approx_kl": lambda i: 5e-3 / 3**i, "entropy": falling(1.1)}, {}),  # solved
-    (FLAT | {"entropy": lambda i: 2.8 - 0.05 * i}, {"actions": BOX}),  # a deviation of 0.08
-    (FLAT | {"entropy": -7.0}, {"actions": BOX}),  # narrow from the start, or wide and squashed
-    (FLAT | {"entropy": lambda i: 2.8 - 0.15 * i}, {"actions": NestedActions((DiscreteActions(3), BOX), None)}),
-    (FLAT | {"explained_variance": lambda i: -0.5 if i < 25 else 0.5}, {}),  # a slow start
-    (FLAT | {"explained_variance": float("nan")}, {}),
+    # not in a row
+    (FLAT | {"approx_kl": lambda i: 5e-3 if i % 20 == 0 else 1e-9}, {}),
+    # annealed
+    (FLAT | {"learning_rate": 1e-5, "approx_kl": 1e-9}, {}),
+    # solved
+    ({"approx_kl": lambda i: 5e-3 / 3**i, "entropy": falling(1.1)}, {}),
+    # a deviation of 0.08
+    (FLAT | {"entropy": lambda i: 2.8 - 0.05 * i}, {"actions": BOX}),
+    # narrow from the start, or wide and squashed
+    (FLAT | {"entropy": -7.0}, {"actions": BOX}),
+    (FLAT | NARROW, {"actions": BESIDE_A_CHOICE}),
+    # a slow start
+    (FLAT | {"explained_variance": lambda i: -0.5 if i < 25 else 0.5}, {}),
+    (FLAT | {"explained_variance": NO_FIGURE}, {}),
     (FLAT | POOR, {"vf_coef": 0.0}),
-    ({"episodic_return": 500.0, "episodes": lambda i: i // 3}, {"norm_reward": True}),  # few episodes
-    ({"episodic_return": lambda i: 20.0 + min(i, 40)}, {}),  # constant after a rise
-    ({"episodic_return": lambda i: 20.0 + min(i, 50) - (40 if 50 <= i < 70 else 0)}, {}),  # it recovers
-    ({"episodic_return": lambda i: 20.0 + min(i, 50) - min(20, max(0, i - 50))}, {}),  # less than half
-    ({"episodic_return": lambda i: 60.0 - 40 * (i > 3)}, {}),  # of few episodes
-    ({"episodic_return": 20.0, "episodic_return_std": 3.0}, {}),  # many environments, whose episodes end together
-    (FLAT | {"approx_kl": float("nan"), "entropy": float("nan")}, {}),
-    *(
-        ({"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {name: value})
-        for name, value in (("norm_reward", True), ("norm_value", True), ("sign_reward", True), ("clip_reward", 1.0))
-    ),
-    ({"episodic_return": lambda i: -1200.0 - i % 2, "episodic_length": 200.0}, {"gamma": 0.9}),
-]  # fmt: skip
+    (OF_FEW_EPISODES, {"norm_reward": True}),
+    # constant after a rise
+    ({"episodic_return": lambda i: 20.0 + min(i, 40)}, {}),
+    (RECOVERS, {}),
+    (FALLS_BY_LESS_THAN_HALF, {}),
+    # of few episodes
+    ({"episodic_return": lambda i: 60.0 - 40 * (i > 3)}, {}),
+    # many environments, whose episodes end together
+    ({"episodic_return": 20.0, "episodic_return_std": 3.0}, {}),
+    (FLAT | {"approx_kl": NO_FIGURE, "entropy": NO_FIGURE}, {}),
+    (LARGE, {"norm_reward": True}),
+    (LARGE, {"norm_value": True}),
+    (LARGE, {"sign_reward": True}),
+    (LARGE, {"clip_reward": 1.0}),
+    (LARGE, {"gamma": 0.9}),
+]
 
 
 @pytest.mark.parametrize(("names", "changes", "options"), NOT_LEARNING)

@@ -95,14 +95,14 @@ def scalars(folder: Path, tag: str) -> dict[int, float]:
 
 
 def test_rows_come_back_as_they_were_but_for_one_that_is_being_written(tmp_path: Path) -> None:
-    figures = {"charts/episodic_return": 0.1 + 0.2, "losses/entropy": -1e-300}
-    rows = [row(1), row(2, **figures)]
-    numpy: Any = {"iteration": np.int64(3), "global_step": np.int32(9), "x": np.float32(1.5)}
-    assert write(tmp_path, [*rows, numpy]) == []
+    first = row(1)
+    second = row(2, **{"charts/episodic_return": 0.1 + 0.2, "losses/entropy": -1e-300})
+    third: Any = {"iteration": np.int64(3), "global_step": np.int32(9), "x": np.float32(1.5)}
+    assert write(tmp_path, [first, second, third]) == []
     with open(tmp_path / METRICS, "ab") as file:
         file.write(b'{"iteration": 4, "global_st')
-    as_plain = {"iteration": 3, "global_step": 9, "x": 1.5}
-    assert read_metrics(tmp_path) == [*rows, as_plain]
+    third_as_plain = {"iteration": 3, "global_step": 9, "x": 1.5}
+    assert read_metrics(tmp_path) == [first, second, third_as_plain]
     assert read_metrics(tmp_path / METRICS) == read_metrics(tmp_path)
 
 
@@ -132,6 +132,7 @@ def test_a_row_costs_one_write_at_once_and_waits_for_no_disk(
         writer.on_iteration(row(iteration))
         assert len(read_metrics(tmp_path)) == iteration
     assert calls == ["write"] * 3
+
     writer.on_end(None, None)
     assert calls[3:] == ["fsync"]
     writer.on_end(None, None)
@@ -173,9 +174,11 @@ def test_rows_past_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     write(tmp_path, rows(1, 1, 2, 3, 4, 5))
     with open(tmp_path / METRICS, "ab") as file:
         file.write(b'{"iteration": 6, "glo')
-    assert write(tmp_path, rows(2, 4, 5), resume=3) == []
-    assert read_metrics(tmp_path) == rows(1, 1, 2, 3) + rows(2, 4, 5)
+    resumed = rows(2, 4, 5)
+    assert write(tmp_path, resumed, resume=3) == []
+    assert read_metrics(tmp_path) == rows(1, 1, 2, 3) + resumed
     assert scalars(tmp_path, tag) == {256: 1, 512: 1, 768: 1, 1024: 2, 1280: 2}
+
     write(tmp_path, rows(3, 3), resume=2)
     assert scalars(tmp_path, tag) == {256: 1, 512: 1, 768: 3}
 
@@ -253,6 +256,7 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     writer.on_iteration(row(2))
     writer.on_iteration(row(3))
     assert read_metrics(tmp_path) == [row(1)]
+
     room = room_again
     writer.on_iteration(row(4))
     writer.on_end(None, None)
@@ -266,18 +270,17 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
 
 def test_every_row_reaches_tensorboard(tmp_path: Path) -> None:
     began = time.time()
-    write(
-        tmp_path,
-        [row(i, **{"losses/entropy": 0.25 * i, "perf/x": math.nan}) for i in range(1, 301)],
-    )
-    first = events(tmp_path)[0]
-    assert first.file_version == "brain.Event:2"
-    assert scalars(tmp_path, "losses/entropy") == {256 * i: 0.25 * i for i in range(1, 301)}
+    entropies = {i: 0.25 * i for i in range(1, 301)}
+    rows = [row(i, **{"losses/entropy": x, "perf/x": math.nan}) for i, x in entropies.items()]
+    write(tmp_path, rows)
+    written = events(tmp_path)
+    assert written[0].file_version == "brain.Event:2"
+    assert scalars(tmp_path, "losses/entropy") == {256 * i: x for i, x in entropies.items()}
     assert scalars(tmp_path, "perf/x") == {}, "NaN is not shown"
-    tags = {value.tag for event in events(tmp_path) for value in event.summary.value}
 
+    tags = {value.tag for event in written for value in event.summary.value}
     assert tags == {"charts/SPS", "losses/entropy"}, "keys without a slash are the axes"
-    assert all(began <= event.wall_time <= time.time() for event in events(tmp_path))
+    assert all(began <= event.wall_time <= time.time() for event in written)
 
 
 def test_events_are_visible_while_training_runs(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_rows_wait_in_memory_while_the_disk_blocks_and_none_is_lost(
         result = dppo.train(settings(run), observers=[Recorder(after_iteration=act)])
     assert result.weights_sha256 == undisturbed.weights_sha256
     assert [row["iteration"] for row in result.metrics] == [1, 2, 3, 4]
+
     waits = re.compile(f"waiting for the disk of {run}: writing metrics.jsonl for . s")
     assert [bool(waits.fullmatch(text)) for text in notes.texts].count(True) == 1
     assert f"the disk of {run} answers again, after " in "".join(notes.texts)
@@ -145,9 +146,11 @@ def test_a_signal_ends_a_run_whose_disk_blocks_for_good_and_says_what_was_not_sa
         dppo.train(config, observers=[recorder])
     assert time.monotonic() - began < 60
     assert isinstance(recorder.error, CheckpointNotWritten)
+
     place = f"the disk of {tmp_path / 'run'}"
     assert f"{place} does not answer: writing metrics.jsonl was not finished" in notes.texts
     assert any("run.lock stays there" in text for text in notes.texts)
+
     blocking.unblock()
     wait_until((tmp_path / "run" / "checkpoints" / "iter_000002.safetensors").exists)
 
@@ -181,6 +184,7 @@ def test_errors_of_calls_that_nobody_waited_for_are_raised_by_later_ones(
     assert not thread.post("failing", fail)
     with pytest.raises(NoAnswer, match=r"a place has not answered for \d+ s \(failing\)"):
         thread.call("another call", lambda: pytest.fail("it was given up"))
+
     released.set()
     wait_until(lambda: thread._current is None)
     with pytest.raises(ValueError, match="told later"):

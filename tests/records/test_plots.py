@@ -15,7 +15,6 @@ import pytest
 
 from dppo.tools.curves import (
     MAX_POINTS,
-    Band,
     Curve,
     CurveGroup,
     over_seeds,
@@ -32,16 +31,19 @@ from dppo.tools.pictures.style import COLOURS, GREY
 def rows(count: int, first_episode: int = 3) -> list[dict[str, float]]:
     made: list[dict[str, float]] = []
     for i in range(1, count + 1):
-        made.append({"iteration": i, "global_step": 256 * i, "time/training_s": 0.1 * i})
+        row = {"iteration": i, "global_step": 256 * i, "time/training_s": 0.1 * i}
         if i >= first_episode:
-            made[-1]["charts/episodic_return"] = 100 * math.tanh(i / 50) + i % 3
+            row["charts/episodic_return"] = 100 * math.tanh(i / 50) + i % 3
+        made.append(row)
     return made
 
 
 def curve(seed: int, speed: float) -> Curve:
-    step = np.arange(1, 101) * 256
-    value = 100 * np.tanh(np.arange(100) / (30 + 5 * seed))
-    return Curve(step / speed * (1 + 0.01 * seed), step, value)
+    iteration = np.arange(100)
+    step = (iteration + 1) * 256
+    value = 100 * np.tanh(iteration / (30 + 5 * seed))
+    seconds = step / speed * (1 + 0.01 * seed)
+    return Curve(seconds, step, value)
 
 
 def groups(*speeds: float) -> list[CurveGroup]:
@@ -61,20 +63,30 @@ def pixels(path: Path) -> np.ndarray:
 def count(picture: np.ndarray, colour: str, alpha: float = 1.0) -> int:
     """Count the pixels of `colour` on white."""
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
-    return int((np.abs(picture - (alpha * rgb + (1 - alpha) * 255)).max(axis=2) <= 3).sum())
+    shown = alpha * rgb + (1 - alpha) * 255
+    difference = np.abs(picture - shown).max(axis=2)
+    return int((difference <= 3).sum())
 
 
 @pytest.mark.parametrize(("length", "blue"), [(3, 25), (50_000, 1000)])
 def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(
     length: int, blue: int, tmp_path: Path
 ) -> None:
-    learning_curve(rows(length), tmp_path / "learning_curve.png", "CartPole-v1, seed 1")
-    data = (tmp_path / "learning_curve.png").read_bytes()
+    path = tmp_path / "learning_curve.png"
+    learning_curve(rows(length), path, "CartPole-v1, seed 1")
+    data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", data[16:24]) == (1800, 800)
-    picture = pixels(tmp_path / "learning_curve.png")
-    for half in (picture[:, :900], picture[:, 900:]):
-        assert (half[:, :, 2] > half[:, :, 0] + 40).sum() > blue
+
+    size = struct.unpack(">II", data[16:24])
+    assert size == (1800, 800)
+
+    picture = pixels(path)
+    red = picture[:, :, 0]
+    is_blue = picture[:, :, 2] > red + 40
+    over_steps = is_blue[:, :900]
+    over_time = is_blue[:, 900:]
+    assert over_steps.sum() > blue
+    assert over_time.sum() > blue
 
 
 def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(
@@ -142,7 +154,10 @@ def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_pa
 
 def test_smoothing_is_a_moving_mean() -> None:
     values = np.random.default_rng(1).normal(size=200)
-    slow = [values[max(0, i - 5) : i + 6].mean() for i in range(200)]
+    slow = []
+    for i in range(200):
+        around = values[max(0, i - 5) : i + 6]
+        slow.append(around.mean())
     np.testing.assert_allclose(smoothed(values), slow, atol=1e-12)
     np.testing.assert_allclose(smoothed(np.array([3.0])), [3.0])
     assert len(smoothed(np.zeros(0))) == 0
@@ -151,14 +166,21 @@ def test_smoothing_is_a_moving_mean() -> None:
 def test_times_of_a_resumed_run_are_joined() -> None:
     rows = [{"time/training_s": seconds} for seconds in (1, 2, 3, 0.5, 1, 0.25)]
     np.testing.assert_allclose(training_times(rows), [1, 2, 3, 3.5, 4, 4.25])
-    assert len(training_times([])) == len(resumed([])) == 0
+    assert len(training_times([])) == 0
+    assert len(resumed([])) == 0
 
 
 def test_a_resume_is_found_also_where_its_first_iteration_took_longer_than_all_before() -> None:
     """It makes the environments again, and replays their episodes."""
-    # seconds, env steps, steps/s of the call
-    calls = [(1, 64, 64 / 1), (3, 128, 64 / 3), (5, 192, 128 / 5), (7, 256, 64 / 7)]
-    rows = [{"time/training_s": s, "global_step": n, "charts/SPS": sps} for s, n, sps in calls]
+
+    def row(seconds: float, steps: int, steps_of_call: int) -> dict[str, float]:
+        return {
+            "time/training_s": seconds,
+            "global_step": steps,
+            "charts/SPS": steps_of_call / seconds,
+        }
+
+    rows = [row(1, 64, 64), row(3, 128, 64), row(5, 192, 128), row(7, 256, 64)]
     assert resumed(rows).tolist() == [False, True, False, True]
     np.testing.assert_allclose(training_times(rows), [1, 4, 6, 13])
 
@@ -170,11 +192,18 @@ def time_to(target: float | None, *runs: Curve) -> float | None:
 def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> None:
     slow, fast = (group.runs for group in groups(100, 200))
     for runs in (slow, fast):
-        reached = [run.seconds[np.argmax(run.values >= 90)] for run in runs]
+        reached = []
+        for run in runs:
+            first = np.argmax(run.values >= 90)
+            reached.append(run.seconds[first])
         assert time_to(90.0, *runs) == pytest.approx(np.mean(reached))
         assert time_to(101.0, *runs) is None
-        assert time_to(None, *runs) == pytest.approx(np.mean([run.seconds[-1] for run in runs]))
-    assert time_to(90.0, *slow) == pytest.approx(2 * (time_to(90.0, *fast) or 0.0))
+        ends = [run.seconds[-1] for run in runs]
+        assert time_to(None, *runs) == pytest.approx(np.mean(ends))
+    of_fast = time_to(90.0, *fast)
+    assert of_fast is not None
+    assert time_to(90.0, *slow) == pytest.approx(2 * of_fast)
+
     failing = Curve(np.ones(1), np.full(1, 256), np.zeros(1))
     assert time_to(90.0, *slow, failing) is None
 
@@ -201,12 +230,13 @@ def test_times_are_written_in_minutes_and_seconds(
 def test_groups_are_equal_only_if_all_returns_are() -> None:
     band, other = (over_seeds(group.runs) for group in groups(100, 200))
     assert comparison.all_equal([band, other])
-    moved = Band(other.seconds, other.steps, other.mean + 1e-12, other.low, other.high)
+    moved = other._replace(mean=other.mean + 1e-12)
     assert not comparison.all_equal([band, moved])
 
 
 def test_thinning_keeps_both_ends() -> None:
     for length in (1, 2, 3999, 4000, 4001, 100_000):
         kept = thinned(length)
-        assert (kept[0], kept[-1]) == (0, length - 1)
+        assert kept[0] == 0
+        assert kept[-1] == length - 1
         assert len(np.unique(kept)) == min(length, MAX_POINTS)

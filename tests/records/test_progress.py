@@ -269,6 +269,7 @@ def test_within_an_iteration_lines_show_steps_speed_and_time_left_less_and_less_
         plain.on_progress(report)  # nothing new: nothing is printed
     first, second, *later = (line.strip() for line in stream.getvalue().splitlines()[1:])
     assert first == "1 / 640   0%   iteration 1: 1 of 64 steps", "the speed is not known yet"
+
     progress = "3 / 640   0%   iteration 1: 3 of 64 steps"
 
     assert second == f"{progress}   1,000 ms per env step   left about 10:37"
@@ -279,14 +280,20 @@ def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss(
     pace = View()
     assert math.isnan(pace.steps_per_s)
     assert math.isnan(pace.step_ms)
-    pace.add_progress(CollectionProgress(3, 4, 132, 0, 0.1))  # its actors are lost
+
+    its_actors_are_lost = CollectionProgress(3, 4, 132, 0, 0.1)
+    pace.add_progress(its_actors_are_lost)
     assert math.isnan(pace.left_s(1.0))
+
     pace = View()
     for report in reports(3, 32, 0.5, processes=4):
         assert pace.add_progress(report)
         assert not pace.add_progress(report)
-    assert (pace.steps_per_s, pace.step_ms) == pytest.approx((8, 500))
-    for steps, elapsed_s in ((0, 3.0), (0, 4.0), (10, 5.0)):  # the steps are lost with their actor
+    assert pace.steps_per_s == pytest.approx(8)
+    assert pace.step_ms == pytest.approx(500)
+
+    # the steps are lost with their actor
+    for steps, elapsed_s in ((0, 3.0), (0, 4.0), (10, 5.0)):
         pace.add_progress(CollectionProgress(3, steps, 128 + steps, 2, elapsed_s))
         assert math.isnan(pace.steps_per_s)
     assert pace.add_progress(CollectionProgress(3, 14, 142, 2, 6.0))
@@ -304,14 +311,18 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
 
     def assert_shown(seconds: float, *figures: str) -> None:
         text = text_at(100, view, now=view.moved_at + seconds)
-        assert [figure for figure in figures if figure not in text] == []
+        for figure in figures:
+            assert figure in text
 
     speed = ("16 / 640", "4.00 steps/s", "env step 500.0 ms")
     assert_shown(6.0, *speed, "iteration 1: 16 of 64 steps", "left 2:30")
+
     view.row = row() | {"iteration": 1, "global_step": 64, "perf/iteration_s": 16.0}
     view.row_at = view.moved_at
     assert_shown(0.0, "iteration 1 ")  # it is over
-    live.on_progress(reports(2, 2, 0.5, processes=2)[0])
+
+    first, *_ = reports(2, 2, 0.5, processes=2)
+    live.on_progress(first)
     assert_shown(1.0, "66 / 640", "iteration 2: 2 of 64 steps")
 
 
@@ -336,40 +347,48 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
         assert math.isnan(left) or true / 2 <= left <= 2 * true
         return not math.isnan(left)
 
+    def steps_after(seconds: float) -> int:
+        """Return the env steps of all processes, which begin a tenth of a second apart."""
+        began = waited_s + 0.1 * np.arange(processes)
+        steps = (seconds - began) / step_s
+        return int(np.clip(steps, 0, 64).astype(int).sum())
+
     for iteration in range(1, 11):
         began = clock.now
         before = batch * (iteration - 1)
+        is_update_known = iteration > 1 or update_s < collect_s
         for second in range(1, int(waited_s + collect_s)):
-            taken = (second - waited_s - 0.1 * np.arange(processes)) / step_s
-            steps = int(np.clip(taken, 0, 64).astype(int).sum())
+            steps = steps_after(second)
             clock.now = began + second
-            view.add_progress(
-                CollectionProgress(iteration, steps, before + steps, processes, second)
-            )
-            if iteration > 1 or update_s < collect_s:  # the first update is not known yet
+            progress = CollectionProgress(iteration, steps, before + steps, processes, second)
+            view.add_progress(progress)
+            if is_update_known:
                 shown += check()
         clock.now = began + waited_s + collect_s + update_s
         waited_s = 0
-        figures = {"iteration": iteration, "global_step": batch * iteration}
-        view.add_row({**figures, "perf/update_s": update_s})
+        row = {"iteration": iteration, "global_step": batch * iteration, "perf/update_s": update_s}
+        view.add_row(row)
         check()
 
     assert shown or collect_s < 4
 
 
 def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None:
-    plain = PlainLines(stream := io.StringIO())
+    stream = io.StringIO()
+    plain = PlainLines(stream)
     plain.prepare("Starting 8 Ray actors ...")
     assert stream.getvalue() == "Starting 8 Ray actors ...\n"
+
     plain.on_start(about(5120, num_actors=8, num_samplers=8))
     for second, ready in ((1, 1), (2, 2), (3, 4), (6, 8)):
         clock.now = second
         plain.on_progress(CollectionProgress(1, 0, 0, ready, second))
     plain.on_end(None, None)
-    texts = [line.partition("1: ")[2] for line in stream.getvalue().splitlines()[2:]]
-    ends = "actors ready, {} s, no env step yet"
-
-    assert texts == [f"1 of 8 {ends.format(1)}", f"4 of 8 {ends.format(3)}"]
+    lines = stream.getvalue().splitlines()[2:]
+    assert [line.partition("1: ")[2] for line in lines] == [
+        "1 of 8 actors ready, 1 s, no env step yet",
+        "4 of 8 actors ready, 3 s, no env step yet",
+    ]
 
 
 def test_a_terminal_that_becomes_narrower_is_cleared_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,10 +519,11 @@ def test_the_panel_fits_any_terminal_and_splits_no_figure(colours: bool) -> None
     for width in (*range(36, 60), *range(60, 120, 4), 160):
         lines = text_at(width, view, colours=colours).splitlines()
         assert {len(line) for line in lines} == {width}
-        text = "\n".join(" ".join(line.split()) for line in lines)
+        words = [" ".join(line.split()) for line in lines]
+        text = "\n".join(words)
         figures = FIGURES if width >= 40 else NARROW
-        missing = [figure for figure in figures.split("|") if figure not in text]
-        assert missing == [], f"missing or split at {width}"
+        for figure in figures.split("|"):
+            assert figure in text, f"missing or split at {width}"
         assert re.search("▁.*█", text), "the history of the return"
 
 
@@ -518,12 +538,14 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
     waiting = text_at(100, View(title="t", began=0.0), 75.0)
     assert "waiting for the first env steps" in waiting
     assert "elapsed 1:15" in waiting
+
     almost_empty = View(title="t", total_steps=100, row={"iteration": 1, "global_step": 256})
     first = text_at(100, almost_empty)
     assert "no episode of the policy has finished yet" in first
     assert "100%" in first
     assert "nothing new" not in text_at(100, view_of(row()), 15.0)
     assert "nothing new for 1:40" in text_at(100, view_of(row()), 111.0)
+
     slow = view_of(row() | {"perf/iteration_s": 60.0})
 
     assert "nothing new" not in text_at(100, slow, 111.0), "usual for this simulator"

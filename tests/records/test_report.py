@@ -36,6 +36,12 @@ ACTIVE = re.compile("script|iframe|object|embed|link|img|image|use|base|form|a|f
 EVIL = "<script>alert(1)</script>\"' onload=x \x1b[2J\u202e&amp;"
 
 
+def policy_of(page: ElementTree.Element) -> list[str]:
+    policy = page.find(".//meta[@http-equiv='Content-Security-Policy']")
+    assert policy is not None
+    return str(policy.get("content")).split("; ")
+
+
 def checked(html: str) -> ElementTree.Element:
     """Return the page, whose policy allows nothing but its own style sheet."""
     assert set(re.findall(r"<(\w+)[^>]*/>", html)) <= VOID
@@ -46,12 +52,12 @@ def checked(html: str) -> ElementTree.Element:
         for name, value in element.items():
             assert not re.match("on|style$|href$|src$", name)
             assert not (name in PLACES and re.search("nan|inf", value))
-    style = hashlib.sha256(str(page.findtext(".//style")).encode()).digest()
-    policy = page.find(".//meta[@http-equiv='Content-Security-Policy']")
-    assert policy is not None
-    assert str(policy.get("content")).split("; ") == [
+
+    style = str(page.findtext(".//style"))
+    digest = hashlib.sha256(style.encode()).digest()
+    assert policy_of(page) == [
         "default-src 'none'",
-        f"style-src 'sha256-{base64.b64encode(style).decode()}'",
+        f"style-src 'sha256-{base64.b64encode(digest).decode()}'",
         "base-uri 'none'",
         "form-action 'none'",
     ]
@@ -155,10 +161,12 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
     ):
         assert words in shown
     assert "eval/global_step" not in shown, "it is the place, not a value"
+
     evaluated = html[html.index("eval/episodic_return") :]
     band = re.findall(r"M([^Z]*)Z", evaluated)[0]
     points = set(band.split("L"))
     assert len(points) == 10, "five, above and below the mean"
+
     begins = [begin for begin, *_ in facts.actors["actor-0"]]
 
     assert begins == [0.0, 60.0]
@@ -167,16 +175,23 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
 
 def test_spread_is_that_of_the_keys_beside_a_mean(tmp_path: Path) -> None:
     x = np.array([0.0, 1.0, 2.0])
-    y = np.array([[1.0, 2.0, 3.0], [0.0, 1.0, 2.0], [2.0, 3.0, 4.0]])
-    html = charts.chart("title", charts.Line(x, *y), "env steps")
-    band = re.findall(r'class="band f0" d="M([^Z]*)Z"', html)[0]
+    mean = np.array([1.0, 2.0, 3.0])
+    low = mean - 1
+    high = mean + 1
+    html = charts.chart("title", charts.Line(x, mean, low, high), "env steps")
+    [band, *_] = re.findall(r'class="band f0" d="M([^Z]*)Z"', html)
     heights = [float(point.split()[1]) for point in band.split("L")]
 
-    lows, highs = 100 - 100 * y[1:] / 4.2
-    assert heights[:3] == pytest.approx(lows, abs=0.01)
-    assert heights[:2:-1] == pytest.approx(highs, abs=0.01)
+    lows = 100 - 100 * low / 4.2
+    highs = 100 - 100 * high / 4.2
+    there = heights[:3]
+    back = heights[:2:-1]
+    assert there == pytest.approx(lows, abs=0.01)
+    assert back == pytest.approx(highs, abs=0.01)
     assert html.count("h0") == 3, "few points are drawn as dots"
-    empty = charts.Line(np.zeros(2), *np.full((3, 2), np.nan))
+
+    nan = np.full(2, np.nan)
+    empty = charts.Line(np.zeros(2), nan, nan, nan)
     assert charts.chart("title", empty, "env steps") == ""
 
 
@@ -226,6 +241,7 @@ def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band
     html = reported(a_run(tmp_path / "run", lines))
     assert "actors/memory_gb<" in html
     assert "actors/memory_gb/" not in html
+
     energy = html[html.index(">info/energy<") :].partition("</figure>")[0]
 
     assert "1M" not in energy.replace("1.0M", "1M"), "the axis is that of the mean"
@@ -301,6 +317,7 @@ def test_long_rows_of_a_large_file_are_read(
     lines = [row | faults for row in rows(20)]
     run = a_run(tmp_path / "run", lines)
     assert (run / "metrics.jsonl").stat().st_size > 20 * 2**16
+
     iterations = [row["iteration"] for row in sampled_metrics(run)]
 
     assert iterations == list(range(1, 21))
@@ -308,12 +325,15 @@ def test_long_rows_of_a_large_file_are_read(
 
 
 def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> None:
+    third: dict[str, float] = {"iteration": 2, "global_step": 128}
     measured: list[dict[str, float]] = [
-        {"iteration": number, "global_step": 64 * number} for number in (1, 2, 2, 2)
+        {"iteration": 1, "global_step": 64},
+        third,
+        third | {"eval/iteration": 1, "eval/mean_return": 3.0},
+        third | {"eval/iteration": 2, "eval/mean_return": 4.0},
     ]
-    measured[2] |= {"eval/iteration": 1, "eval/mean_return": 3.0}
-    measured[3] |= {"eval/iteration": 2, "eval/mean_return": 4.0}
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in measured))
+    lines = [f"{json.dumps(row)}\n" for row in measured]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
     assert sampled_metrics(tmp_path) == measured
 
 
@@ -434,17 +454,18 @@ def test_a_browser_shows_it_on_a_screen_a_phone_and_paper(tmp_path: Path) -> Non
         row["incidents/actor_lost"] = float(i > 50)
     run = a_run(tmp_path / "run", lines, num_actors=2, env_kwargs={"a_long_name" * 9: "x" * 300})
     reported(run)
+    path = run / "report.html"
     with Browser(tmp_path / "profile") as browser:
         for screen in ({}, {"dark": True}, {"width": 360}, {"media": "print", "width": 794}):
-            browser.open(run / "report.html", **screen)
+            browser.open(path, **screen)
             assert browser.complaints() == []
-            assert browser.requests() == [(run / "report.html").resolve().as_uri()]
-            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
-                "nothing is beside the page"
-            )
+            assert browser.requests() == [path.resolve().as_uri()]
+            # nothing is beside the page
+            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert browser.evaluate("document.querySelectorAll('figure').length") == 6
             assert browser.evaluate(OVERLAPS) == []
             ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert ground == ("rgb(13, 17, 23)" if "dark" in screen else "rgb(255, 255, 255)")
+            expected = "rgb(13, 17, 23)" if "dark" in screen else "rgb(255, 255, 255)"
+            assert ground == expected
             fill = browser.evaluate("getComputedStyle(document.querySelector('path.line')).fill")
             assert fill == "none"

@@ -139,6 +139,7 @@ def test_without_file_locks_the_process_id_decides(
     lock = taken(tmp_path)
     with pytest.raises(ConfigError, match=f"process {os.getpid()} "):
         taken(tmp_path)
+
     lock.close()
     taken(tmp_path).close()
     holder = {"pid": 2**22 + 1, "host": socket.gethostname()}
@@ -194,15 +195,19 @@ def test_a_run_killed_before_its_settings_were_written_can_be_resumed(
 
 
 def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) -> None:
-    run = tmp_path / "run"
-    stopped = dppo.train(settings(run), resume="auto", observers=[Recorder(interrupt_at=1)])
-    assert (stopped.resumed_at, stopped.iterations) == (0, 1)
-    ended = dppo.train(settings(run), resume="auto")
+    config = settings(tmp_path / "run")
+    stopped = dppo.train(config, resume="auto", observers=[Recorder(interrupt_at=1)])
+    assert stopped.resumed_at == 0
+    assert stopped.iterations == 1
+
+    ended = dppo.train(config, resume="auto")
     assert ended.resumed_at == 1
     assert ended.iterations == ITERATIONS
     assert ended.weights_sha256 == whole
-    again = dppo.train(settings(run), resume="auto")
-    assert (again.resumed_at, again.metrics) == (ITERATIONS, [])
+
+    again = dppo.train(config, resume="auto")
+    assert again.resumed_at == ITERATIONS
+    assert again.metrics == []
     with pytest.raises(ConfigError, match="resume=auto: needs a fixed folder"):
         dppo.train(settings(None), resume="auto")
 
@@ -223,6 +228,7 @@ def test_a_run_is_resumed_in_its_own_folder_only(tmp_path: Path) -> None:
             dppo.train(settings(other), resume=resume)
     assert not other.exists()
     assert contents(run) == before
+
     other.symlink_to(run)  # the same folder by another name
 
     assert dppo.train(settings(other), resume=run).iterations == ITERATIONS
@@ -314,6 +320,11 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
         typed(line)
 
 
+def in_python(text: str) -> dict[str, str]:
+    """Return the record of a value that JSON cannot hold."""
+    return {"!python": text}
+
+
 @pytest.mark.parametrize(
     ("value", "recorded"),
     [
@@ -321,16 +332,18 @@ def test_a_run_with_a_long_argument_can_be_resumed_evaluated_and_reported(
         (np.float32(0.5), 0.5),
         ((1, 2), [1, 2]),
         ({"1": {"x": None}}, {"1": {"x": None}}),
-        ({1: {"x": None}}, {"!python": "{1: {'x': None}}"}),  # JSON would make it {"1": ...}
-        ({"a": {True: 1}, "b": 2}, {"a": {"!python": "{True: 1}"}, "b": 2}),
-        ([{None: 1}], {"!python": "[{None: 1}]"}),
-        ([{1, 2}], [{"!python": "{1, 2}"}]),
-        ({(1, 2): 3}, {"!python": "{(1, 2): 3}"}),
-        (np.arange(2), {"!python": "array([0, 1])"}),
+        ({1: {"x": None}}, in_python("{1: {'x': None}}")),  # JSON would make it {"1": ...}
+        ({"a": {True: 1}, "b": 2}, {"a": in_python("{True: 1}"), "b": 2}),
+        ([{None: 1}], in_python("[{None: 1}]")),
+        ([{1, 2}], [in_python("{1, 2}")]),
+        ({(1, 2): 3}, in_python("{(1, 2): 3}")),
+        (np.arange(2), in_python("array([0, 1])")),
     ],
 )
 def test_values_are_recorded_as_readable_json(value: Any, recorded: Any) -> None:
-    assert plain_settings(settings(None, env_kwargs={"x": value}))["env_kwargs"] == {"x": recorded}
+    config = settings(None, env_kwargs={"x": value})
+    plain = plain_settings(config)
+    assert plain["env_kwargs"] == {"x": recorded}
 
 
 @pytest.mark.parametrize("keys", [{1: 5}, [{True: 5}]])
@@ -376,6 +389,7 @@ def test_the_last_lines_are_printed_even_if_the_last_checkpoint_cannot_be_writte
     ) as no:
         dppo.train(settings(tmp_path / "run", progress="plain"), observers=[recorder])
     assert no.value.exit_code == 1
+
     text = capsys.readouterr().out
 
     assert recorder.result is not None
@@ -429,19 +443,23 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
         "checkpoint_interval_s": 0,
     }
     whole = dppo.train(tiny_run(tmp_path / "whole", steps=32, **spiking))
+    run = tmp_path / "run"
     marker.touch()
     rarely = spiking | {"checkpoint_interval_s": 1000}
     with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:
-        dppo.train(tiny_run(tmp_path / "run", steps=32, **rarely))
+        dppo.train(tiny_run(run, steps=32, **rarely))
     assert "step 0" not in str(diverged.value), "some SGD steps of the update were made and undone"
-    left = checkpoints.find(tmp_path / "run")
+
+    left = checkpoints.find(run)
     assert left.path.stem == "iter_000002"
     before = checkpoints.load(tmp_path / "whole" / "checkpoints" / left.path.name)
     for part in ("model", "optimizer", "samplers"):
+        expected = before.arrays[part]
         for name, array in left.checkpoint.arrays[part].items():
-            assert array.tobytes() == before.arrays[part][name].tobytes(), (part, name)
+            assert array.tobytes() == expected[name].tobytes(), (part, name)
+
     marker.unlink()
-    again = dppo.train(tiny_run(tmp_path / "run", steps=32, **spiking), resume=tmp_path / "run")
+    again = dppo.train(tiny_run(run, steps=32, **spiking), resume=run)
     assert again.weights_sha256 == whole.weights_sha256
 
 
@@ -450,10 +468,12 @@ def test_folders_that_a_run_made_and_did_not_use_are_removed(desk: Path) -> None
     with open_run(settings(None), None):
         assert list(runs.iterdir())
     assert not runs.exists()
+
     with open_run(settings(None), None), open_run(settings(None, name="other"), None) as other:
         (other.path / "metrics.jsonl").touch()
     left = [path.absolute() for path in runs.iterdir()]
     assert left == [other.path], "what another run uses stays"
+
     Path("mine").mkdir()
     with open_run(settings(Path("mine")), None):
         pass

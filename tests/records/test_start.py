@@ -49,6 +49,7 @@ def test_notes_follow_the_first_lines_in_order_and_a_slow_start_is_shown_before_
     now = observers.PATIENCE_S - (0.0 if is_slow else 0.1)
     run.observers.start_if_due()
     assert run.printed == (["the run", "early", "network"] if is_slow else [])
+
     run.observers.start()
     logger.warning("late")
     run.observers.start()
@@ -91,9 +92,11 @@ def test_sizes_are_those_of_the_run() -> None:
         "1,200 env steps in 4 iterations (1,000, rounded up to whole iterations): each collects 300 (3 samplers x 2 "
         "envs x 50 steps), then trains on them for 10 epochs."
     )
+
     rounded = replace(config, total_timesteps=1200)
     assert sizes_line(rounded).startswith("1,200 env steps in 4 iterations: each")
     assert sizes_line(config).endswith("for 10 epochs, or 20 if actions are discrete.")
+
     reusing = Config(
         env_id="E-v0", total_timesteps=3 * 512, minibatch_size=256, update_epochs=2, reuse=2
     )

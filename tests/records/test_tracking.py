@@ -69,53 +69,68 @@ def messages(path: Path) -> Iterator[bytes]:
             message = b""
 
 
-def of_wandb(run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], list[str]]:
+EXITS = {0: "FINISHED", 1: "FAILED", 255: "KILLED"}
+Tracked = tuple[list[dict[str, float]], dict[str, Any], list[str]]
+"""The rows, the settings and the states of a run in a tracker."""
+
+
+def records_of_wandb(run_dir: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
 
-    rows = list[dict[str, float]]()
-    config = dict[str, Any]()
-    states = list[str]()
-    ids = set[str]()
     for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
         for message in messages(path):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(message)
-            kind = record.WhichOneof("record_type")
-            if kind == "history":
-                values = {
-                    item.key or "/".join(item.nested_key): item.value_json
-                    for item in record.history.item
-                }
-                rows.append({key: json.loads(value) for key, value in values.items()})
-            elif kind == "run":
-                ids.add(record.run.run_id)
-                config |= {
-                    item.key: json.loads(item.value_json) for item in record.run.config.update
-                }
-            elif kind == "exit":
-                states.append({0: "FINISHED", 1: "FAILED", 255: "KILLED"}[record.exit.exit_code])
-    assert ids <= {json.loads((run_dir / "trackers.json").read_text())["wandb"]}
-    flat = {
-        key: value
-        for part in config.values()
-        if isinstance(part, dict)
-        for key, value in part.items()
-    }
+            yield record
+
+
+def of_wandb(run_dir: Path) -> Tracked:
+    rows = list[dict[str, float]]()
+    config = dict[str, Any]()
+    states = list[str]()
+    ids = set[str]()
+    for record in records_of_wandb(run_dir):
+        kind = record.WhichOneof("record_type")
+        if kind == "history":
+            row = {}
+            for item in record.history.item:
+                key = item.key or "/".join(item.nested_key)
+                row[key] = json.loads(item.value_json)
+            rows.append(row)
+        elif kind == "run":
+            ids.add(record.run.run_id)
+            for item in record.run.config.update:
+                config[item.key] = json.loads(item.value_json)
+        elif kind == "exit":
+            states.append(EXITS[record.exit.exit_code])
+    assert ids <= {id_in(run_dir, "wandb")}
+    flat = dict[str, Any]()
+    for part in config.values():
+        if isinstance(part, dict):
+            flat |= part
     return rows, flat, states
 
 
-def of_mlflow(run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], list[str]]:
+def id_in(run_dir: Path, tracker: str) -> str:
+    ids: dict[str, str] = json.loads((run_dir / "trackers.json").read_text())
+    return ids[tracker]
+
+
+def of_mlflow(run_dir: Path) -> Tracked:
     from mlflow import MlflowClient
 
     client = MlflowClient()
     experiment = client.get_experiment_by_name("dppo")
     [run] = client.search_runs([experiment.experiment_id])
-    assert run.info.run_id == json.loads((run_dir / "trackers.json").read_text())["mlflow"]
+    run_id = run.info.run_id
+    assert run_id == id_in(run_dir, "mlflow")
     rows: dict[int, dict[str, float]] = {}
     for key in run.data.metrics:
-        for metric in client.get_metric_history(run.info.run_id, key):
-            rows.setdefault(metric.step, {"global_step": metric.step})[key] = metric.value
-    return [rows[step] for step in sorted(rows)], run.data.params, [run.info.status]
+        for metric in client.get_metric_history(run_id, key):
+            row = rows.setdefault(metric.step, {"global_step": metric.step})
+            row[key] = metric.value
+    in_order = [rows[step] for step in sorted(rows)]
+    return in_order, run.data.params, [run.info.status]
 
 
 @pytest.mark.slow
@@ -127,24 +142,31 @@ def test_a_tracker_has_the_settings_metrics_and_state_of_a_run_that_is_resumed(
     run = tmp_path / "run"
     without = dppo.train(settings(tmp_path / "without", name, track=()))
     dppo.train(settings(run, name), observers=[Recorder(interrupt_at=2)])
-    assert tracked(name, run)[2] == ["KILLED"]
+    _, _, states = tracked(name, run)
+    assert states == ["KILLED"]
+
     result = dppo.train(settings(run, name), resume=run)
     assert result.weights_sha256 == without.weights_sha256
+
     rows, config, states = tracked(name, run)
     assert states[-1] == "FINISHED"
-    assert (str(config["env_id"]), str(config["num_steps"])) == ("CartPole-v1", "32")
+    assert str(config["env_id"]) == "CartPole-v1"
+    assert str(config["num_steps"]) == "32"
+
     of_step = {row["global_step"]: row for row in rows}
-    from_file = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for row in from_file:
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        there = of_step[row["global_step"]]
         for key in ("charts/episodes", "losses/entropy"):
-            assert of_step[row["global_step"]][key] == row[key]
-        if name == "wandb" and "eval/iteration" in row:
-            assert of_step[row["global_step"]]["eval/global_step"] == row["eval/global_step"]
-        elif "eval/iteration" in row:
-            assert (
-                of_step[row["eval/global_step"]]["eval/episodic_return"]
-                == row["eval/episodic_return"]
-            )
+            assert there[key] == row[key]
+        if "eval/iteration" not in row:
+            continue
+        evaluated_at = row["eval/global_step"]
+        if name == "wandb":
+            assert there["eval/global_step"] == evaluated_at
+        else:
+            evaluated = of_step[evaluated_at]
+            assert evaluated["eval/episodic_return"] == row["eval/episodic_return"]
 
 
 @pytest.mark.slow
@@ -190,6 +212,7 @@ def test_mlflow_that_refuses_is_refused_before_anything_starts(
     ):
         dppo.train(settings(tmp_path / "run", "mlflow"))
     assert not (tmp_path / "run").exists()
+
     # as the message says
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     if find_spec("sqlalchemy") is not None:
@@ -303,10 +326,12 @@ def test_a_tracker_that_refuses_or_does_not_answer_is_refused_before_anything_st
     why = f"{server} refuses: RuntimeError: file stores are no longer supported. Leave out `track`."
     with pytest.raises(ConfigError, match=re.escape(why)):
         dppo.train(settings(tmp_path / "run", "mlflow"))
+
     monkeypatch.setattr(Refusing, "check", Refusing.blocked.wait)
     monkeypatch.setattr(tracking, "CHECK_S", 0.2)
     with pytest.raises(ConfigError, match=f"{server} does not answer within 0 s. Leave"):
         dppo.train(settings(tmp_path / "run", "mlflow"))
+
     Refusing.blocked.set()
     assert not (tmp_path / "run").exists()
 

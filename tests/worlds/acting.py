@@ -67,16 +67,15 @@ class Masked(World):
     """
 
     def __init__(self, source: str, several: bool = False, nothing_at: int = -1) -> None:
-        self.action_space = spaces.MultiDiscrete([4, 2]) if several else spaces.Discrete(4)
         self._source = source
         self._several = several
         self._nothing_at = nothing_at
         self._episode = -1
-        box: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
-        size = 6 if several else 4
-        self.observation_space = (
-            spaces.Dict(action_mask=spaces.MultiBinary(size), at=box) if source == "leaf" else box
-        )
+        self.action_space = spaces.MultiDiscrete([4, 2]) if several else spaces.Discrete(4)
+        self.observation_space = spaces.Box(-9, 9, (2,), np.float32)
+        if source == "leaf":
+            masks = spaces.MultiBinary(6 if several else 4)
+            self.observation_space = spaces.Dict(action_mask=masks, at=self.observation_space)
         if source == "method":
             self.action_masks = self.mask  # as sb3-contrib's environments name it
 
@@ -107,9 +106,9 @@ class Masked(World):
 
     def observation(self) -> Any:
         at = self.at.astype(np.float32)
-        return (
-            {"action_mask": self.mask().astype(np.int8), "at": at} if self._source == "leaf" else at
-        )
+        if self._source == "leaf":
+            return {"action_mask": self.mask().astype(np.int8), "at": at}
+        return at
 
 
 HYBRID = spaces.Dict(
@@ -138,9 +137,10 @@ class Hybrid(Checked):
     def __init__(self, source: str = "method", form: str = "flat") -> None:
         self._source = source
         self._form = form
-        box = spaces.Box(-9, 9, (2,), np.float32)
-        masks = spaces.MultiBinary(13) if form == "flat" else HYBRID_MASKS
-        self.observation_space = spaces.Dict(action_mask=masks, at=box) if source == "leaf" else box
+        self.observation_space = spaces.Box(-9, 9, (2,), np.float32)
+        if source == "leaf":
+            masks = spaces.MultiBinary(13) if form == "flat" else HYBRID_MASKS
+            self.observation_space = spaces.Dict(action_mask=masks, at=self.observation_space)
         if source == "method":
             self.action_masks = self.given
 
@@ -153,25 +153,30 @@ class Hybrid(Checked):
         }
 
     def given(self) -> Any:
-        gear, dials, lamps = (mask.astype(np.int8) for mask in self.allowed().values())
+        allowed = {name: mask.astype(np.int8) for name, mask in self.allowed().items()}
+        gear = allowed["gear"]
+        dials = allowed["dials"]
+        lamps = allowed["lamps"]
         if self._form == "flat":
             return np.concatenate([gear, dials, lamps])
         if self._source == "leaf":
             return {"gear": gear, "inner": (dials,), "lamps": lamps}
         # as Gymnasium has it
-        forced = np.where(lamps[0::2] & lamps[1::2], 2, lamps[1::2]).astype(np.int8)
+        may_be_off = lamps[0::2]
+        may_be_on = lamps[1::2]
+        forced = np.where(may_be_off & may_be_on, 2, may_be_on).astype(np.int8)
         return {"arm": None, "gear": gear, "inner": (None, (dials[:2], dials[2:])), "lamps": forced}
 
     def push(self, action: Any) -> float:
         allowed = self.allowed()
-        dials = action["inner"][1]
-        lamps = action["lamps"]
+        first_dial, second_dial = action["inner"][1]
         chosen = [
             allowed["gear"][action["gear"] - 2],
-            allowed["dials"][dials[0]],
-            allowed["dials"][2 + dials[1]],
+            allowed["dials"][first_dial],
+            allowed["dials"][2 + second_dial],
         ]
-        chosen += [allowed["lamps"][2 * index + lamp] for index, lamp in enumerate(lamps)]
+        for index, lamp in enumerate(action["lamps"]):
+            chosen.append(allowed["lamps"][2 * index + lamp])
         if not all(chosen):
             raise ValueError(f"{action} is not allowed by {allowed}")
         return float(action["arm"].mean() + action["gear"])
@@ -181,7 +186,9 @@ class Hybrid(Checked):
 
     def observation(self) -> Any:
         at = super().observation()
-        return {"action_mask": self.given(), "at": at} if self._source == "leaf" else at
+        if self._source == "leaf":
+            return {"action_mask": self.given(), "at": at}
+        return at
 
 
 class Combined(Checked):
@@ -198,27 +205,31 @@ class Combined(Checked):
         "box": SPACES["wide"],
         "dict": SPACES["dict"],
     }
+    SIZES: ClassVar[dict[str, tuple[int, ...]]] = {"discrete": (4,), "multidiscrete": (4, 2)}
     NUMBERS = spaces.Box(-9, 9, (2,), np.float32)
+    OBSERVATIONS: ClassVar[dict[str, spaces.Space[Any]]] = {
+        "numbers": NUMBERS,
+        "picture": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        "named": spaces.Dict(at=NUMBERS, turn=spaces.Discrete(3)),
+    }
 
     def __init__(self, obs: str, act: str, masked: bool) -> None:
         self.action_space = self.ACTIONS[act]
+        self.observation_space = self.OBSERVATIONS[obs]
         self._obs = obs
-        self._sizes = {"discrete": (4,), "multidiscrete": (4, 2)}.get(act, ())
-        observations: dict[str, spaces.Space[Any]] = {
-            "numbers": self.NUMBERS,
-            "picture": spaces.Box(0, 255, (8, 8, 3), np.uint8),
-            "named": spaces.Dict(at=self.NUMBERS, turn=spaces.Discrete(3)),
-        }
-        self.observation_space = observations[obs]
+        self._sizes = self.SIZES.get(act, ())
         if masked:
             self.action_masks = self.masks
 
     def masks(self) -> list[np.ndarray]:
         """Allow the first choice of each element, and others by chance."""
         turn = int(abs(self.at[0]) * 100)
-        return [
-            np.array([(turn + i) % 3 == 0 or i == 0 for i in range(size)]) for size in self._sizes
-        ]
+        masks = []
+        for size in self._sizes:
+            choices = np.arange(size)
+            by_chance = (turn + choices) % 3 == 0
+            masks.append(by_chance | (choices == 0))
+        return masks
 
     def push(self, action: Any) -> float:
         return float(np.tanh(super().push(action)))

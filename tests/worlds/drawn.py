@@ -42,13 +42,16 @@ class Drawn(Episodic):
     def step(self, action: Any) -> Any:
         self.steps += 1
         self._action = int(action)
-        self._state = 0.5 * self._state + (1 + self._action) * self.np_random.normal(size=2)
+        noise = self.np_random.normal(size=2)
+        self._state = 0.5 * self._state + (1 + self._action) * noise
         reward = float(self._state[0])
-        if self.steps == 2:
-            reward += random.random() * (self._differs == "reward")
-            self._state = self._state + self._before * (self._differs == "kept")
+        if self.steps == 2 and self._differs == "reward":
+            reward += random.random()
+        if self.steps == 2 and self._differs == "kept":
+            self._state = self._state + self._before
         ends = self.steps == self._length
-        return self.observation(), reward, ends and self._length % 2 == 0, ends, {}
+        terminated = ends and self._length % 2 == 0
+        return self.observation(), reward, terminated, ends, {}
 
     def observation(self) -> np.ndarray:
         return self._state.astype(np.float32)

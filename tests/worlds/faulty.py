@@ -257,13 +257,18 @@ class Unreliable(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._made += 1
-        if self._random.random() < self._steps or (obs[0] > self._at and self._made > 15):
-            kind = self._kinds[int(self._random.integers(len(self._kinds)))]
-            if kind == "nan":
-                return np.full(4, np.nan, np.float32), reward, False, False, info
-            if kind == "reward":
-                return obs, None, False, False, info
-            raise {"raise": LicenceError("licence server", 503), "exit": SystemExit(3)}.get(
-                kind, KeyboardInterrupt()
-            )
-        return obs, reward, terminated, truncated, info
+        fails_by_chance = self._random.random() < self._steps
+        is_far = obs[0] > self._at and self._made > 15
+        if not fails_by_chance and not is_far:
+            return obs, reward, terminated, truncated, info
+        number = int(self._random.integers(len(self._kinds)))
+        kind = self._kinds[number]
+        if kind == "nan":
+            return np.full(4, np.nan, np.float32), reward, False, False, info
+        if kind == "reward":
+            return obs, None, False, False, info
+        if kind == "raise":
+            raise LicenceError("licence server", 503)
+        if kind == "exit":
+            raise SystemExit(3)
+        raise KeyboardInterrupt()

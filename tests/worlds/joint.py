@@ -20,6 +20,8 @@ from worlds.acting import Actuated, Masked
 from worlds.observed import Everything
 
 LOCK = threading.Lock()
+ENDS = {"ann": 3, "bob": 5, "cid": 8}
+"""The step after which an agent leaves."""
 
 
 def cartpole() -> gym.Env[Any, Any]:
@@ -35,13 +37,20 @@ def everything() -> gym.Env[Any, Any]:
     return Everything()
 
 
+VECTORS: dict[str, Any] = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}
+
+
 def vector(
     num_envs: int, of: str = "cartpole", kind: str = "sync", mode: str = "NextStep", **options: Any
 ) -> VectorEnv:
     """Return a vector of Gymnasium's, of environments of this module; a name with a colon is an action space."""
-    made = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind]
-    make = partial(Actuated, of.removeprefix("actions:")) if ":" in of else globals()[of]
-    vectors: VectorEnv = made([make] * num_envs, autoreset_mode=AutoresetMode(mode), **options)
+    if ":" in of:
+        make = partial(Actuated, of.removeprefix("actions:"))
+    else:
+        make = globals()[of]
+    vectors: VectorEnv = VECTORS[kind](
+        [make] * num_envs, autoreset_mode=AutoresetMode(mode), **options
+    )
     return vectors
 
 
@@ -84,22 +93,23 @@ class Native(VectorEnv):
         self._taken += 1
         if self._taken == self._fails_at:
             raise OSError("the simulator is gone")
+        row = np.arange(self.num_envs)
         rests = self._over & (self._mode is AutoresetMode.NEXT_STEP)
         self._steps = np.where(rests, 0, self._steps + 1)
         self._episodes = self._episodes + rests
-        over = ~rests & (self._steps == 2 + np.arange(self.num_envs))
+        over = ~rests & (self._steps == 2 + row)
         rewards = np.where(rests, 0.0, np.asarray(actions) + 0.5)
+
         info = {}
         if self._mode is AutoresetMode.SAME_STEP and over.any():
-            info = {
-                "final_obs": self._seen(),
-                "final_info": {"is_success": over.copy(), "_is_success": over},
-            }
+            final_info = {"is_success": over.copy(), "_is_success": over}
+            info = {"final_obs": self._seen(), "final_info": final_info}
             self._steps = np.where(over, 0, self._steps)
             self._episodes = self._episodes + over
         self._over = over
-        even = np.arange(self.num_envs) % 2 == 0
-        return self._seen(), rewards, over & even, over & ~even, info
+        terminated = over & (row % 2 == 0)
+        truncated = over & (row % 2 == 1)
+        return self._seen(), rewards, terminated, truncated, info
 
     def _seen(self) -> np.ndarray:
         return np.stack([self._steps, self._episodes], 1).astype(np.float32)
@@ -128,7 +138,9 @@ class Agents:
         self._taken = 0
 
     def observation_space(self, agent: str) -> gym.Space[Any]:
-        return gym.spaces.Box(-10, 10, (6 if self._odd and agent == "bob" else 5,), np.float32)
+        is_odd = self._odd and agent == "bob"
+        size = 6 if is_odd else 5
+        return gym.spaces.Box(-10, 10, (size,), np.float32)
 
     def action_space(self, agent: str) -> gym.Space[Any]:
         return gym.spaces.Discrete(3)
@@ -146,21 +158,26 @@ class Agents:
         self._taken = self._taken + 1
         if self._taken == self._fails_at:
             raise OSError("the simulator is gone")
+
         acted = self.agents
-        ends = {"ann": 3, "bob": 5, "cid": 8}
-        left = [agent for agent in acted if ends[agent] > self._steps]
-        self.agents = left + (["cid"] if self._late and self._steps == 2 else [])
+        stay = [agent for agent in acted if ENDS[agent] > self._steps]
+        comes = ["cid"] if self._late and self._steps == 2 else []
+        self.agents = stay + comes
         self._number += 0.1 * sum(actions.values())
+
         observations = self._seen([*acted, *self.agents])
-        over = {agent: agent not in left for agent in observations}
-        rewards = {agent: float(actions.get(agent, 0)) for agent in observations}
-        ended = {agent: over[agent] and agent != "cid" for agent in observations}
-        cut = {agent: over[agent] and agent == "cid" and agent in acted for agent in observations}
         infos = self._told(list(observations))
+        rewards = {}
+        terminated = {}
+        truncated = {}
         for agent in observations:
-            if over[agent]:
+            is_over = agent not in stay
+            rewards[agent] = float(actions.get(agent, 0))
+            terminated[agent] = is_over and agent != "cid"
+            truncated[agent] = is_over and agent == "cid" and agent in acted
+            if is_over:
                 infos[agent]["is_success"] = True
-        return observations, rewards, {a: ended[a] for a in observations}, cut, infos
+        return observations, rewards, terminated, truncated, infos
 
     def _seen(self, agents: list[str]) -> dict[str, np.ndarray]:
         there = [float(agent in self.agents) for agent in self.possible_agents]
@@ -172,10 +189,11 @@ class Agents:
     def _told(self, agents: list[str]) -> dict[str, dict[str, Any]]:
         """Return infos, each with something that cannot be copied."""
         for agent in agents:
-            info = self._infos[agent] if self._arrays else self._infos.setdefault(agent, {}).copy()
-            info.clear()
-            self._infos[agent] = info
-            info["lock"] = LOCK
+            if self._arrays:
+                self._infos[agent].clear()
+            else:
+                self._infos[agent] = {}
+            self._infos[agent]["lock"] = LOCK
         return {agent: self._infos[agent] for agent in agents}
 
     def close(self) -> None:

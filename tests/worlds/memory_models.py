@@ -24,16 +24,19 @@ class Running(nn.Module):
 
     def forward(self, obs: Any, state: Tensor, starts: Tensor) -> Any:
         leaves = obs.values() if isinstance(obs, dict) else [obs]
-        features = self.inputs(
-            torch.cat([leaf.reshape(*starts.shape, -1) for leaf in leaves], dim=2)
-        ).tanh()
+        flat = [leaf.reshape(*starts.shape, -1) for leaf in leaves]
+        features = self.inputs(torch.cat(flat, dim=2)).tanh()
         keep = self.keep.sigmoid()
         states = []
         for now, start in zip(features, starts, strict=True):
-            state = keep * self.before(state, start) + (1 - keep) * now
+            before = self.before(state, start)
+            state = keep * before + (1 - keep) * now
             states.append(state)
-        outputs = self.outputs(torch.cat([features, torch.stack(states)], dim=2))
-        return self.returned(outputs[..., :-1], outputs[..., -1], states)
+        both = torch.cat([features, torch.stack(states)], dim=2)
+        outputs = self.outputs(both)
+        head = outputs[..., :-1]
+        values = outputs[..., -1]
+        return self.returned(head, values, states)
 
     def returned(self, head: Tensor, values: Tensor, states: list[Tensor]) -> Any:
         return head, values, states[-1]

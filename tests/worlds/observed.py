@@ -36,13 +36,15 @@ class World(Episodic):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        self.at = self.at + self.np_random.normal(size=2) * 0.2 + 0.1 * (np.mean(action) - 1)
+        noise = self.np_random.normal(size=2) * 0.2
+        self.at = self.at + noise + 0.1 * (np.mean(action) - 1)
         far = float(np.abs(self.at).max())
         return self.observation(), 1.0 - far, far > 2, self.steps == 15, self.info()
 
     def pixels(self, shape: tuple[int, ...]) -> np.ndarray:
         noise = self.np_random.integers(0, 60, shape)
-        pixels: np.ndarray = (noise + np.clip(90 + 40 * self.at[0], 0, 190)).astype(np.uint8)
+        brightness = np.clip(90 + 40 * self.at[0], 0, 190)
+        pixels: np.ndarray = (noise + brightness).astype(np.uint8)
         return pixels
 
 
@@ -87,7 +89,9 @@ class Codes(World):
     )
 
     def observation(self) -> Any:
-        codes = self.np_random.integers(1, 11, (7, 7, 3)) // (1 + (self.at[0] > 0))
+        codes = self.np_random.integers(1, 11, (7, 7, 3))
+        if self.at[0] > 0:
+            codes //= 2
         return {"direction": self.steps % 4, "image": codes.astype(np.uint8)}
 
 
@@ -107,18 +111,18 @@ class Everything(World):
     observation_space = WHOLE
 
     def observation(self) -> Any:
-        tool = (
-            (0, self.steps % 3)
-            if self.steps % 2
-            else (1, np.clip(self.at, -1, 1).astype(np.float32))
-        )
+        number = self.steps
+        at = np.clip(self.at, -9, 9)
+        tool: tuple[int, Any] = (0, number % 3)
+        if number % 2 == 0:
+            tool = (1, np.clip(self.at, -1, 1).astype(np.float32))
         return {
             "tool": tool,
             "mission": "push",
-            "robot": {"arm": (np.clip(self.at, -9, 9), np.float32(self.steps)), "note": "b"},
-            "lamps": np.array([self.steps & 1, self.steps & 2, self.steps & 4], bool),
-            "gear": 2 + self.steps % 4,
-            "dials": np.array([self.steps % 3 - 1, 5 + self.steps % 2]),
+            "robot": {"arm": (at, np.float32(number)), "note": "b"},
+            "lamps": np.array([number & 1, number & 2, number & 4], bool),
+            "gear": 2 + number % 4,
+            "dials": np.array([number % 3 - 1, 5 + number % 2]),
             "camera": self.pixels((8, 9, 3)),
         }
 
@@ -140,31 +144,35 @@ class Numbers(World):
         }
 
 
+PLAIN: dict[str, gym.Space[Any]] = {
+    "discrete": spaces.Discrete(16, start=-1),
+    "many": spaces.Discrete(5000),
+    "multidiscrete": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+    "multibinary": spaces.MultiBinary((2, 2)),
+    "number": spaces.Box(-9, 9, (), np.float64),
+    "grid": spaces.Box(-9, 9, (2, 3), np.int32),
+    "one of": spaces.OneOf([spaces.Discrete(3), spaces.Box(-9, 9, (2,))]),
+    "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Box(-9, 9, (2,))]),
+}
+
+
 class Plain(World):
     """One space, whichever is asked for."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        kinds: dict[str, gym.Space[Any]] = {
-            "discrete": spaces.Discrete(16, start=-1),
-            "many": spaces.Discrete(5000),
-            "multidiscrete": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
-            "multibinary": spaces.MultiBinary((2, 2)),
-            "number": spaces.Box(-9, 9, (), np.float64),
-            "grid": spaces.Box(-9, 9, (2, 3), np.int32),
-            "one of": spaces.OneOf([spaces.Discrete(3), spaces.Box(-9, 9, (2,))]),
-            "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Box(-9, 9, (2,))]),
-        }
-        self.observation_space = kinds[kind]
+        self.observation_space = PLAIN[kind]
 
     def observation(self) -> Any:
+        number = self.steps
+        at = self.at.astype(np.float32)
         return {
-            "discrete": self.steps - 1,
-            "many": 300 * self.steps,
-            "multidiscrete": np.array([[self.steps % 2, 2], [3, self.steps % 5]]),
-            "multibinary": np.array([[1, 0], [0, self.steps % 2]], np.int8),
+            "discrete": number - 1,
+            "many": 300 * number,
+            "multidiscrete": np.array([[number % 2, 2], [3, number % 5]]),
+            "multibinary": np.array([[1, 0], [0, number % 2]], np.int8),
             "number": np.float64(self.at[0]),
-            "grid": np.full((2, 3), self.steps % 9, np.int32),
-            "one of": (0, self.steps % 3) if self.steps % 2 else (1, self.at.astype(np.float32)),
-            "tuple": (self.steps % 2, self.at.astype(np.float32)),
+            "grid": np.full((2, 3), number % 9, np.int32),
+            "one of": (0, number % 3) if number % 2 else (1, at),
+            "tuple": (number % 2, at),
         }[self._kind]

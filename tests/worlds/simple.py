@@ -33,10 +33,12 @@ class PointMass(Episodic):
     def step(self, action: Any) -> Any:
         force = np.clip(np.asarray(action, np.float64), -1, 1)
         self._velocity = 0.8 * self._velocity + 0.2 * force
-        self._position = np.clip(self._position + 0.2 * self._velocity, -2, 2)
+        position = self._position + 0.2 * self._velocity
+        self._position = np.clip(position, -2, 2)
         away_x, away_y = self._goal - self._position
         distance = math.sqrt(away_x * away_x + away_y * away_y)
-        return self.observation(), -distance, False, False, {"is_success": distance < 0.1}
+        info = {"is_success": distance < 0.1}
+        return self.observation(), -distance, False, False, info
 
     def observation(self) -> np.ndarray:
         return np.concatenate([self._position, self._velocity, self._goal]).astype(np.float32)
