@@ -101,7 +101,7 @@ def test_a_line_assigns_one_thing(tree: str, limit: int) -> None:
     assert len(refused) <= limit, "\n".join(refused)
 
 
-@pytest.mark.parametrize(("tree", "limit"), [("src", 3), ("tests", 15)])
+@pytest.mark.parametrize(("tree", "limit"), [("src", 3), ("tests", 12)])
 def test_a_name_is_a_noun(tree: str, limit: int) -> None:
     refused = places(tree, is_named_without_a_noun)
     assert len(refused) <= limit, "\n".join(refused)
@@ -114,13 +114,13 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert {name for name, count in public.items() if count > 1} == {"Backend", "Run"}
 
 
-@pytest.mark.parametrize(("tree", "limit"), [("src", 1), ("tests", 8)])
+@pytest.mark.parametrize(("tree", "limit"), [("src", 1), ("tests", 7)])
 def test_more_than_six_parameters_are_a_record(tree: str, limit: int) -> None:
     refused = places(tree, has_many_parameters)
     assert len(refused) <= limit, "\n".join(refused)
 
 
-@pytest.mark.parametrize(("tree", "limit"), [("src", 15), ("tests", 75)])
+@pytest.mark.parametrize(("tree", "limit"), [("src", 15), ("tests", 60)])
 def test_a_file_is_not_dense(tree: str, limit: int) -> None:
     dense = []
     for name, text in sources(tree).items():

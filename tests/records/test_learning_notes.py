@@ -57,10 +57,10 @@ def rows(changes: Changes) -> list[dict[str, float]]:
 def texts(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> list[str]:
     """The notes, in order; each is given once."""
     notes = LearningNotes(make_config(SETTINGS | settings), actions)
-    given: list[str] = []
+    printed: list[str] = []
     for row in rows(changes):
-        given += notes.notes(row)
-    return given
+        printed += notes.notes(row)
+    return printed
 
 
 def name_of(note: str) -> str:

@@ -32,8 +32,8 @@ class Running(nn.Module):
             before = self.before(state, start)
             state = keep * before + (1 - keep) * now
             states.append(state)
-        both = torch.cat([features, torch.stack(states)], dim=2)
-        outputs = self.outputs(both)
+        inputs = torch.cat([features, torch.stack(states)], dim=2)
+        outputs = self.outputs(inputs)
         head = outputs[..., :-1]
         values = outputs[..., -1]
         return self.returned(head, values, states)
