@@ -166,18 +166,29 @@ def box(low: float, high: float, dtype: Any, shape: tuple[int, ...] = (2,)) -> g
 
 OUTSIDE_INT8 = "that is 256 at index 1, outside int8 from -128"
 NARROW = box(-9, 9, np.int8, (1,))
+
+
+def integers(*values: int, dtype: Any = np.int64) -> np.ndarray:
+    return np.array(values, dtype)
+
+
+OUTSIDE_INT8 = "that is 256 at index 1, outside int8 from -128"
+SHARES = box(0, 1, np.float64, (1, 2))
+POSITIVE = box(0, np.inf, np.float64)
+NARROW = gym.spaces.Dict(a=box(-9, 9, np.int8, (1,)))
+SWITCHES = gym.spaces.MultiBinary(2)
 OUTSIDE_SPACE: list[tuple[gym.Space[Any], Any, str]] = [
-    (box(0, 9, np.int64), np.array([0, 10]), "that is 10 at index 1, outside its"),
-    (box(0, 9, np.uint8), np.array([77, 0], np.uint8), "that is 77 at index 0"),
-    (box(0, 1, np.float64, (1, 2)), np.array([[0, 1.5]]), "that is 1.5 at index (0, 1)"),
-    (box(0, np.inf, np.float64), np.array([5, -0.1]), "that is -0.1"),
+    (box(0, 9, np.int64), integers(0, 10), "that is 10 at index 1, outside its"),
+    (box(0, 9, np.uint8), integers(77, 0, dtype=np.uint8), "that is 77 at index 0"),
+    (box(0, 255, np.uint8), integers(300, 0, dtype=np.uint16), "that is 300 at"),
+    (box(-128, 127, np.int8), integers(0, 200, dtype=np.uint8), "that is 200 at"),
+    (SHARES, np.array([[0, 1.5]]), "that is 1.5 at index (0, 1)"),
+    (POSITIVE, np.array([5, -0.1]), "that is -0.1"),
     (box(-99, 99, np.int8), [0, 1000], "that is 1000 at index 1, outside int8"),
-    (box(0, 255, np.uint8), np.array([300, 0], np.uint16), "that is 300 at"),
-    (box(-128, 127, np.int8), np.array([0, 200], np.uint8), "that is 200 at"),
     (box(0, 9, np.int32), [2**32 + 3, 0], "that is 4294967299 at index 0"),
     (box(-9, 9, np.int16), [-(2**16), 0], "that is -65536 at index 0"),
-    (gym.spaces.MultiBinary(2), [0, 256], OUTSIDE_INT8),
-    (gym.spaces.Dict(a=NARROW), {"a": [260]}, "leaf 'a' that is 260"),
+    (SWITCHES, [0, 256], OUTSIDE_INT8),
+    (NARROW, {"a": [260]}, "leaf 'a' that is 260"),
 ]
 
 
@@ -453,7 +464,14 @@ def test_numbers_that_float32_cannot_tell_apart_are_reported_in_the_first_segmen
 
 
 @pytest.mark.parametrize(
-    ("offset", "scale"), [(0.0, 1.0), (1e9, 1e5), (1e9, 0.0), (1.0, 1e-9), (1000.0, 0.01)]
+    ("offset", "scale"),
+    [
+        pytest.param(0.0, 1.0, id="ordinary"),
+        pytest.param(1e9, 1e5, id="large steps"),
+        pytest.param(1e9, 0.0, id="constant"),
+        pytest.param(1.0, 1e-9, id="nearly constant"),
+        pytest.param(1000.0, 0.01, id="small steps"),
+    ],
 )
 def test_numbers_that_float32_can_tell_apart_are_not_reported(offset: float, scale: float) -> None:
     [report] = reports_of(offset_env(offset, scale))

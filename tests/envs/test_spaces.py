@@ -41,6 +41,7 @@ def test_an_array_of_observations_is_the_plain_array(
 ) -> None:
     obs = dtype_of(space)
     assert obs.shape == shape
+
     storage = np.empty((6, 2), obs)
     assert storage.dtype == np.dtype(dtype)
     assert storage.shape == (6, 2, *shape)
@@ -121,10 +122,11 @@ def test_spaces_become_plain_data() -> None:
     assert of_pixels.deterministic
     assert of_pixels.actions == DiscreteActions(4, -1)
 
-    low = np.array([[-1.0], [-np.inf]])
-    high = np.array([[1.0], [np.inf]])
+    high = np.array([1.0, np.inf]).reshape(2, 1)
+    low = -high
     forces = spaces.Box(low, high, dtype=np.float64)
-    actions = describe_spaces(Shaped(act=forces)).actions
+    of_forces = describe_spaces(Shaped(act=forces))
+    actions = of_forces.actions
     assert isinstance(actions, BoxActions)
     assert actions.shape == (2, 1)
     assert actions.width == 2
@@ -225,15 +227,27 @@ def test_parts_are_left_out_by_name() -> None:
         names_without("mision")
 
 
-@pytest.mark.parametrize(
-    "shape", [(84, 84, 3), (3, 64, 64), (4, 84, 84, 1), (128,), (8, 8)], ids=str
-)
-def test_images_are_bytes_with_three_axes_or_more(shape: tuple[int, ...]) -> None:
-    for dtype in (np.uint8, np.float32):
-        obs = described(spaces.Box(0, 255, shape, dtype)).obs
-        assert obs == np.dtype((dtype, shape))
-        has_bytes = dtype == np.uint8
-        assert is_image(obs) == (has_bytes and len(shape) >= 3)
+IMAGE_SHAPES = {
+    "channels last": (84, 84, 3),
+    "channels first": (3, 64, 64),
+    "stack": (4, 84, 84, 1),
+}
+OTHER_SHAPES = {
+    "vector": (128,),
+    "matrix": (8, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", IMAGE_SHAPES | OTHER_SHAPES)
+def test_images_are_bytes_with_three_axes_or_more(kind: str) -> None:
+    shape = (IMAGE_SHAPES | OTHER_SHAPES)[kind]
+    of_bytes = described(spaces.Box(0, 255, shape, np.uint8)).obs
+    assert of_bytes == np.dtype((np.uint8, shape))
+    assert is_image(of_bytes) == (kind in IMAGE_SHAPES)
+
+    of_floats = described(spaces.Box(0, 255, shape, np.float32)).obs
+    assert of_floats == np.dtype((np.float32, shape))
+    assert not is_image(of_floats)
 
 
 def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:

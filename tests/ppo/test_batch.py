@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -62,33 +62,47 @@ NO_SIGNAL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "signal", "rewards"),
-    [
-        ({}, {}, False, (2, 2)),
-        ({"rewards": 1}, {}, True, (1, 2)),
-        ({"rewards": 1}, {"sign_reward": True}, False, (1, 1)),
-        ({"rewards": 1, "valid": False}, {}, False, (2, 2)),
-        ({"terminated": True}, {}, True, (2, 2)),
-    ],
-)
-def test_a_batch_has_signal_if_learned_rewards_differ_or_an_episode_terminates(
-    changes: dict[str, Any], options: dict[str, Any], signal: bool, rewards: tuple[float, float]
-) -> None:
+class Signal(NamedTuple):
+    """A change of one row, settings, and what a batch is expected to say about its rewards."""
+
+    change: dict[str, Any]
+    options: dict[str, Any]
+    exists: bool
+    rewards: tuple[float, float]
+
+
+SIGNALS = {
+    "equal rewards": Signal({}, {}, False, (2, 2)),
+    "another reward": Signal({"rewards": 1}, {}, True, (1, 2)),
+    "another reward of equal sign": Signal({"rewards": 1}, {"sign_reward": True}, False, (1, 1)),
+    "no transition": Signal({"rewards": 1, "valid": False}, {}, False, (2, 2)),
+    "a terminal state": Signal({"terminated": True}, {}, True, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_batch_has_signal_if_learned_rewards_differ_or_an_episode_terminates(name: str) -> None:
+    signal = SIGNALS[name]
     columns: dict[str, Any] = {}
-    for name, column in NO_SIGNAL.items():
-        columns[name] = column.copy()
-    for name, value in changes.items():
-        columns[name][1, 1] = value
+    for column, values in NO_SIGNAL.items():
+        columns[column] = values.copy()
+    for column, value in signal.change.items():
+        columns[column][1, 1] = value
+
     segments = [numbered(0, **columns), numbered(1, **columns)]
-    batch = make_batch(segments, None, None, PPO(**options))
-    assert batch.has_learning_signal == signal
-    assert batch.rewards == rewards
+    ppo = PPO(**signal.options)
+    batch = make_batch(segments, None, None, ppo)
+    assert batch.has_learning_signal == signal.exists
+    assert batch.rewards == signal.rewards
 
 
 @pytest.mark.parametrize(
     ("change", "rewards"),
-    [({}, (2, 2)), ({"rewards": 3.0}, (2, 3)), ({"terminated": True}, (2, 2))],
+    [
+        pytest.param({}, (2, 2), id="equal rewards"),
+        pytest.param({"rewards": 3.0}, (2, 3), id="other rewards of a rank"),
+        pytest.param({"terminated": True}, (2, 2), id="terminal states of a rank"),
+    ],
 )
 def test_a_batch_has_signal_by_the_rows_of_all_ranks(
     change: dict[str, Any], rewards: tuple[float, float]

@@ -59,12 +59,13 @@ def choices(*counts: int) -> list[Part]:
     return parts
 
 
+THREE = [0, 1, 2]
 PARTS = {
     # free parameters are at the end
     "mixed": [
-        Part(Categorical(3), [0, 1, 2], [0, 1, 2], 0),
-        Part(DiagonalGaussian(2), [3, 4, 9, 10], [3, 4], [1, 2]),
-        Part(Categorical(4), [5, 6, 7, 8], [5, 6, 7, 8], 3),
+        Part(Categorical(3), head=THREE, noise=THREE, actions=0),
+        Part(DiagonalGaussian(2), head=[3, 4, 9, 10], noise=[3, 4], actions=[1, 2]),
+        Part(Categorical(4), head=[5, 6, 7, 8], noise=[5, 6, 7, 8], actions=3),
     ],
     "choices": choices(3, 2),
     "uneven": choices(3, 1, 5),
@@ -100,13 +101,16 @@ def ones(size: int) -> Tensor:
 
 
 def test_categorical_scores_extreme_logits() -> None:
-    head = np.array([[1e4, 0.0, -1e4], [-3e38, 0.0, 1.0]])
+    certain = [1e4, 0.0, -1e4]
+    impossible = [-3e38, 0.0, 1.0]
+    head = np.array([certain, impossible])
     actions = np.array([0, 2])
     expected = [0.0, -math.log1p(math.exp(-1))]
-    acted = Categorical(3).log_prob(head, actions)
+    categorical = Categorical(3)
+    acted = categorical.log_prob(head, actions)
     assert_allclose(acted, expected, atol=1e-12)
 
-    learned = scored(Categorical(3), head, actions)
+    learned = scored(categorical, head, actions)
     assert_allclose(learned.logprobs, expected, atol=1e-12)
     assert torch.isfinite(learned.entropies).all()
 
@@ -301,11 +305,13 @@ def test_density_and_entropy_of_a_squashed_variable_are_integrals(mean: float, s
     many_heads = np.repeat(head, len(u), axis=0)
     log_density = squashed.log_prob(many_heads, u[:, None])
     # da/du of a = tanh(u): the integrals are over u
-    slope = 1 - np.square(np.tanh(u))
+    squash = np.tanh(u)
+    slope = 1 - np.square(squash)
     mass = np.exp(log_density) * slope * width
     assert mass.sum() == pytest.approx(1.0, abs=1e-6)
 
-    entropy = -(mass * log_density).sum()
+    information = mass * log_density
+    entropy = -information.sum()
     learned = scored(squashed, head, np.zeros((1, 1)))
     assert learned.entropies.item() == pytest.approx(entropy, abs=5e-3)
 

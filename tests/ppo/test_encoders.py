@@ -33,14 +33,13 @@ from dppo.spaces.spaces import Categories, Spaces, is_image
 
 def test_one_hot_codes_have_a_column_for_each_category() -> None:
     encoder = OneHot(Categories((3, 2), (-1, 5)))
-    leaf = torch.tensor([[-1.0, 5.0], [1.0, 6.0], [0.0, 9.0]])
-    # a number that is no category has no column
-    expected = [
-        [1, 0, 0, 1, 0],
-        [0, 0, 1, 0, 1],
-        [0, 1, 0, 0, 0],
-    ]  # fmt: skip
-    assert encoder(leaf).tolist() == expected
+    first = torch.tensor([-1.0, 1.0, 0.0])
+    second = torch.tensor([5.0, 6.0, 9.0])  # the last one is no category, and has no column
+    codes = encoder(torch.stack([first, second], dim=1))
+    of_first = codes[:, :3]
+    of_second = codes[:, 3:]
+    assert of_first.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert of_second.tolist() == [[1, 0], [0, 1], [0, 0]]
 
     scalar = OneHot(Categories((2,), (0,)))
     codes = scalar(torch.tensor([1.0, 0.0]))
@@ -59,61 +58,85 @@ def test_each_category_has_an_embedding_of_its_own() -> None:
         assert torch.equal(code, torch.cat([of_first, of_second]))
 
 
+STACK = "stack, channels last"
 AXES = {
-    (84, 80, 4): (4, 84, 80),
-    (3, 64, 60): (3, 64, 60),
-    (4, 40, 44, 3): (12, 40, 44),
-    (2, 3, 40, 44): (6, 40, 44),
+    "channels last": ((84, 80, 4), (4, 84, 80)),
+    "channels first": ((3, 64, 60), (3, 64, 60)),
+    STACK: ((4, 40, 44, 3), (12, 40, 44)),
+    "stack, channels first": ((2, 3, 40, 44), (6, 40, 44)),
 }
 
 
-@pytest.mark.parametrize(("shape", "expected"), AXES.items(), ids=str)
-def test_axes_of_images_are_recognized(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("name", AXES)
+def test_axes_of_images_are_recognized(name: str) -> None:
+    shape, expected = AXES[name]
     image = Image(shape)
     count = 2 * math.prod(shape)
     pixels = torch.arange(count).reshape(2, *shape)
     recorded = image(pixels)
+
     assert recorded.shape == (2, *expected)
     assert (image.channels, image.height, image.width) == expected
-    assert sorted(recorded.flatten().tolist()) == list(range(count))
-
-    if shape == (4, 40, 44, 3):
-        channel = recorded[1, 3 * 2 + 1]
-        assert torch.equal(channel, pixels[1, 2, :, :, 1])
+    in_order = recorded.flatten().sort().values
+    assert torch.equal(in_order, pixels.flatten())
+    if name == STACK:
+        second_frame_third = pixels[1, 2]
+        channel = recorded[1, 2 * 3 + 1]
+        assert torch.equal(channel, second_frame_third[..., 1])
 
 
 def convolutions_of(network: nn.Module) -> list[nn.Conv2d]:
     return [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
 
 
+LEAVE_A_REST = {
+    "of the paper": (84, 84, 4),
+    "smallest": (36, 36, 1),
+    "in the second axis": (37, 50, 3),
+    "in both axes": (43, 40, 2),
+    "of channels first": (4, 64, 61),
+}
+
+
 @pytest.mark.proves("nature_cnn")
-@pytest.mark.parametrize(
-    "shape", [(84, 84, 4), (36, 36, 1), (37, 50, 3), (43, 40, 2), (4, 64, 61)], ids=str
-)
+@pytest.mark.parametrize("shape", LEAVE_A_REST.values(), ids=LEAVE_A_REST)
 def test_the_nature_cnn_is_that_of_the_paper(shape: tuple[int, ...]) -> None:
     """Compared with the same layers over pixels divided by 255; sizes that leave a rest at each stride."""
     cnn = nature_cnn(shape, 16)
     pixels = torch.randint(0, 256, (3, *shape)).float()
+
     hidden = cnn.image(pixels) / 255
     layers = convolutions_of(cnn.layers)
-
+    assert len(layers) == 3
     for layer, stride in zip(layers, (4, 2, 1), strict=True):
         convolved = nn.functional.conv2d(hidden, layer.weight, layer.bias, stride)
         hidden = convolved.relu()
     expected = cnn.last(hidden.flatten(1))
-    assert_close(cnn(pixels), expected, rtol=1e-4, atol=1e-5)
+
+    features = cnn(pixels)
+    assert_close(features, expected, rtol=1e-4, atol=1e-5)
+
+
+SIZES = {
+    "small": (7, 7, 3),
+    "wide": (19, 25, 3),
+    "large": (64, 64, 3),
+    "a pixel": (1, 1, 1),
+    "channels first": (3, 5, 6),
+    "stack": (2, 9, 8, 1),
+}
 
 
 @pytest.mark.parametrize(("make", "convolutions"), [(impala_cnn, 15), (grid_cnn, 3)])
-@pytest.mark.parametrize(
-    "shape", [(7, 7, 3), (19, 25, 3), (64, 64, 3), (1, 1, 1), (3, 5, 6), (2, 9, 8, 1)], ids=str
-)
+@pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES)
 def test_other_cnns_take_images_of_any_size(
     make: Any, convolutions: int, shape: tuple[int, ...]
 ) -> None:
     cnn = make(shape, 16)
-    acted_on = torch.randint(0, 256, (2, *shape)).float()
-    learned_from = acted_on.to(torch.uint8)
+    pixels = torch.randint(0, 256, (2, *shape))
+    acted_on = pixels.float()
+    learned_from = pixels.to(torch.uint8)
+
     features = cnn(acted_on)
     assert features.shape == (2, 16)
     assert_close(features, cnn(learned_from))
@@ -142,11 +165,14 @@ def test_the_grid_cnn_reads_the_bits_of_each_byte() -> None:
 
 
 def test_a_flattened_image_is_divided_by_255() -> None:
-    pixels = torch.tensor([0.0, 255.0]).view(1, 2, 1, 1)
     image = Flatten((2, 1, 1), 255.0)
-    assert image(pixels).tolist() == [[0, 1]]
+    pixels = torch.tensor([0.0, 255.0])
+    flattened = image(pixels.view(1, 2, 1, 1))
+    assert flattened.tolist() == [[0, 1]]
+
     scalar = Flatten(())
-    assert scalar(torch.tensor([3.0, 4.0])).tolist() == [[3], [4]]
+    numbers = torch.tensor([3.0, 4.0])
+    assert scalar(numbers).tolist() == [[3], [4]]
 
 
 def test_images_stay_bytes_in_segment_and_batch() -> None:
@@ -184,15 +210,20 @@ def read(rows: np.ndarray, scale: ObsScale | None) -> dict[str, Any]:
 
 def test_only_floats_of_several_leaves_are_normalized() -> None:
     spaces = described_whole()
+    width = 2 + 1 + 2
     for count in (3, 0):  # of a segment in which every step has failed, too
         part = normalized_part(np.zeros(count, spaces.obs))
-        assert part.shape == (count, 2 + 1 + 2)
+        assert part.shape == (count, width)
 
-    rows = robot(spaces, hands=[[1, 20], [3, 60]], elbows=[700, 800], gear=3)
+    hands = [[1, 20], [3, 60]]
+    elbows = [700, 800]
+    rows = robot(spaces, hands, elbows, gear=3)
     statistics = Statistics(Moments.of(normalized_part(rows)))
     inputs = read(rows, statistics.obs_scale())
-    assert_allclose(inputs["robot.arm.0"], [[-1, -1], [1, 1]], rtol=1e-6)
-    assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
+    standardized = np.array([-1, 1])
+    by_column = np.stack([standardized, standardized], axis=1)
+    assert_allclose(inputs["robot.arm.0"], by_column, rtol=1e-6)
+    assert_allclose(inputs["robot.arm.1"], standardized, rtol=1e-6)
     assert_array_equal(inputs["gear"], rows["gear"], strict=True)
 
 
@@ -200,17 +231,19 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
     spaces = described_whole(norm_obs_keys=("robot/arm/1",))
     assert spaces.normalized == ("robot.arm.1",)
 
-    rows = robot(spaces, hands=[[1, 2], [50, 60]], elbows=[70, 80], gear=100)
-    all_floats = [[1, 2, 70, 0, 0], [50, 60, 80, 0, 0]]
-    assert_array_equal(normalized_part(rows), all_floats)
+    hands = [[1, 2], [50, 60]]
+    elbows = [70, 80]
+    rows = robot(spaces, hands, elbows, gear=100)
+    all_floats = normalized_part(rows)
+    assert_array_equal(all_floats, [[1, 2, 70, 0, 0], [50, 60, 80, 0, 0]])
 
-    normalized = normalized_part(rows, spaces.normalized)
-    assert_array_equal(normalized, [[70], [80]])
+    chosen = normalized_part(rows, spaces.normalized)
+    assert_array_equal(chosen, [[70], [80]])
 
     statistics = no_statistics(spaces, obs=True, returns=False)
-    merged = statistics.merged([Statistics(Moments.of(normalized))])
+    merged = statistics.merged([Statistics(Moments.of(chosen))])
     inputs = read(rows, merged.obs_scale())
-    assert_array_equal(inputs["robot.arm.0"], [[1, 2], [50, 60]])  # not even clipped
+    assert_array_equal(inputs["robot.arm.0"], hands)  # not even clipped
     assert_allclose(inputs["robot.arm.1"], [-1, 1], rtol=1e-6)
 
 
@@ -259,22 +292,26 @@ def convolution_size(kernel: int, inputs: int, outputs: int) -> int:
 
 
 def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
-    nature = choose_network(Network(), described(image_space(84, 84, 4)))
+    large = described(image_space(84, 84, 4))
+    nature = choose_network(Network(), large)
     convolutions = (
-        convolution_size(8, 4, 32) + convolution_size(4, 32, 64) + convolution_size(3, 64, 64)
-    )
+        convolution_size(8, 4, 32),
+        convolution_size(4, 32, 64),
+        convolution_size(3, 64, 64),
+    )  # fmt: skip
     features = 7 * 7 * 64 * 512 + 512
     means = 512 * 2 + 2
     value = 512 + 1
     log_stds = 2
-    expected = convolutions + features + means + value + log_stds
+    expected = sum(convolutions) + features + means + value + log_stds
     assert nature.spec.num_parameters == expected
     assert str(nature) == (
         f"Network: a Nature CNN, shared by policy and value, {expected:,} parameters, because the "
         f"observation is an image of 84 x 84 x 4 bytes."
     )
 
-    grid = choose_network(Network(), described(image_space(20, 20, 3)))
+    small = described(image_space(20, 20, 3))
+    grid = choose_network(Network(), small)
     assert grid.layers == "a grid CNN, shared by policy and value"
 
 

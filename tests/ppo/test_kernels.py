@@ -110,10 +110,15 @@ def linear_layer(bias: bool) -> tuple[Results, Results]:
 
 
 def chain(activation: type[nn.Module], ends_with_it: bool, *axes: int) -> tuple[Results, Results]:
-    plain = nn.Sequential(nn.Linear(5, 4), activation(), nn.Linear(4, 4), nn.Linear(4, 3))
+    plain = nn.Sequential()
+    plain.append(nn.Linear(5, 4))
+    plain.append(activation())
+    plain.append(nn.Linear(4, 4))
+    plain.append(nn.Linear(4, 3))
     if ends_with_it:
         plain.append(activation())
     plain.double()
+
     kernel = copy.deepcopy(plain)
     use_in(kernel)
     # a copy computes alike, as user code may make one
@@ -124,12 +129,13 @@ def chain(activation: type[nn.Module], ends_with_it: bool, *axes: int) -> tuple[
 def handwritten_mlp(
     actions: Actions, hidden_sizes: tuple[int, ...], activation: str
 ) -> tuple[Results, Results]:
-    spaces = Spaces(np.dtype((np.float32, (2, 2))), actions)
+    obs_dtype = np.dtype((np.float32, (2, 2)))
+    spaces = Spaces(obs_dtype, actions)
     spec = mlp_of(spaces, hidden_sizes, activation, "float64")
-    plain = spec.mlp(1)
     kernel = HandwrittenMLP(spec.mlp(1))
+    plain = spec.mlp(1)
     twin = Autograd(plain, spec.ordered_parameters(plain))
-    obs = torch.randn(9, 2, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    obs = tensors((9, 2, 2), seed=4)[0].detach()
 
     def results(network: LearningNetwork) -> Results:
         load_random(network, spec)
@@ -137,7 +143,8 @@ def handwritten_mlp(
         # 5: two sizes take turns
         for size in (9, 3, 5):
             pieces = obs.split(size)
-            gradients.append(gradient_of(network, *pieces))
+            gradient = gradient_of(network, *pieces)
+            gradients.append(gradient)
         head, values, _ = network.forward(obs)
         return [head.clone(), values.clone(), *gradients]
 
@@ -147,16 +154,18 @@ def handwritten_mlp(
 def recurrent_cell(kind: str, length: int, share_of_starts: float) -> tuple[Results, Results]:
     torch.manual_seed(0)
     cell = CELLS[kind](5, 6).double()
+    parameters = list(cell.parameters())
     state_size = 6 * NUM_STATE_VECTORS[kind]
     inputs = tensors((length, 4, 5), (4, state_size))
-    random = torch.rand((length, 4), generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    random = torch.rand((length, 4), generator=generator)
     starts = random < share_of_starts
 
     def results(function: Callable[..., Any]) -> Results:
         def run(rows: Tensor, state: Tensor) -> Any:
             return function(cell, rows, state, starts)
 
-        return with_gradients(run, inputs, list(cell.parameters()))
+        return with_gradients(run, inputs, parameters)
 
     return results(over_time), results(over_time_in_torch)
 
@@ -164,17 +173,20 @@ def recurrent_cell(kind: str, length: int, share_of_starts: float) -> tuple[Resu
 def pixel_convolution(
     kernel_size: Any, stride: int, padding: int, shape: tuple[int, ...] = (3, 20, 24)
 ) -> tuple[Results, Results]:
+    make = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
     channels = shape[0]
-    kernel = PixelConv(channels, 5, kernel_size, stride=stride, padding=padding)
-    twin = nn.Conv2d(channels, 5, kernel_size, stride=stride, padding=padding)
+    kernel = PixelConv(channels, 5, **make)
+    twin = nn.Conv2d(channels, 5, **make)
     twin.load_state_dict(kernel.state_dict())
+
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (2, *shape), generator=generator, dtype=torch.uint8)
     as_stored = pixels.permute(0, 2, 3, 1).contiguous()
     channels_last = as_stored.permute(0, 3, 1, 2)
 
     def results(module: nn.Module, image: Tensor) -> Results:
-        return with_gradients(lambda: module(image), [], list(module.parameters()))
+        parameters = list(module.parameters())
+        return with_gradients(lambda: module(image), [], parameters)
 
     of_kernel = results(kernel, pixels) + results(kernel, channels_last)
     of_twin = results(twin, pixels / 255)
@@ -191,7 +203,12 @@ def dense() -> tuple[Results, Results]:
 
 
 def quick_module() -> tuple[Results, Results]:
-    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 2)).double()
+    plain = nn.Sequential()
+    plain.append(nn.Linear(4, 8))
+    plain.append(nn.Tanh())
+    plain.append(nn.LayerNorm(8))
+    plain.append(nn.Linear(8, 2))
+    plain.double()
     quick = without_call_overhead(copy.deepcopy(plain))
     return modules(quick, plain, (3, 4))
 

@@ -21,6 +21,11 @@ def normal(rows: int, seed: int, scale: float = 1.0) -> Tensor:
     return from_numpy(numbers * scale)
 
 
+def slow_policy_loss(advantages: Tensor, ratio: Tensor, clipped: Tensor) -> Tensor:
+    larger = torch.max(-advantages * ratio, -advantages * clipped)
+    return larger.mean()
+
+
 def assert_some_are_clipped(gradient: Tensor) -> None:
     """A row that is clipped has the gradient zero."""
     is_clipped = gradient == 0
@@ -35,12 +40,11 @@ def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
     advantages = normal(500, 2)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    losses_of_rows = torch.max(-advantages * ratio, -advantages * clipped)
-    expected = losses_of_rows.mean()
+    expected = slow_policy_loss(advantages, ratio, clipped)
     expected.backward()
 
     loss, gradient = losses.policy_loss(ratio.detach(), advantages, clip_coef)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert_allclose(loss, expected.detach(), rtol=1e-12)
     assert log_ratio.grad is not None
     assert_allclose(gradient, log_ratio.grad, rtol=1e-12)
     assert_some_are_clipped(gradient)
@@ -49,22 +53,21 @@ def test_policy_gradient_is_that_of_autograd(clip_coef: float) -> None:
 @pytest.mark.proves("policy_loss")
 def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_newest() -> None:
     """GePPO's objective (arXiv:2111.00072, eq. 9) is PPO's with advantages and clips of their own for the rows."""
+    width = 0.1
     new = normal(500, 0, 0.3).requires_grad_()
     now = normal(500, 1, 0.3)
     old = normal(500, 2, 0.3)
     advantages = normal(500, 3)
-    width = 0.1
     ratio = (new - old).exp()
     center = (now - old).exp()
     clipped = ratio.clamp(center - width, center + width)
-    losses_of_rows = torch.max(-advantages * ratio, -advantages * clipped)
-    expected = losses_of_rows.mean()
+    expected = slow_policy_loss(advantages, ratio, clipped)
     expected.backward()
 
     ratio_to_newest = (new - now).exp().detach()
     weighted = advantages * center
     loss, gradient = losses.policy_loss(ratio_to_newest, weighted, width / center)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert_allclose(loss, expected.detach(), rtol=1e-12)
     assert new.grad is not None
     assert_allclose(gradient, new.grad, rtol=1e-9, atol=1e-12)
     assert_some_are_clipped(gradient)
@@ -84,19 +87,24 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.dtype) -> None:
     """Also where nothing is clipped, although old + (new - old) differs from new in the last bits."""
+    clip_coef = 0.2
     old = normal(2000, 6).to(dtype)
     returns = normal(2000, 7).to(dtype)
     step = normal(2000, 5, moved).to(dtype)
-    values = (old + step).requires_grad_()
-    clip_coef = 0.2
-    clipped = old + (values - old).clamp(-clip_coef, clip_coef)
+    values = old + step
+    values.requires_grad_()
+
+    change = values - old
+    clipped = old + change.clamp(-clip_coef, clip_coef)
     errors = (values - returns).square()
     clipped_errors = (clipped - returns).square()
-    expected = 0.5 * torch.max(errors, clipped_errors).mean()
+    larger = torch.max(errors, clipped_errors)
+    expected = 0.5 * larger.mean()
     expected.backward()
 
-    loss, gradient = losses.clipped_value_loss(values.detach(), old, returns, clip_coef)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    new = values.detach()
+    loss, gradient = losses.clipped_value_loss(new, old, returns, clip_coef)
+    assert_allclose(loss, expected.detach(), rtol=1e-5)
     assert values.grad is not None
     assert_allclose(gradient, values.grad, rtol=1e-3, atol=1e-8)
     if moved == 0.01:
@@ -126,15 +134,21 @@ def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
     pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
     rng = default_rng(0)
 
+    def set_gradients() -> None:
+        """Each parameter has a size of its gradient of its own."""
+        for weights, expected in pairs:
+            shape = tuple(weights.shape)
+            direction = rng.normal(size=shape)
+            size = 10.0 ** rng.integers(-6, 3)
+            gradient = from_numpy(direction * size)
+            expected.grad = gradient.to(expected.dtype)
+            assert weights.grad is not None
+            weights.grad.copy_(expected.grad)
+
     for step in range(60):
         learning_rate = 0.01 / (1 + step)
         theirs.param_groups[0]["lr"] = learning_rate
-        for weights, expected in pairs:
-            direction = rng.normal(size=tuple(weights.shape))
-            size = 10.0 ** rng.integers(-6, 3)
-            expected.grad = from_numpy(direction * size).to(expected.dtype)
-            assert weights.grad is not None
-            weights.grad.copy_(expected.grad)
+        set_gradients()
         ours.step(learning_rate)
         theirs.step()
 
@@ -146,15 +160,17 @@ def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
 def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None:
     """`memory` is 1 / (1 - beta2)."""
     spec = spec_of(BOX, dtype="float64")
+    count = spec.num_parameters
     slowed = free_deviations(spec)
-    start = torch.arange(spec.num_parameters, dtype=torch.float64)
+    start = torch.arange(count, dtype=torch.float64)
     flat = FlatParameters([torch.nn.Parameter(start.clone())])
     adam = FlatAdam(flat, memory=4000, slowed=slowed, share=0.25)
-    expected = torch.nn.Parameter(start.clone())
-    twin = torch.optim.Adam([expected], lr=0.01, betas=(0.9, 0.99975), eps=1e-5)
 
+    expected = torch.nn.Parameter(start.clone())
+    beta2 = 1 - 1 / 4000
+    twin = torch.optim.Adam([expected], lr=0.01, betas=(0.9, beta2), eps=1e-5)
     for seed in range(30):
-        gradient = normal(spec.num_parameters, seed)
+        gradient = normal(count, seed)
         flat.gradient.copy_(gradient)
         expected.grad = gradient
         adam.step(0.01)

@@ -71,36 +71,44 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
     assert column(obs, 1) == [0, 1, 0, 1, 0]
     assert column(obs, 2) == [0, 1, 2, 0, 1]
     assert column(obs, 3) == [0, 1, 2, 3, 4]
-    assert column(segment.values, 1) == [100, 110, 100, 110, 100]
-    # the last one is of the state after the segment
-    assert column(segment.next_values, 0) == [110, 120, 130, 140, 150]
-    assert column(segment.next_values, 1) == [110, 120, 110, 120, 110]
-    # 150, not 100 as in the new episode
-    assert column(segment.next_values, 3) == [110, 120, 130, 140, 150]
-    assert np.isfinite(segment.next_values).all()  # unused where terminated, but never nan
 
-    assert np.argwhere(segment.truncated.T).tolist() == [[1, 1], [1, 3], [3, 4]]
-    assert np.argwhere(segment.terminated.T).tolist() == [[2, 2]]
+    values = segment.values
+    assert column(values, 1) == [100, 110, 100, 110, 100]
+
+    next_values = segment.next_values
+    # the last one is of the state after the segment
+    assert column(next_values, 0) == [110, 120, 130, 140, 150]
+    assert column(next_values, 1) == [110, 120, 110, 120, 110]
+    # 150, not 100 as in the new episode
+    assert column(next_values, 3) == [110, 120, 130, 140, 150]
+    assert np.isfinite(next_values).all()  # unused where terminated, but never nan
+
+    env_and_step = np.argwhere(segment.truncated.T)
+    assert env_and_step.tolist() == [[1, 1], [1, 3], [3, 4]]
+    env_and_step = np.argwhere(segment.terminated.T)
+    assert env_and_step.tolist() == [[2, 2]]
+
     assert_array_equal(segment.rewards, segment.actions)
     assert_allclose(segment.logprobs, np.log(1 / 4))
     assert segment.valid.all()
     assert segment.successors is None  # only segments whose advantages are recomputed hold them
 
+    finished = [(episode.env, episode.index) for episode in report.episodes]
+    assert finished == [(1, 0), (2, 0), (1, 1), (3, 0)]
     assert report.sampler_id == 0
     assert report.index == 0
     assert report.policy_version == 0
     assert report.steps == 20
 
+    carry = report.carry
     lengths = [5, 1, 2, 0]
-    assert report.carry.episodes.tolist() == [0, 2, 1, 1]
-    assert report.carry.episode_lengths.tolist() == lengths
-    assert [len(actions) for actions in report.open_actions] == lengths
-
+    assert carry.episodes.tolist() == [0, 2, 1, 1]
+    assert carry.episode_lengths.tolist() == lengths
+    assert len(report.open_actions) == 4
     for env, actions in enumerate(report.open_actions):
-        since_reset = segment.actions[5 - len(actions) :, env]
+        length = lengths[env]
+        since_reset = segment.actions[5 - length :, env]
         assert_array_equal(actions, since_reset)
-    finished = [(episode.env, episode.index) for episode in report.episodes]
-    assert finished == [(1, 0), (2, 0), (1, 1), (3, 0)]
 
 
 @pytest.mark.proves("PPOSampler._statistics")

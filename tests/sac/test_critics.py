@@ -46,26 +46,33 @@ def test_values_and_gradients_are_those_of_autograd(sizes: tuple[int, ...], coun
     critics.to(torch.device("cpu"), torch.float64)
     weights = critics.parameters.weights.detach()
     weights.copy_(numbers(len(weights), seed=2))
-    inputs = numbers(ROWS, INPUTS).requires_grad_()
+    inputs = numbers(ROWS, INPUTS)
     grad_values = numbers(count, ROWS, seed=3)
 
+    inputs.requires_grad_()
     modules = plain_critics(count, INPUTS, sizes, weights)
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    expected = torch.stack([module(inputs).squeeze(1) for module in modules])
+    rows_of_critics = [module(inputs).squeeze(1) for module in modules]
+    expected = torch.stack(rows_of_critics)
     loss = (expected * grad_values).sum()
-    grad_inputs, *gradients = torch.autograd.grad(loss, [inputs, *parameters])
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.data = gradient
+    loss.backward()
+    assert inputs.grad is not None
+    for module in modules:
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.data = parameter.grad
+    expected_gradient = flat(modules)
 
     values, residuals = critics.forward(inputs.detach())
     assert_close(values, expected.detach())
 
-    grad_actions = critics.action_gradients(residuals, grad_values, 2)
-    assert_close(grad_actions, grad_inputs[:, -2:])
-    assert not critics.parameters.gradient.any()
+    num_actions = 2
+    grad_actions = critics.action_gradients(residuals, grad_values, num_actions)
+    assert_close(grad_actions, inputs.grad[:, -num_actions:])
 
+    gradient = critics.parameters.gradient
+    assert not gradient.any()
     critics.backward(residuals, grad_values)
-    assert_close(critics.parameters.gradient, flat(modules))
+    assert_close(gradient, expected_gradient)
 
 
 def test_targets_follow_slowly() -> None:
@@ -114,17 +121,20 @@ def test_gradient_of_the_head_is_that_of_autograd() -> None:
 
 @pytest.mark.proves("head_gradient")
 def test_deviations_are_not_pushed_out_of_their_range() -> None:
-    log_stds = torch.tensor([MAX_LOG_STD, MAX_LOG_STD, MIN_LOG_STD, MIN_LOG_STD])
-    head = torch.stack([torch.zeros(4), log_stds], dim=1)
-    noise = torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
+    largest = [0.0, MAX_LOG_STD]
+    smallest = [0.0, MIN_LOG_STD]
+    head = torch.tensor([largest, largest, smallest, smallest])
+    noise = torch.tensor([1.0, -1.0, 1.0, -1.0]).unsqueeze(1)
     drawn = sample(head, noise)
     grad_actions = torch.full((4, 1), 1e3)
     without_entropy = torch.tensor([0.0])
+
     gradient = head_gradient(head, drawn, grad_actions, without_entropy)
-    grad_log_std = gradient[:, 1]
-    assert (grad_log_std != 0).tolist() == [True, False, False, True]
-    assert grad_log_std[0] > 0
-    assert grad_log_std[3] < 0
+    raised, kept_at_largest, kept_at_smallest, lowered = gradient[:, 1]
+    assert raised > 0
+    assert kept_at_largest == 0
+    assert kept_at_smallest == 0
+    assert lowered < 0
 
 
 NUMBERS = spaces.Box(-9.0, 9.0, (3,))
@@ -151,19 +161,22 @@ def described(obs: spaces.Space[Any]) -> Spaces:
 
 
 def test_critics_read_all_leaves_and_categories_as_one_hot_codes() -> None:
-    inputs = CriticInputs(described(PARTS), 1, torch.device("cpu"))
     speeds = torch.arange(1.0, 9.0).view(2, 4)
+    gears = torch.tensor([1, -1])
+    gear_codes = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     switches = torch.eye(2)
+    stations = torch.tensor([4000, 3])
+    actions = torch.tensor([0.5, 0.25]).unsqueeze(1)
+
+    inputs = CriticInputs(described(PARTS), 1, torch.device("cpu"))
     obs = {
-        "gear": torch.tensor([1, -1]),
+        "gear": gears,
         "speed": speeds.view(2, 2, 2),
-        "station": torch.tensor([4000, 3]),
+        "station": stations,
         "switches": switches.to(torch.int8),
     }
-    actions = torch.tensor([[0.5], [0.25]])
-    gears = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-    stations = torch.tensor([[4000.0], [3.0]])
-    columns = [speeds, gears, switches, stations, actions]
+    station_numbers = stations.float().unsqueeze(1)
+    columns = [speeds, gear_codes, switches, station_numbers, actions]
     expected = torch.cat(columns, dim=1)
     assert torch.equal(inputs(obs, actions), expected)
     assert inputs.size == expected.shape[1]
