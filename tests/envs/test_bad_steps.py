@@ -164,10 +164,6 @@ def box(low: float, high: float, dtype: Any, shape: tuple[int, ...] = (2,)) -> g
     return gym.spaces.Box(low, high, shape, dtype)
 
 
-OUTSIDE_INT8 = "that is 256 at index 1, outside int8 from -128"
-NARROW = box(-9, 9, np.int8, (1,))
-
-
 def integers(*values: int, dtype: Any = np.int64) -> np.ndarray:
     return np.array(values, dtype)
 
@@ -345,8 +341,8 @@ def test_a_float_that_passes_a_limit_later_on_is_counted_once_and_used() -> None
     assert max(used) == 101
 
     whole = box(-100, 100, np.int64)
-    integers = Faulty(obs=np.full(2, 101), at_step=2, episodes=(3,), space=whole)
-    message = fault_of(integers, segments=4)
+    faulty = Faulty(obs=np.full(2, 101), at_step=2, episodes=(3,), space=whole)
+    message = fault_of(faulty, segments=4)
     assert "that is 101 at index 0" in message
 
 

@@ -61,9 +61,16 @@ ACTIONS: dict[str, Actions] = {
 def chosen(obs: np.dtype[Any], **settings: Any) -> Make:
     def make(actions: Actions, dtype: str) -> NetworkSpec:
         config = make_config({"env_id": "Test-v0", "dtype": dtype, **settings})
-        return choose_network(config.network, Spaces(obs, actions)).spec
+        spaces = Spaces(obs, actions)
+        return choose_network(config.network, spaces).spec
 
     return make
+
+
+def memory(obs: np.dtype[Any], kind: str, size: int | None = None, **settings: Any) -> Make:
+    """Return a network with a memory of this size, or of the size of the settings' default."""
+    sizes = {} if size is None else {"memory_size": size}
+    return chosen(obs, memory=kind, **sizes, **settings)
 
 
 def encoder(kind: str) -> Make:
@@ -78,27 +85,33 @@ def encoder(kind: str) -> Make:
 
 
 ENCODED = [kind for kind in KINDS if kind not in ("own module", "normalized everything")]
-NETWORKS: dict[str, Make] = {
+MLPS = {
     "mlp": chosen(VECTOR, hidden_sizes=(64, 64)),
     "mlp without hidden layers": chosen(VECTOR, hidden_sizes=()),
     "mlp of one layer": chosen(VECTOR, hidden_sizes=(32,), activation="relu"),
     "mlp of three layers": chosen(VECTOR, hidden_sizes=(64, 64, 16)),
     "wide mlp": chosen(LONG, hidden_sizes=(512, 7)),
+    "bytes that are no image": chosen(NO_IMAGES),
+}
+RELU = {"hidden_sizes": (16,), "activation": "relu"}
+WITH_MEMORY = {
+    "gru": memory(VECTOR, "gru", 6, hidden_sizes=(7, 5)),
+    "gru alone": memory(VECTOR, "gru", 5, hidden_sizes=()),
+    "gru with layer norm": memory(VECTOR, "gru", 5, layer_norm=True),
+    "dict and gru": memory(NEST, "gru", 6, image_features=12),
+    "lstm": memory(VECTOR, "lstm", 8, **RELU),
+    "wide lstm": memory(LONG, "lstm"),
+    "shared lstm": memory(VECTOR, "lstm", 6, trunk="shared"),
+    "image and lstm": memory(IMAGE, "lstm", 6, image_features=12),
+}
+MODULES = {
     "module": chosen(VECTOR, model=Plain, model_kwargs={"units": 24}),
     "residual module": chosen(VECTOR, model=Residual, model_kwargs={"blocks": 2}),
-    "bytes that are no image": chosen(NO_IMAGES),
-    "gru": chosen(VECTOR, memory="gru", hidden_sizes=(7, 5), memory_size=6),
-    "lstm": chosen(VECTOR, memory="lstm", hidden_sizes=(16,), activation="relu", memory_size=8),
-    "wide lstm": chosen(LONG, memory="lstm"),
-    "shared lstm": chosen(VECTOR, memory="lstm", trunk="shared", memory_size=6),
-    "gru alone": chosen(VECTOR, memory="gru", hidden_sizes=(), memory_size=5),
-    "gru with layer norm": chosen(VECTOR, memory="gru", layer_norm=True, memory_size=5),
-    "image and lstm": chosen(IMAGE, memory="lstm", image_features=12, memory_size=6),
-    "dict and gru": chosen(NEST, memory="gru", image_features=12, memory_size=6),
     "module with memory": chosen(VECTOR, model=own.Running, sequence_length=4),
     "module with memory for a dict": chosen(NEST, model=own.Running, sequence_length=4),
-    **{kind: encoder(kind) for kind in ENCODED},
 }
+ENCODERS = {kind: encoder(kind) for kind in ENCODED}
+NETWORKS: dict[str, Make] = MLPS | WITH_MEMORY | MODULES | ENCODERS
 networks = pytest.mark.parametrize("network", NETWORKS)
 HEADS = [("discrete", "float32"), ("box", "float64")]
 CASES = [(network, *head) for network in NETWORKS for head in HEADS]
@@ -271,6 +284,22 @@ def test_gradients_are_finite_differences(network: str) -> None:
         start += size
 
 
+SAMPLERS_AND_ROWS = [
+    (1, 2),
+    (2, 1),
+    (3, 5),
+    (8, 2),
+    (2, 33),
+]  # fmt: skip
+
+
+def of_sampler(array: np.ndarray | None, sampler: int) -> np.ndarray | None:
+    """Return the rows of a sampler, of outputs that the network has."""
+    if array is None:
+        return None
+    return array[sampler]
+
+
 @cases
 def test_samplers_that_act_together_get_the_bits_of_each_alone(
     network: str, actions: str, dtype: str
@@ -279,18 +308,13 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
     spec = spec_of(network, actions, dtype)
     agent = agent_of(spec, spread=0.1)
 
-    def answers(obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None) -> list[Any]:
+    def answers(obs: Any, noise: Any, state: Any) -> list[Any]:
         drawn, outputs = agent.act(obs, noise, state)
         best, _ = agent.decide(obs, state)
         values = agent.values(obs, state)
         return [drawn, *outputs, best, values]
 
-    def of_sampler(array: np.ndarray | None, sampler: int) -> np.ndarray | None:
-        if array is None:
-            return None
-        return array[sampler]
-
-    for samplers, rows in ((1, 2), (2, 1), (3, 5), (8, 2), (2, 33)):
+    for samplers, rows in SAMPLERS_AND_ROWS:
         obs = observations(spec, samplers, rows)
         noise = noise_of(agent, 1, samplers, rows)
         states = states_of(spec, samplers, rows)
@@ -299,7 +323,8 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
             state = of_sampler(states, sampler)
             alone = answers(obs[sampler], noise[sampler], state)
             for stacked, expected in zip(together, alone, strict=True):
-                assert_same_bytes(of_sampler(stacked, sampler), expected)
+                rows_of_sampler = of_sampler(stacked, sampler)
+                assert_same_bytes(rows_of_sampler, expected)
 
 
 @networks
@@ -347,12 +372,14 @@ def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -
     assert spec_of(network, "joint", other_dtype) != spec
 
 
-def gram(weights: np.ndarray) -> np.ndarray:
-    """Return the products of all rows or, if these are fewer, of all columns."""
+def assert_orthogonal(weights: np.ndarray, gain: float, atol: float) -> None:
+    """Check the products of all rows or, if these are fewer, of all columns."""
     outputs, inputs = weights.shape
-    if outputs <= inputs:
-        return weights @ weights.T
-    return weights.T @ weights
+    rows = weights
+    if outputs > inputs:
+        rows = weights.T
+    expected = gain**2 * np.eye(len(rows))
+    assert_allclose(rows @ rows.T, expected, atol=atol)
 
 
 @pytest.mark.parametrize("kind", ENCODED)
@@ -361,18 +388,14 @@ def test_encoders_and_heads_begin_with_the_gains_of_the_method(kind: str) -> Non
     network = learning_network(spec, 3)
     weights = network.parameters.weights.numpy(force=True)
     named = spec.unflatten(weights)
-    policy = named["policy.weight"]
-    assert_allclose(policy @ policy.T, 1e-4 * np.eye(len(policy)), atol=1e-6)
-
+    assert_orthogonal(named["policy.weight"], 0.01, atol=1e-6)
     value = named["value.weight"]
     assert_allclose(np.linalg.norm(value), 1, rtol=1e-4)
     assert not named["policy.bias"].any()
     assert not named["value.bias"].any()
-
     for name, array in named.items():
         if name.endswith(("hidden.0.weight", "last.0.weight")):
-            products = gram(array)
-            assert_allclose(products, 2 * np.eye(len(products)), atol=1e-4)
+            assert_orthogonal(array, math.sqrt(2), atol=1e-4)
 
 
 def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:

@@ -77,7 +77,13 @@ def test_a_state_without_an_adapted_learning_rate_begins_with_that_of_the_settin
 
 
 @pytest.mark.parametrize(
-    ("anneal", "share"), [(True, 0.0), (True, 0.25), (True, 0.9), (False, 0.7)]
+    ("anneal", "share"),
+    [
+        pytest.param(True, 0.0, id="at the start"),
+        pytest.param(True, 0.25, id="after a quarter"),
+        pytest.param(True, 0.9, id="near the end"),
+        pytest.param(False, 0.7, id="not annealed"),
+    ],
 )
 def test_an_annealed_update_is_one_with_the_smaller_coefficients(
     anneal: bool, share: float
@@ -89,9 +95,11 @@ def test_an_annealed_update_is_one_with_the_smaller_coefficients(
     def updated(**options: Any) -> tuple[PPOTrainer, Update]:
         trainer = make_trainer(spec, clip_vloss=True, **options)
         settings = annealed(trainer.ppo, share)
-        return trainer, trainer.train_on(batch, settings, default_rng(3))
+        update = trainer.train_on(batch, settings, default_rng(3))
+        return trainer, update
 
-    falling, update = updated(clip_coef=0.3, ent_coef=0.1, anneal_clip=anneal, anneal_ent=anneal)
+    annealing = {"anneal_clip": anneal, "anneal_ent": anneal}
+    falling, update = updated(clip_coef=0.3, ent_coef=0.1, **annealing)
     still, expected = updated(clip_coef=0.3 * left, ent_coef=0.1 * left)
     assert update == expected
     assert_array_equal(falling.weights(), still.weights())
@@ -112,12 +120,15 @@ class Telling(gym.Wrapper[Any, Any, Any, Any]):
 
 
 assert_close = partial(assert_allclose, rtol=1e-9, atol=1e-12)
+approx = partial(pytest.approx, rel=1e-9)
 STEPS = 48
 GAMMA = 0.9
 LAMBDA = 0.8
 RATES: dict[str, Any] = {"gamma": GAMMA, "gae_lambda": LAMBDA}
 DISCOUNTS = PPO(**RATES)
-SCALE = ObsScale(np.array([0.1, -0.2, 0.05, 0.3]), np.array([0.5, 2.0, 0.1, 1.5]))
+MEAN = np.array([0.1, -0.2, 0.05, 0.3])
+STD = np.array([0.5, 2.0, 0.1, 1.5])
+SCALE = ObsScale(MEAN, STD)
 
 
 class Collected(NamedTuple):
@@ -264,22 +275,24 @@ def test_a_second_epoch_has_advantages_of_its_first_weights(spoilt: bool, length
     assert any(limit[:-1].any() for limit in limits)
     assert any(segment.terminated.any() for segment in segments)
 
+    rate = 1e-2
     batch = batch_of(segments, SCALE, length)
-    twice = make_trainer(
-        collected.spec, update_epochs=2, clip_vloss=True, recompute_advantages=True, **RATES
-    )
-    train(twice, batch, 1e-2, experience_of(segments, SCALE))
+    recomputing: dict[str, Any] = {"recompute_advantages": True, **RATES}
+    twice = make_trainer(collected.spec, update_epochs=2, clip_vloss=True, **recomputing)
+    experience = experience_of(segments, SCALE)
+    train(twice, batch, rate, experience)
 
-    by_hand = make_trainer(collected.spec, update_epochs=1, clip_vloss=True)
     order = default_rng(0)
-    train(by_hand, batch, 1e-2, order=order)
+    by_hand = make_trainer(collected.spec, update_epochs=1, clip_vloss=True)
+    train(by_hand, batch, rate, order=order)
     again = estimated_again(by_hand.model, batch, collected)
     change = again.advantages - batch.advantages
     assert float(change.abs().max()) > 1e-2
 
     renewed = replace(batch, advantages=again.advantages, returns=again.returns)
-    train(by_hand, renewed, 1e-2, order=order)
-    assert_allclose(twice.weights(), by_hand.weights(), rtol=1e-9, atol=1e-11)
+    train(by_hand, renewed, rate, order=order)
+    expected = by_hand.weights()
+    assert_allclose(twice.weights(), expected, rtol=1e-9, atol=1e-11)
 
 
 def rank_order(rows_of_all: int, minibatches: int) -> Any:
@@ -360,10 +373,25 @@ def test_rows_of_older_policies_get_v_trace_advantages_and_clips_of_their_own(le
     assert_allclose(prepared.values[counted], values, rtol=1e-9)
 
 
-@pytest.mark.proves("OlderPolicies")
-def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> (
-    None
-):
+class Reused(NamedTuple):
+    """Two trainers that reuse segments, after one and after two epochs of the same update."""
+
+    batch: Batch
+    prepared: Batch
+    once: PPOTrainer
+    figures: dict[str, float]
+    means: dict[str, float]
+    """Of both epochs."""
+
+    def sum_of_epochs(self, name: str) -> float:
+        return 2 * self.means[name]
+
+    def ratio(self, logprobs: Tensor) -> Tensor:
+        """Return the ratio to the policies that collected."""
+        return (logprobs - self.batch.logprobs).exp()
+
+
+def reused() -> Reused:
     segments, _, spec = collect(0.2, 0.0)
     batch = batch_of(segments)
     experience = experience_of(segments)
@@ -371,40 +399,47 @@ def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measure
     once = make_trainer(spec, update_epochs=1, **options)
     twice = make_trainer(spec, update_epochs=2, **options)
     network = CurrentNetwork(twice.model, len(batch), None)
-    prepared = twice.stages[0].prepare(batch, network, experience)
+    [stage] = twice.stages
+    prepared = stage.prepare(batch, network, experience)
     figures = train(once, batch, 1e-2, experience)
     means = train(twice, batch, 1e-2, experience)
+    return Reused(batch, prepared, once, figures, means)
 
-    def of_second_epoch(name: str) -> float:
-        """The first epoch has ratio one."""
-        return 2 * means[name]
 
-    ratio = (once.model.log_probs([batch]) - batch.logprobs).exp()
-    center = (prepared.logprobs - batch.logprobs).exp()
+@pytest.mark.proves("OlderPolicies")
+def test_an_update_on_older_policies_clips_each_row_around_its_ratio_and_measures_how_far_it_went() -> (
+    None
+):
+    update = reused()
+    figures = update.figures
+    logprobs = update.once.model.log_probs([update.batch])
+    ratio = update.ratio(logprobs)
+    center = update.ratio(update.prepared.logprobs)
     assert center.max() < 2
 
     width = 2 / (3 + 1) * PPO().clip_coef
     clipped = ratio.clamp(center - width, center + width)
-    advantages = prepared.advantages
-    loss = torch.max(-advantages * ratio, -advantages * clipped).mean()
-    second_loss = of_second_epoch("policy_loss") - figures["policy_loss"]
-    assert second_loss == pytest.approx(loss.item(), rel=1e-9)
+    advantages = update.prepared.advantages
+    losses = torch.max(-advantages * ratio, -advantages * clipped)
+    first_loss = figures["policy_loss"]
+    second_loss = update.sum_of_epochs("policy_loss") - first_loss
+    assert second_loss == approx(losses.mean().item())
 
-    # each row as often as `pi_k` draws it
+    # The KL of the first epoch, with ratio one, is zero; each row counts as often as `pi_k` draws it.
     change = ratio / center
     old_kl = -(center * change.log()).mean()
     kl = old_kl + (center * (change - 1)).mean()
-    assert of_second_epoch("approx_kl") == pytest.approx(kl.item(), rel=1e-9)
-    assert of_second_epoch("old_approx_kl") == pytest.approx(old_kl.item(), rel=1e-9)
+    assert update.sum_of_epochs("approx_kl") == approx(kl.item())
+    assert update.sum_of_epochs("old_approx_kl") == approx(old_kl.item())
 
     moved = (ratio - center).abs()
     distance = moved.mean().item() / 2
-    clipfrac = (moved > width).double().mean()
-    assert figures["total_variation"] == pytest.approx(distance, rel=1e-9)
+    is_outside = (moved > width).double()
+    assert figures["total_variation"] == approx(distance)
     assert figures["total_variation"] > width / 2
-    assert figures["clipfrac"] == pytest.approx(clipfrac.item())
+    assert figures["clipfrac"] == approx(is_outside.mean().item())
     assert 0 < figures["clipfrac"] < 1
-    assert once.state()[FACTOR] == 1 / CHANGE
+    assert update.once.state()[FACTOR] == 1 / CHANGE
 
 
 def test_a_policy_that_has_moved_beyond_measure_has_moved_and_is_slowed() -> None:
@@ -465,19 +500,26 @@ def test_the_learning_rate_follows_the_total_variation_of_an_update() -> None:
 
 @pytest.mark.proves("shaped_rewards")
 def test_rewards_are_limited_or_signed_and_then_scaled() -> None:
-    raw = np.array([-3.0, -0.5, 0.0, 2.5])
+    raw = [-3.0, -0.5, 0.0, 2.5]
+    rewards = np.array(raw).reshape(2, 2)
 
     def shaped(**options: Any) -> list[float]:
-        rewards = raw.reshape(2, 2)
-        column = shaped_rewards(rewards, PPO(**options))
+        ppo = PPO(**options)
+        column = shaped_rewards(rewards, ppo)
         assert column.shape == (2, 2)
         return column.flatten().tolist()
 
-    assert shaped(clip_reward=1.0, scale_reward=2.0) == [-2, -1, 0, 2]
-    assert shaped(sign_reward=True, scale_reward=0.5) == [-0.5, -0.5, 0, 0.5]
-    assert shaped(scale_reward=3.0) == [-9, -1.5, 0, 7.5]
-    assert shaped() == [-3, -0.5, 0, 2.5]
-    assert raw.tolist() == [-3, -0.5, 0, 2.5]
+    limited = shaped(clip_reward=1.0, scale_reward=2.0)
+    assert limited == [-2, -1, 0, 2]
+
+    signed = shaped(sign_reward=True, scale_reward=0.5)
+    assert signed == [-0.5, -0.5, 0, 0.5]
+
+    scaled = shaped(scale_reward=3.0)
+    assert scaled == [-9, -1.5, 0, 7.5]
+
+    assert shaped() == raw
+    assert rewards.flatten().tolist() == raw
 
 
 @pytest.mark.parametrize("reward_scale", [None, 4.0])
