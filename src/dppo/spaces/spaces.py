@@ -168,12 +168,12 @@ def walk(tree: Any, parts: PartsOf = parts_of, name: str = "") -> Iterator[tuple
         yield from walk(part, parts, joined(name, key))
 
 
-def leaves(tree: Tree, parts: PartsOf = parts_of) -> dict[str, Tree]:
-    """Return the leaves of `tree` by dotted name; one without parts has a single leaf, named "".
+def leaves(tree: Tree, parts: PartsOf = parts_of, name: str = "") -> dict[str, Tree]:
+    """Return the leaves of the tree `name` by dotted name; one without parts has a single leaf of that name.
 
     Of observations [...] the leaves are views, each [..., *shape].
     """
-    return {name: leaf for name, leaf, is_leaf in walk(tree, parts) if is_leaf}
+    return {key: leaf for key, leaf, is_leaf in walk(tree, parts, name) if is_leaf}
 
 
 def masks_of(obs: np.ndarray) -> np.ndarray:

@@ -36,11 +36,7 @@ def main(argv: list[str]) -> int:
             raise UsageError(
                 "--episodes has no effect on an ONNX file, only on a FOLDER/. Leave it out."
             )
-        print(
-            export_onnx(
-                load_trusted(run, flags.get("model"), trust=flags.get("trust", False)), target
-            )
-        )
+        print(export_onnx(load_trusted(run, **flags), target))
         return 0
     if not target.endswith("/") and not Path(target).is_dir():
         raise UsageError(

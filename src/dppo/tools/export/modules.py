@@ -50,9 +50,7 @@ class ExportedPolicy(nn.Module):
         self._network = _network(spec, weights)
         scale = scale_for(scale, self._read.obs, spec.dtype)
         self._scales = {} if scale is None else leaf_scales(scale, self._read.obs)
-        self.inputs = {
-            named("obs", key): leaf for key, leaf in leaves(spaces.of_policy().returned).items()
-        }
+        self.inputs = leaves(spaces.of_policy().returned, name="obs")
         """Name of each input, and its dtype with the shape of one row."""
         if spaces.mask in ("method", "info"):
             self.inputs[MASK] = spaces.obs[MASK]
@@ -94,12 +92,8 @@ class ExportedPolicy(nn.Module):
         """Return masks [n, M]; of a part of the observation that is nested, the arrays side by side."""
         if self._spaces.mask != "leaf":
             return inputs[MASK].bool()
-        whole = named("obs", MASK)
-        if whole in inputs:
-            return inputs[whole].bool()
-        return torch.cat(
-            [inputs[named(whole, key)].bool() for key in leaves(self._spaces.obs[MASK])], dim=1
-        )
+        names = leaves(self._spaces.obs[MASK], name=f"obs.{MASK}")
+        return torch.cat([inputs[name].bool() for name in names], dim=1)
 
     def _leaf(self, key: str, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return a leaf of the observations; zeros for one that only the value reads."""

@@ -56,7 +56,9 @@ FIGURES = {
 }
 
 
-def load_trusted(run: str | Path, model: ModelClass | None = None, *, trust: bool) -> Policy:
+def load_trusted(
+    run: str | Path, model: ModelClass | None = None, *, trust: bool = False
+) -> Policy:
     """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`.
 
     Raise NotBetter if the run deploys its baseline: a controller is Python code, which cannot be exported.
@@ -194,11 +196,24 @@ def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
     try:
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         for _ in range(CHECK_ROWS // CHUNK_ROWS):
-            stored, inputs = _made_up(policy, rng)
-            outputs = dict(
-                zip(module.output_names, session.run(module.output_names, inputs), strict=True)
+            stored = _made_up(policy, rng)
+            inputs = leaves(policy.spaces.as_returned(stored), name="obs")
+            if MASK in module.inputs:
+                inputs[MASK] = stored[MASK]
+            state = None
+            if policy.state_size:
+                state = rng.uniform(-1, 1, (CHUNK_ROWS, policy.state_size)).astype(
+                    policy.spec.dtype
+                )
+                inputs["state"] = state
+            outputs = session.run(
+                module.output_names,
+                {name: np.ascontiguousarray(inputs[name]) for name in module.inputs},
             )
-            largest, differing = _compared(_expected(policy, stored, inputs.get("state")), outputs)
+            largest, differing = _compared(
+                _expected(policy, stored, state),
+                dict(zip(module.output_names, outputs, strict=True)),
+            )
             difference = max(difference, largest)
             other_choices += differing
     except Exception as error:  # it has no kernels for some types, such as convolutions of float64
@@ -216,45 +231,31 @@ def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
     return f"Checked in {runtime} {facts}."
 
 
-def _made_up(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return random observations as they are stored, and with masks and states as the inputs of the ONNX model."""
-    from dppo.tools.export.modules import named
-
+def _made_up(policy: Policy, rng: np.random.Generator) -> np.ndarray:
+    """Return random observations as they are stored."""
     spaces = policy.spaces
     stored = np.zeros(CHUNK_ROWS, spaces.obs)
-    scales = (
-        {} if policy.obs_scale is None else leaf_scales(policy.obs_scale, spaces.of_network().obs)
-    )
+    scales = {}
+    if policy.obs_scale is not None:
+        scales = leaf_scales(policy.obs_scale, spaces.of_network().obs)
     for key, leaf in leaves(spaces.as_returned(stored)).items():
-        category = spaces.categories.get(key)
-        if category is not None:
-            members = rng.integers(0, category.counts, (CHUNK_ROWS, len(category.counts)))
-            leaf[...] = (members + category.starts).reshape(leaf.shape)
-        elif leaf.dtype.kind == "f":
-            drawn = rng.standard_normal(leaf.shape)
-            leaf[...] = scales[key].mean + 2 * scales[key].std * drawn if key in scales else drawn
-        else:
+        if key in spaces.categories:
+            first, last = spaces.categories[key].limits(leaf.shape[1:])
+            leaf[...] = rng.integers(first, last + 1, leaf.shape)
+        elif leaf.dtype.kind != "f":
             leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+        else:
+            drawn = rng.standard_normal(leaf.shape)
+            if key in scales:
+                drawn = scales[key].mean + 2 * scales[key].std * drawn
+            leaf[...] = drawn
     if spaces.mask is not None:
         choices = spaces.actions.choices or ()
         allowed = rng.random((CHUNK_ROWS, sum(choices))) < 0.6
         allowed[:, np.cumsum(choices) - 1] = True  # something is allowed
-        parts = list(leaves(stored[MASK]).values())
-        ends = np.cumsum([part.shape[1] for part in parts])
-        for part, allowed_in_part in zip(parts, np.split(allowed, ends[:-1], axis=1), strict=True):
-            part[...] = allowed_in_part
-    inputs = {
-        named("obs", key): leaf
-        for key, leaf in leaves(spaces.as_returned(stored)).items()
-        if key not in spaces.critic_obs
-    }
-    if spaces.mask in ("method", "info"):
-        inputs[MASK] = stored[MASK]
-    if policy.state_size:
-        inputs["state"] = rng.uniform(-1, 1, (CHUNK_ROWS, policy.state_size)).astype(
-            policy.spec.dtype
-        )
-    return stored, {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        for part in leaves(stored[MASK]).values():
+            part[...], allowed = np.split(allowed, [part.shape[1]], axis=1)
+    return stored
 
 
 def _expected(
@@ -263,18 +264,17 @@ def _expected(
     """Return by name the outputs that follow from what the policy computes in NumPy."""
     import torch
 
-    from dppo.tools.export.modules import decided, named
+    from dppo.tools.export.modules import decided
 
     actions, outputs = policy.decide(stored, state)
     follows = decided(
         policy.spaces.actions, policy.spec.distribution, torch.from_numpy(outputs.head)
     )
     expected = {name: tensor.numpy() for name, tensor in follows}
-    for key, action in leaves(policy.spaces.actions.to_env(actions)).items():
-        expected[named("action", key)] = action
-    if outputs.state is None:
-        return expected
-    return expected | {"next_state": outputs.state}
+    expected |= leaves(policy.spaces.actions.to_env(actions), name="action")
+    if outputs.state is not None:
+        expected["next_state"] = outputs.state
+    return expected
 
 
 def _compared(expected: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> tuple[float, int]:
@@ -326,7 +326,7 @@ def export_folder(
     copied = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
     iteration = run_files.checkpoint.state["iteration"]
     rows = read_metrics(run_dir) if METRICS in copied else []
-    rows = [row for row in rows if row["iteration"] == iteration][-1:]
+    last_row = {row["iteration"]: row for row in rows}.get(iteration, {})
     with writing(folder):
         make_folder(target / "checkpoints")
         checked = export_onnx(policy, target / "policy.onnx")
@@ -339,10 +339,11 @@ def export_folder(
         if CURVE in copied:
             picture = f"![Learning curve]({CURVE})\n\n"
         card = _card(
-            policy, played, rows, checked=checked.removeprefix(f"{target}/"), curve=picture
+            policy, played, last_row, checked=checked.removeprefix(f"{target}/"), curve=picture
         )
         write_file(target / CARD, card.encode())
-    command = f"hf upload YOUR_NAME/ppo-{as_file_name(_env_name(policy))} {quote(str(target))}"
+    name = as_file_name(_setting(policy, "env_id", "policy"))
+    command = f"hf upload YOUR_NAME/ppo-{name} {quote(str(target))}"
     look = f"{target / CARD}: the model card. Look at it, and at {CONFIG} for what is private, then upload the folder:"
     return f"{checked}\n{look}\n{command}"
 
@@ -359,28 +360,23 @@ def _exported_best(exported: LoadedCheckpoint, comparison: BaselineComparison) -
     return json.dumps(content).encode() + b"\n"
 
 
-def _env_name(policy: Policy) -> str:
-    return " ".join(
-        printable(str(flattened(policy.state["config"]).get("env_id", "policy"))).split()
-    )
+def _setting(policy: Policy, name: str, default: str) -> str:
+    """Return a setting of the run in one line."""
+    value = flattened(policy.state["config"]).get(name, default)
+    return " ".join(printable(str(value)).split())
 
 
 def _card(
-    policy: Policy,
-    played: Evaluation | None,
-    rows: list[dict[str, float]],
-    *,
-    checked: str,
-    curve: str,
+    policy: Policy, played: Evaluation | None, row: dict[str, float], *, checked: str, curve: str
 ) -> str:
     """Return the card with the figures of an evaluation and of the last row of metrics.
 
     Args:
         checked: the facts about the ONNX file; `curve` is the picture, or empty.
     """
-    env = _env_name(policy)
+    env = _setting(policy, "env_id", "policy")
+    algo = _setting(policy, "algo", "ppo")
     figures = dict[str, str]()
-    algo = str(flattened(policy.state["config"]).get("algo", "ppo"))
     tags = ["reinforcement-learning", algo, "dppo", "onnx", env]
     front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
     if played is not None:
@@ -392,13 +388,9 @@ def _card(
         front["model-index"] = [
             {"name": f"{algo.upper()} on {env}", "results": [result | {"metrics": [metric]}]}
         ]
-    for row in rows:
-        known = {
-            words: row[name]
-            for name, words in FIGURES.items()
-            if math.isfinite(row.get(name, math.nan))
-        }
-        figures |= {words: f"{value:,.1f}" for words, value in known.items()}
+    for name, words in FIGURES.items():
+        if math.isfinite(row.get(name, math.nan)):
+            figures[words] = f"{row[name]:,.1f}"
     return TEMPLATE.read_text(encoding="utf8").format(
         front=yaml.safe_dump(front, sort_keys=False),
         algo=algo.upper(),
