@@ -26,7 +26,7 @@ from dppo.records.differences import (
     unpaired_difference,
 )
 from dppo.records.files import disk
-from dppo.records.files.run_files import BASELINE, read_run_file
+from dppo.records.files.run_files import BASELINE, json_in
 from dppo.user_code import import_path
 
 BASELINE_NUMBER = -1
@@ -108,8 +108,8 @@ class Baseline:
 
     def _read(self, version: str) -> None:
         """Take over stored returns; anything else in the file, which may be a stranger's, counts as none."""
-        with suppress(OSError, OverflowError, RecursionError, ValueError, TypeError, KeyError):
-            content = json.loads(read_run_file(self._path))
+        content = json_in(self._path)
+        with suppress(KeyError, OverflowError, TypeError, ValueError):
             returns = [float(value) for value in content["returns"]]
             is_complete = len(returns) == self._num_episodes and all(map(math.isfinite, returns))
             if is_complete and content["version"] == version:

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from dppo.errors import ConfigError
 from dppo.files import Irregular, open_file
-from dppo.records.files.run_files import LOCK, PARTS, refusal
+from dppo.records.files.run_files import LOCK, json_in, refusal
 
 PATIENCE_S = 0.1  # longest wait for an owner that is about to release the lock
 
@@ -32,11 +32,11 @@ def locked(folder: Path) -> Iterator[bytes]:
     except Irregular as error:  # to filelock, a pipe or a hard link is as good as any file
         raise refusal(error) from None
     lock = FileLock(path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False)
-    owner = _owner(path)
+    owner = json_in(path)
     try:
         lock.acquire()
     except Timeout:
-        raise _in_use(folder, _owner(path)) from None
+        raise _in_use(folder, json_in(path)) from None
     except OSError:  # the file system has no locks
         if owner and _is_alive(owner):
             raise _in_use(folder, owner) from None
@@ -60,15 +60,6 @@ def _write_owner(path: Path) -> bytes:
         file.truncate()  # if the disk is full, the lock holds all the same
         file.write(content)
     return content
-
-
-def _owner(path: Path) -> dict[str, Any]:
-    """Return the owner in the file; {} if the file, which may be a stranger's, names none."""
-    with suppress(OSError, ValueError, RecursionError), os.fdopen(open_file(path), "rb") as file:
-        owner = json.loads(file.read(PARTS[LOCK].max_bytes))
-        if isinstance(owner, dict):
-            return owner
-    return {}
 
 
 def _is_alive(owner: dict[str, Any]) -> bool:

@@ -1,8 +1,10 @@
 """The files of a run folder, which may be a stranger's: what each part must be, and how many bytes of it are read."""
 
+import json
 import stat
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dppo.errors import CheckpointError
 from dppo.files import MAX_SETTINGS_BYTES, Irregular, check_kind, read_file
@@ -77,3 +79,10 @@ def read_run_file(path: Path) -> bytes:
     if path.name != INCIDENT:
         part = next(part for name, part in PARTS.items() if path.match(name))
     return read_file(path, part.max_bytes)
+
+
+def json_in(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of the table; {} if there is none, or the file is damaged."""
+    with suppress(OSError, RecursionError, TypeError, ValueError):
+        return dict(json.loads(read_run_file(path)))
+    return {}

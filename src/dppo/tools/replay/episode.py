@@ -33,6 +33,7 @@ from dppo.policies.arguments import check_display
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.records.files.episodes import (
+    DTYPES,
     INTEGERS,
     SEVERAL_ROWS,
     RecordedEpisode,
@@ -305,8 +306,7 @@ def _of_incident(folder: Path) -> RecordedEpisode:
     try:
         check_kind(folder, stat.S_IFDIR)
         values = json.loads(read_run_file(folder / INCIDENT))
-        dtype = {"int64": np.int64, "float32": np.float32, "float64": np.float64}[values["dtype"]]
-        actions = np.array(values["actions"], dtype)
+        actions = np.array(values["actions"], DTYPES[values["dtype"]])
         place: dict[str, Any] = {name: int(values[name]) for name in INTEGERS[:4]}
         return RecordedEpisode(
             **place,

@@ -1,6 +1,5 @@
 """`dppo report`: write a run as one HTML page that needs no network."""
 
-import json
 import os
 import re
 import stat
@@ -21,7 +20,14 @@ from dppo.files import check_kind, lock, sha256_of
 from dppo.invocation import command
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import write_file, writing
-from dppo.records.files.run_files import CERTIFICATE, CONFIG, INCIDENT, METRICS, read_run_file
+from dppo.records.files.run_files import (
+    CERTIFICATE,
+    CONFIG,
+    INCIDENT,
+    METRICS,
+    json_in,
+    read_run_file,
+)
 from dppo.records.files.run_folder import run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import sampled_metrics
 from dppo.tools.doctor.run_findings import of_run
@@ -89,12 +95,10 @@ def _state_of(run: Path, rows: Sequence[dict[str, float]], config: Config) -> st
 
 def _certificate(run: Path) -> dict[str, Any]:
     """Return the certificate of a run, and whether its files are unchanged since then; {} without one."""
-    with suppress(OSError, RecursionError, ValueError):
-        certificate = json.loads(read_run_file(run / CERTIFICATE))
-        if isinstance(certificate, dict):
-            since_then = _since_then(run, certificate.get("files"))
-            return {"files since then": since_then, **certificate}
-    return {}
+    certificate = json_in(run / CERTIFICATE)
+    if not certificate:
+        return {}
+    return {"files since then": _since_then(run, certificate.get("files")), **certificate}
 
 
 def _since_then(run: Path, hashes: Any) -> str:
@@ -133,10 +137,11 @@ def _command_of(config: Config) -> str:
 
 def _incidents(run: Path) -> Iterator[dict[str, Any]]:
     for folder in sorted(run.glob("incidents/*"))[:MAX_FILES]:
-        with suppress(OSError, RecursionError, ValueError):
+        with suppress(OSError):
             check_kind(folder, stat.S_IFDIR)
-            incident = json.loads(read_run_file(folder / INCIDENT))
-            yield {**incident, "number": folder.name} if isinstance(incident, dict) else {}
+            incident = json_in(folder / INCIDENT)
+            if incident:
+                yield {**incident, "number": folder.name}
 
 
 def _lifetimes(run: Path) -> dict[str, list[Bar]]:

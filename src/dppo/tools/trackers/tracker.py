@@ -11,9 +11,9 @@ from pathlib import Path
 
 from dppo.config import Config
 from dppo.errors import ConfigError
-from dppo.files import read_file
 from dppo.log import logger
 from dppo.records.files.disk import write_file
+from dppo.records.files.run_files import json_in
 from dppo.records.metrics.writer import plain
 from dppo.records.observer import Observer, Result, RunInfo
 from dppo.records.outside import NoAnswer, OutsideThread, never
@@ -23,7 +23,6 @@ from dppo.user_code import in_a_line, require_package
 CLOSE_S = 30.0  # longest wait for the last rows at the end of a run
 CHECK_S = 20.0  # longest wait for a tracker before the run starts
 IDS_FILE = "trackers.json"  # in the folder of a run: the run's id in each tracker
-MAX_IDS_BYTES = 1 << 16
 VALID_ID = re.compile(r"[\w-]{1,64}")
 
 
@@ -77,15 +76,8 @@ class TrackerIds:
         """Return the ids of a run that is resumed; none if the file is damaged, perhaps by another program."""
         if run.resumed_at is None:
             return {}
-        try:
-            ids = json.loads(read_file(run.run_dir / IDS_FILE, MAX_IDS_BYTES))
-            return {
-                str(name): str(run_id)
-                for name, run_id in ids.items()
-                if VALID_ID.fullmatch(str(run_id))
-            }
-        except (AttributeError, OSError, RecursionError, ValueError):
-            return {}
+        ids = json_in(run.run_dir / IDS_FILE).items()
+        return {name: str(run_id) for name, run_id in ids if VALID_ID.fullmatch(str(run_id))}
 
     def write(self, path: Path, earlier: dict[str, str], name: str, run_id: str) -> None:
         """Write the known ids, with the id of the tracker `name`."""
