@@ -115,8 +115,10 @@ def baseline_return(rows: Sequence[Mapping[str, float]]) -> float | None:
     return None
 
 
-def _column(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
-    return np.array([row.get(name, math.nan) for row in rows])
+def _column(
+    rows: Sequence[Mapping[str, float]], name: str, missing: float = math.nan
+) -> np.ndarray:
+    return np.array([row.get(name, missing) for row in rows])
 
 
 def read_curve(run: Path, metric: str) -> Curve:
@@ -138,7 +140,7 @@ def training_times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
 
     `time/training_s` in the rows starts at zero again at each resume.
     """
-    times = np.nan_to_num(_times(rows))
+    times = np.nan_to_num(_column(rows, "time/training_s", 0.0))
     before_resume = np.where(resumed(rows), np.concatenate([[0.0], times])[:-1], 0.0)
     return np.asarray(times + np.cumsum(before_resume))
 
@@ -148,18 +150,12 @@ def resumed(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
 
     It is if its training time is less than in the row before, or if its call of `train` began at a later step.
     """
-    times = _times(rows)
-    first_steps = []  # for each row, the step at which its call began: SPS counts from there
-    for row in rows:
-        steps_of_call = row.get("charts/SPS", math.nan) * row.get("time/training_s", 0)
-        first_steps.append(row.get("global_step", 0) - steps_of_call)
-    moved_on = np.diff(np.array(first_steps, dtype=float), prepend=first_steps[:1])
+    times = _column(rows, "time/training_s", 0.0)
+    # the step at which the call of each row began: SPS counts from there
+    first_steps = _column(rows, "global_step", 0.0) - _column(rows, "charts/SPS") * times
+    moved_on = np.diff(first_steps, prepend=first_steps[:1])
     time_fell = np.diff(times, prepend=0.0) < 0
     return np.asarray(time_fell | (moved_on > ROUNDING_STEPS))
-
-
-def _times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
-    return np.array([row.get("time/training_s", 0.0) for row in rows], dtype=float)
 
 
 def thinned(count: int) -> np.ndarray:

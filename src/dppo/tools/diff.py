@@ -1,6 +1,7 @@
 """`dppo diff`: name the first quantity in which two runs differ."""
 
 from collections.abc import Mapping
+from os.path import commonprefix
 from pathlib import Path
 
 from dppo.commands.flags import Parser, UsageError
@@ -82,10 +83,9 @@ def first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:
     steps = {}  # the first different step of each quantity that has a checksum for each step
     for name in names:
         if len(checksums_a.get(name, "")) > CHECKSUM_DIGITS:
-            steps[name] = (
-                _first_different_digit(checksums_a[name], checksums_b.get(name, ""))
-                // DIGITS_PER_STEP
-            )
+            digits = [checksums_a[name], checksums_b.get(name, "")]
+            equal_digits = commonprefix(digits)  # noqa: RUF071  digits are meant, not folders
+            steps[name] = len(equal_digits) // DIGITS_PER_STEP
     first = names[0]
     step = ""
     if first in steps:
@@ -94,10 +94,3 @@ def first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:
     quantity, _, sampler_id = ascii(first)[1:-1].partition("/")
     sampler = f", sampler {sampler_id}" if sampler_id else ""
     return f"{sampler}{step}: {quantity}"
-
-
-def _first_different_digit(digits_a: str, digits_b: str) -> int:
-    for position, (digit_a, digit_b) in enumerate(zip(digits_a, digits_b, strict=False)):
-        if digit_a != digit_b:
-            return position
-    return min(len(digits_a), len(digits_b))

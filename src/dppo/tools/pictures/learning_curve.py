@@ -56,12 +56,10 @@ def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) 
     scale, time_label = time_axis(training.seconds)
     figure, (over_steps, over_time) = two_panels(STEPS, time_label, top=0.86, bottom=0.15)
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
-    _draw_evaluations(over_steps, evaluations.steps, evaluations.values)
-    _draw_evaluations(over_time, evaluations.seconds / scale, evaluations.values)
-    _draw_training(over_steps, training.steps, training.values)
-    _draw_training(over_time, training.seconds / scale, training.values)
     controller = baseline_return(rows)
-    for axis in (over_steps, over_time):
+    for axis, x, unit in ((over_steps, "steps", 1.0), (over_time, "seconds", scale)):
+        _draw_evaluations(axis, getattr(evaluations, x) / unit, evaluations.values)
+        _draw_training(axis, getattr(training, x) / unit, training.values)
         axis.set_xlim(left=0)
         if controller is not None:
             draw_baseline(axis, controller)

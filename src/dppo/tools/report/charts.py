@@ -174,7 +174,9 @@ def chart(
         legend[level.name] = f"{level.value:.4g}"
     path = _line_path(places, middle)
     if len(x) < FEW_POINTS:
-        drawing += f'<path class="line few" d="{path}{_dots(places, middle)}"/>'
+        # lines of length zero, which the style sheet draws with round ends
+        dots = "".join(f"M{point}h0" for point in _points(places, middle))
+        drawing += f'<path class="line few" d="{path}{dots}"/>'
     else:
         drawing += f'<path class="line" d="{path}"/>'
     return Figure(title, across, list(up.ticks()), legend).around(drawing)
@@ -253,11 +255,6 @@ def _axis(values: np.ndarray, margin: float, label: str = "") -> Axis:
 
 def _line_path(x: np.ndarray, y: np.ndarray) -> str:
     return "M" + "L".join(_points(x, y))
-
-
-def _dots(x: np.ndarray, y: np.ndarray) -> str:
-    """Return a path of dots: lines of length zero, which the style sheet draws with round ends."""
-    return "".join(f"M{point}h0" for point in _points(x, y))
 
 
 def _points(x: np.ndarray, y: np.ndarray) -> Iterable[str]:

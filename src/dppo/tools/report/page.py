@@ -31,21 +31,35 @@ MAX_KEYS = 1000
 MAX_COUNTS = 100
 # keys that belong to another chart
 ENDS_OF_OTHERS = (
-    *("_std", "_min", "_max", "_low", "_high"),
-    *("eval/iteration", "eval/global_step", "eval/baseline_return", "eval/baseline_pairs"),
+    "_std",
+    "_min",
+    "_max",
+    "_low",
+    "_high",
+    "eval/iteration",
+    "eval/global_step",
+    "eval/baseline_return",
+    "eval/baseline_pairs",
 )
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
     "Evaluation": ("eval/",),
     "Reported by the environment": ("info/",),
     "Losses and policy": (
-        *(
-            f"losses/{name}"
-            for name in ("policy_loss", "value_loss", "approx_kl", "clipfrac", "entropy")
-        ),
-        *(f"losses/{name}" for name in ("critic_loss", "q_mean", "temperature", "action_std")),
-        *("losses/explained_variance", "losses/grad_norm", "charts/learning_rate"),
-        *("charts/episodic_length", "charts/success_rate"),
+        "losses/policy_loss",
+        "losses/value_loss",
+        "losses/approx_kl",
+        "losses/clipfrac",
+        "losses/entropy",
+        "losses/critic_loss",
+        "losses/q_mean",
+        "losses/temperature",
+        "losses/action_std",
+        "losses/explained_variance",
+        "losses/grad_norm",
+        "charts/learning_rate",
+        "charts/episodic_length",
+        "charts/success_rate",
     ),
     "Where the time goes": ("perf/iteration_s", "charts/SPS_iteration", "actors/"),
 }
