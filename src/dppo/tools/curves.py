@@ -15,7 +15,7 @@ from dppo.config.plain import plain
 from dppo.errors import DppoError, counted, printable
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.metrics.reading import sampled_metrics
+from dppo.records.metrics.reading import Rows, sampled_metrics
 
 RETURN = "charts/episodic_return"
 # Settings that may differ between repetitions of one experiment.
@@ -84,9 +84,7 @@ def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
             yield from inner
 
 
-def curve_of(
-    rows: Sequence[Mapping[str, float]], metric: str, settings: Mapping[str, Any] | None = None
-) -> Curve:
+def curve_of(rows: Rows, metric: str, settings: Mapping[str, Any] | None = None) -> Curve:
     """Return the curve of a metric from rows of metrics.jsonl; its seconds include those before each resume."""
     seconds = training_times(rows)
     steps = _column(rows, "global_step")
@@ -106,7 +104,7 @@ def curve_of(
     )
 
 
-def baseline_return(rows: Sequence[Mapping[str, float]]) -> float | None:
+def baseline_return(rows: Rows) -> float | None:
     """Return the mean return of the user's controller from the last evaluation; None without a baseline."""
     for row in reversed(rows):
         value = row.get("eval/baseline_return", math.nan)
@@ -115,9 +113,7 @@ def baseline_return(rows: Sequence[Mapping[str, float]]) -> float | None:
     return None
 
 
-def _column(
-    rows: Sequence[Mapping[str, float]], name: str, missing: float = math.nan
-) -> np.ndarray:
+def _column(rows: Rows, name: str, missing: float = math.nan) -> np.ndarray:
     return np.array([row.get(name, missing) for row in rows])
 
 
@@ -135,7 +131,7 @@ def read_curve(run: Path, metric: str) -> Curve:
     raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")
 
 
-def training_times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
+def training_times(rows: Rows) -> np.ndarray:
     """Return the seconds of training at each row of a run, summed over resumes.
 
     `time/training_s` in the rows starts at zero again at each resume.
@@ -145,7 +141,7 @@ def training_times(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
     return np.asarray(times + np.cumsum(before_resume))
 
 
-def resumed(rows: Sequence[Mapping[str, float]]) -> np.ndarray:
+def resumed(rows: Rows) -> np.ndarray:
     """Return for each row whether it is the first one after a resume.
 
     It is if its training time is less than in the row before, or if its call of `train` began at a later step.

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ from dppo.files import open_file, read_file
 from dppo.records.files.disk import cause
 from dppo.records.files.run_files import METRICS, PARTS
 
+Row = Mapping[str, float]
+"""The metrics of an iteration."""
+Rows = Sequence[Row]
 COUNTERS = ("iteration", "global_step")  # keys that every row has
 SAMPLED_ROWS = 4000
 MAX_ROW_BYTES = 2**18

@@ -27,7 +27,14 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import as_file_name, versions
 from dppo.records.terminal.figures import duration
-from dppo.tools.compare.measured import MeasuredRun, by_actors, differing_seeds, group_of, groups_of
+from dppo.tools.compare.measured import (
+    Group,
+    MeasuredRun,
+    by_actors,
+    differing_seeds,
+    group_of,
+    groups_of,
+)
 from dppo.tools.curves import CurveGroup
 from dppo.tools.pictures.comparison import compare_figure
 
@@ -294,7 +301,7 @@ def _alternatives(numbers: Sequence[int]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
+def make_table(groups: Sequence[Group], target: float | None) -> Table:
     """Return a table with one row per number of actors: mean times over the seeds, speed-up relative to the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
@@ -330,7 +337,7 @@ def make_table(groups: Sequence[dict[str, Any]], target: float | None) -> Table:
     return table
 
 
-def _time_to_target(group: dict[str, Any]) -> str:
+def _time_to_target(group: Group) -> str:
     """Return the mean time of the seeds that reached the target, with their number if some did not."""
     seconds = group["time_to_target_s"]
     if seconds is None:
@@ -343,7 +350,7 @@ def _time_to_target(group: dict[str, Any]) -> str:
     return mean
 
 
-def explain_bound(group: dict[str, Any]) -> str:
+def explain_bound(group: Group) -> str:
     """Explain the bound in one line, with its measured parts."""
     return (
         "Bound: an iteration of {steps:,} env steps takes at least C = w + M + x + u. Measured with {label}: "

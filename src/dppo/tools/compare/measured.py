@@ -7,9 +7,12 @@ from typing import Any
 
 from dppo.config import Config
 from dppo.errors import counted
+from dppo.records.metrics.reading import Row, Rows
 from dppo.records.observer import Result
 from dppo.tools.curves import RETURN, Curve, curve_of
 
+Group = dict[str, Any]
+"""Means over runs that differ in their seeds, as compare.json holds them."""
 OF_RESULT = ("wall_s", "training_s", "global_step", "weights_sha256", "incidents")
 OF_CURVE = ("wall_s", "global_step", "episodic_return")
 
@@ -20,7 +23,7 @@ class MeasuredRun:
 
     config: Config
     result: Result
-    rows: list[dict[str, Any]]
+    rows: Rows
     """The rows of metrics.jsonl."""
 
     @property
@@ -48,7 +51,7 @@ class MeasuredRun:
         }
 
 
-def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) -> dict[str, Any]:
+def measure_cycle(rows: Rows, steps: int, hosts: int = 1) -> dict[str, Any]:
     """Return the mean iteration of a synchronous run of `steps`, or of several; times are in seconds.
 
         bound_s = exchange_s + collect_s + update_s                         (C = w + M + x + u)
@@ -85,15 +88,15 @@ def measure_cycle(rows: Sequence[dict[str, Any]], steps: int, hosts: int = 1) ->
     }
 
 
-def _exchange_s(row: dict[str, Any]) -> float:
+def _exchange_s(row: Row) -> float:
     """Return the time of sending and receiving in which the slowest actor did not work."""
     not_collecting_s = max(0.0, row["perf/collect_s"] - row["perf/slowest_actor_s"])
     return float(min(row["perf/transfer_s"], not_collecting_s))
 
 
 def group_of(
-    runs: Sequence[MeasuredRun], first: dict[str, Any] | None = None, target: float | None = None
-) -> dict[str, Any]:
+    runs: Sequence[MeasuredRun], first: Group | None = None, target: float | None = None
+) -> Group:
     """Return the means over runs that differ in their seeds; speed-ups refer to the group `first`, or to itself.
 
     The largest possible speed-up is the work of the first group divided by the actors, without overhead: if it is
@@ -142,9 +145,9 @@ def by_actors(runs: Sequence[MeasuredRun]) -> list[list[MeasuredRun]]:
     return [[run for run in runs if run.config.most_actors == number] for number in numbers]
 
 
-def groups_of(runs: Sequence[MeasuredRun], target: float | None = None) -> list[dict[str, Any]]:
+def groups_of(runs: Sequence[MeasuredRun], target: float | None = None) -> list[Group]:
     """The group of each number of actors, as compare.json holds it."""
-    groups: list[dict[str, Any]] = []
+    groups: list[Group] = []
     for same in by_actors(runs):
         groups.append(group_of(same, groups[0] if groups else None, target))
     return groups

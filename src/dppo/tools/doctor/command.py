@@ -20,6 +20,7 @@ from dppo.errors import ConfigError, counted, printable
 from dppo.invocation import command
 from dppo.tools.doctor.controllers import described
 from dppo.tools.doctor.run_findings import of_run
+from dppo.tools.doctor.speed import Facts
 
 DESCRIPTION = (
     "Examine an environment in a process of its own, without Ray: what is wrong with it, how long its steps take, how "
@@ -117,7 +118,7 @@ def _with_evaluations(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recommended_settings(
-    facts: dict[str, Any],
+    facts: Facts,
     config: Config,
     settings: dict[str, Any],
     flags: dict[str, Any],
@@ -177,7 +178,7 @@ def _speeds(expected: list[dict[str, Any]]) -> Iterator[str]:
         yield line
 
 
-def _measured(facts: dict[str, Any]) -> Iterator[str]:
+def _measured(facts: Facts) -> Iterator[str]:
     """Yield lines about the facts that were measured."""
     if "make_s" in facts:
         yield f"spaces   {facts['spaces']}"

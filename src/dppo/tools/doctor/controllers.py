@@ -18,6 +18,7 @@ from dppo.policies.acting import PlaySettings
 from dppo.policies.controller import Controller
 from dppo.policies.controller_acting import ControllerActing
 from dppo.policies.playing import Playing
+from dppo.tools.doctor.speed import Facts
 
 MIN_EPISODES = 2
 MAX_EPISODES = 10
@@ -77,7 +78,7 @@ def reason_to_leave_out(
     return ""
 
 
-def play_controllers(env: Any, config: Config, until: float) -> dict[str, Any]:
+def play_controllers(env: Any, config: Config, until: float) -> Facts:
     """Play the same episodes with each controller in turn, until the time is up; return the facts.
 
     Raise ConfigError if there is no such baseline.
@@ -92,7 +93,7 @@ def play_controllers(env: Any, config: Config, until: float) -> dict[str, Any]:
         )
         for name, controller in controllers.items()
     }
-    facts: dict[str, Any] = {}
+    facts: Facts = {}
     try:
         for episode in range(MAX_EPISODES):
             for contestant in contestants.values():

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Any
 
 import numpy as np
@@ -223,7 +223,7 @@ class Examination:
 
     def _report_played(self, played: Played, children_cpu_before_s: float, spaces: Spaces) -> None:
         instances = self._instances
-        faults = [incident for incident in played.incidents if incident.fault]
+        faults = [(incident, incident.fault) for incident in played.incidents if incident.fault]
         rewards = [reward for step in played.trace for reward in step.rewards]
         wall_s = sum(sum(instances.seconds[name]) for name in instances.answers)
         children_cpu_s = self._process.usage().children_cpu_s - children_cpu_before_s
@@ -240,15 +240,11 @@ class Examination:
             rewards=[min(rewards), max(rewards)],
             incidents=[incident.message for incident in played.incidents if not incident.fault],
             observed=played.observed,
-            faults=Counter(
-                f"{fault.fault.error} in {fault.fault.phase}" for fault in faults if fault.fault
-            ),
+            faults=Counter(f"{fault.error} in {fault.phase}" for _, fault in faults),
             first_fault=[
-                f"{first.message}\n{first.fault.traceback}".rstrip()
-                for first in faults[:1]
-                if first.fault
+                f"{incident.message}\n{fault.traceback}".rstrip() for incident, fault in faults[:1]
             ],
-            lost=sum(fault.lost_steps for fault in faults),
+            lost=sum(incident.lost_steps for incident, _ in faults),
             leak_mb=played.leak_mb(stored_rows * spaces.obs.itemsize / 2**20),
             changed_by_playing=self._process.changes(),
         )
@@ -296,11 +292,9 @@ class Examination:
         if until < time.monotonic() + make_s:
             return
         affordable = int((until - time.monotonic()) / REPETITIONS / step_s)
-        sizes = []
-        for number, size in enumerate(played.sizes):
-            steps_so_far = sum(played.sizes[: number + 1])
-            if number == 0 or steps_so_far <= affordable:
-                sizes.append(size)
+        affordable = max(affordable, played.sizes[0])
+        ends = accumulate(played.sizes)
+        sizes = [size for size, end in zip(played.sizes, ends, strict=True) if end <= affordable]
         facts = {"compared": sum(sizes), "same": {}, "unlike": []}
         self._report(sizes=sizes)
 
@@ -318,11 +312,8 @@ class Examination:
                 self._instances.sampler(0).sampler,
                 self._instances.sampler(1, 1).sampler,
             )
-            self._report(
-                state=restored(
-                    self._instances.sampler(1).sampler, self._instances.sampler(0).sampler
-                )
-            )
+            first = self._instances.sampler(0).sampler
+            self._report(state=restored(self._instances.sampler(1).sampler, first))
         self._ask_checker(self._instances.last())
 
     def _second(self) -> PPOSampler | None:
@@ -344,16 +335,11 @@ class Examination:
 
     def _elsewhere(self) -> bool:
         """Return whether another process can make an instance while this one has its own."""
-        from dppo.tools.doctor.watching import EXAMINATION, Watch
+        from dppo.tools.doctor.watching import examine_apart
 
         self._report(stage="making a second instance in another process")
-        request = {
-            "settings": plain(plain_settings(self._config)),
-            "seconds": ELSEWHERE_S,
-            "sizes": [FIRST_STEPS],
-        }
-        facts = Watch(EXAMINATION, request, lambda stage: None).wait(ELSEWHERE_S)
-        return "trace" in facts
+        settings = plain(plain_settings(self._config))
+        return "trace" in examine_apart(settings, ELSEWHERE_S, [FIRST_STEPS])
 
     def _ask_checker(self, env: Any) -> None:
         """Run Gymnasium's checker on an instance if there is time, and try to pickle the instance."""

@@ -22,6 +22,7 @@ from dppo.ppo.exchange.records import (
     SegmentRequest,
 )
 from dppo.process_state.borders import guarded_steps
+from dppo.tools.doctor.speed import Facts
 
 WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
@@ -122,20 +123,16 @@ def steps_of(report: SegmentReport, segment: Segment) -> list[StepFacts]:
     if only_steps_failed and not valid_steps.all():
         first_fault = int(valid_steps.argmin())
     observations = segment.obs[-length:]
-    steps = []
-    for number in range(length):
-        obs = np.ascontiguousarray(observations[number])
-        checksum = 0
-        if number == length - 1:
-            checksum = zlib.crc32(report.carry.checksums.tobytes())
-        steps.append(
-            StepFacts(
-                obs_checksum=zlib.crc32(obs.tobytes()),
-                rewards=segment.rewards[number].tolist(),
-                episodes_checksum=checksum,
-                faults=len(phases) if number >= first_fault else 0,
-            )
+    steps = [
+        StepFacts(
+            obs_checksum=zlib.crc32(obs.tobytes()),
+            rewards=rewards.tolist(),
+            episodes_checksum=0,
+            faults=len(phases) if number >= first_fault else 0,
         )
+        for number, (obs, rewards) in enumerate(zip(observations, segment.rewards, strict=True))
+    ]
+    steps[-1] = steps[-1]._replace(episodes_checksum=zlib.crc32(report.carry.checksums.tobytes()))
     return steps
 
 
@@ -151,9 +148,7 @@ def fingerprint_of(trace: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(first_steps).encode()).hexdigest()[:16]
 
 
-def agreement(
-    facts: dict[str, Any], place: str, trace: Iterable[Any], again: Iterable[Any]
-) -> dict[str, Any]:
+def agreement(facts: Facts, place: str, trace: Iterable[Any], again: Iterable[Any]) -> Facts:
     """Return the facts, and the first difference of steps that were repeated in `place`, up to a fault in either.
 
     Args:
@@ -177,19 +172,13 @@ def agreement(
     }
 
 
-def in_order(facts: dict[str, Any]) -> dict[str, Any]:
-    """Sort the places of `agreement`, the most telling first."""
-    same = {place: facts["same"][place] for place in sorted(facts["same"], key=_rank)}
-    return facts | {"same": same, "unlike": sorted(facts["unlike"], key=_rank)}
+def in_order(facts: Facts) -> Facts:
+    """Sort the places of `agreement`, all of them PLACES, the most telling first."""
+    same = {place: facts["same"][place] for place in PLACES if place in facts["same"]}
+    return facts | {"same": same, "unlike": [place for place in PLACES if place in facts["unlike"]]}
 
 
-def _rank(place: str) -> int:
-    if place in PLACES:
-        return PLACES.index(place)
-    return len(PLACES)
-
-
-def spread(times: Sequence[float]) -> dict[str, Any]:
+def spread(times: Sequence[float]) -> Facts:
     """Return quantiles and a histogram of seconds, and their mean without the first, which often takes longer."""
     quantiles = np.quantile(times, list(QUANTILES.values())).tolist()
     edges = np.geomspace(min(times), 1.001 * max(times), HISTOGRAM_BINS + 1)

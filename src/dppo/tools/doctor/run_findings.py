@@ -1,6 +1,5 @@
 """Findings about a run, from its folder: what limited its speed, its incidents, and why it may not have learned."""
 
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -13,11 +12,11 @@ from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
 from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.flat import Score, flat_note
-from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.reading import Row, Rows, read_metrics
 from dppo.records.notes import LearningNotes
 from dppo.spaces.actions import actions_from_json
+from dppo.tools.doctor.speed import Findings
 
-Row = dict[str, float]
 LONGER = "longer segments (--num-steps)"
 PHASES = {  # what takes the time, and what to use
     "env": ("the environments", ""),  # see `_way_to_step_faster`
@@ -30,7 +29,7 @@ PHASES = {  # what takes the time, and what to use
 MAX_NAMED_PHASES = 2
 
 
-def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, str]]:
+def of_run(run: Path, rows: Rows | None = None) -> Findings:
     """Yield severity and text of findings about a run, or about a sample of its `rows`."""
     config = Config(**settings_to_resume(run, read_only=True))
     if rows is None:
@@ -55,9 +54,7 @@ def of_run(run: Path, rows: Sequence[Row] | None = None) -> Iterator[tuple[str, 
         yield from _incident_findings(run, rows[-1])
 
 
-def _time_findings(
-    rows: Sequence[Row], config: Config, epochs: int | None
-) -> Iterator[tuple[str, str]]:
+def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
     """Yield what took most of the time, and what would shorten it."""
     settled = [row for row in rows if row["iteration"] > 1]
     split = TimeSplit()
@@ -100,7 +97,7 @@ def _way_to_step_faster(config: Config) -> str:
     return ""
 
 
-def _incident_findings(run: Path, last_row: Row) -> Iterator[tuple[str, str]]:
+def _incident_findings(run: Path, last_row: Row) -> Findings:
     for key, number in last_row.items():
         if key.startswith("incidents/"):
             folder = ""

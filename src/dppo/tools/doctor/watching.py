@@ -18,6 +18,7 @@ import psutil
 from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import usable_cores
 from dppo.tools.doctor.playing import FIRST_SIZES, WITH_SECOND, agreement, fingerprint_of
+from dppo.tools.doctor.speed import Facts
 
 # longest silence of a call after the time is up; three times the longest call so far if that is more
 PATIENCE_S = 10.0
@@ -41,17 +42,17 @@ STAGES = {
     "closing": "closing the environment",
 }
 STAGES_OF_SECOND = {**STAGES, "playing": "playing the same episodes again"}
+Show = Callable[[str], None]
+"""It is called with each stage."""
 EXAMINATION = ("-m", "dppo.tools.doctor.examination")
 
 
 class Watch:
     """Collects the reports of a process that is examined, and describes its end."""
 
-    def __init__(
-        self, program: Sequence[str], request: dict[str, Any], show: Callable[[str], None]
-    ) -> None:
+    def __init__(self, program: Sequence[str], request: dict[str, Any], show: Show) -> None:
         """Start `python PROGRAM DESCRIPTOR`, with `request` as JSON in its stdin; `show` is called with each stage."""
-        self.facts: dict[str, Any] = {
+        self.facts: Facts = {
             "output": 0,
             "last_line": "",
             "stage": "starting",
@@ -85,7 +86,7 @@ class Watch:
         for reader in self._readers:
             reader.start()
 
-    def wait(self, seconds: float) -> dict[str, Any]:
+    def wait(self, seconds: float) -> Facts:
         """Return the facts when the process has ended, or has been ended because it hangs."""
         until = time.monotonic() + seconds
         patience_s = min(PATIENCE_S, seconds)
@@ -198,54 +199,60 @@ class Watch:
             self.facts |= facts
             if "stage" in facts:
                 self._call = ""
-                self._show(facts["stage"])
+                if facts["stage"] != "over":
+                    self._show(facts["stage"])
 
 
-def examine(
-    settings: dict[str, Any], seconds: float, show: Callable[[str], None] = lambda stage: None
-) -> dict[str, Any]:
+def examine_apart(
+    settings: dict[str, Any],
+    seconds: float,
+    sizes: Sequence[int] = (),
+    show: Show = lambda stage: None,
+) -> Facts:
+    """Return what a process of its own finds; with `sizes`, it only plays segments of these sizes."""
+    request = {"settings": settings, "seconds": seconds, "sizes": sizes}
+    return Watch(EXAMINATION, request, show).wait(seconds)
+
+
+def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage: None) -> Facts:
     """Return the facts about the environment of these settings, measured in a process and repeated in another one."""
     until = time.monotonic() + seconds
-    request = {"settings": settings, "seconds": seconds}
 
-    def show_first(stage: str) -> None:
-        if stage != "over":
-            show(STAGES.get(stage, stage))
+    def repeat(seconds: float) -> Facts:
+        return examine_apart(
+            settings,
+            max(MIN_SECOND_EXAMINATION_S, seconds),
+            facts.get("sizes", [])[:MAX_REPEATED_SEGMENTS],
+            lambda stage: show(f"in a second process: {STAGES_OF_SECOND.get(stage, stage)}"),
+        )
 
-    def show_second(stage: str) -> None:
-        if stage != "over":
-            show(f"in a second process: {STAGES_OF_SECOND.get(stage, stage)}")
-
-    facts = Watch(EXAMINATION, request | {"sizes": []}, show_first).wait(seconds)
+    facts = examine_apart(settings, seconds, show=lambda stage: show(STAGES.get(stage, stage)))
     facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
     trace = facts.pop("trace", ())
     facts["fingerprint"] = fingerprint_of(trace)
-    repeat = request | {"sizes": facts.get("sizes", [])[:MAX_REPEATED_SEGMENTS]}
     if _trouble_with_two(facts):
-        return _examined_alone(facts, trace, Watch(EXAMINATION, repeat, show_second))
+        return _examined_alone(facts, trace, repeat(PATIENCE_S).get("trace", ()))
     same = facts.get("same", {})
     if not same or any(same.values()):
         return facts
-    time_left = max(MIN_SECOND_EXAMINATION_S, until - time.monotonic())
-    repeated = Watch(EXAMINATION, repeat, show_second).wait(time_left)
+    repeated = repeat(until - time.monotonic())
     if not repeated.get("trace"):
-        reasons = [repeated[end] for end in ("error", "died", "hung") if repeated.get(end)]
-        return facts | {"alone": reasons[0] if reasons else "for lack of time"}
+        reasons = filter(None, map(repeated.get, ("error", "died", "hung")))
+        return facts | {"alone": next(reasons, "for lack of time")}
     place = "in a fresh process"
     if len(repeated["trace"]) < facts["compared"]:
         place += f" (the first {len(repeated['trace']):,})"
     return agreement(facts, place, trace, repeated["trace"])
 
 
-def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
+def simulator(settings: dict[str, Any], seconds: float) -> Facts:
     """Return the packages and the fingerprint of the environment of these settings, from a process of its own."""
-    request = {"settings": settings, "seconds": seconds, "sizes": FIRST_SIZES}
-    facts = Watch(EXAMINATION, request, lambda stage: None).wait(seconds)
+    facts = examine_apart(settings, seconds, FIRST_SIZES)
     fingerprint = fingerprint_of(facts.get("trace", ()))
     return {"packages": facts.get("packages", {}), "first_steps": fingerprint}
 
 
-def _trouble_with_two(facts: dict[str, Any]) -> bool:
+def _trouble_with_two(facts: Facts) -> bool:
     """Return whether something went wrong only while the process had two instances."""
     if _end_with_two(facts):
         return True
@@ -253,20 +260,19 @@ def _trouble_with_two(facts: dict[str, Any]) -> bool:
     return any(same.values()) and not same.get("after other episodes", True)
 
 
-def _end_with_two(facts: dict[str, Any]) -> str:
+def _end_with_two(facts: Facts) -> str:
     """Return how the process ended or hung with a second instance; "" if it did not."""
     if facts["stage"] != WITH_SECOND:
         return ""
     return facts.get("hung", "") or facts.get("died", "")
 
 
-def _examined_alone(facts: dict[str, Any], trace: Sequence[Any], watch: Watch) -> dict[str, Any]:
+def _examined_alone(facts: Facts, trace: Sequence[Any], repeated: Sequence[Any]) -> Facts:
     """Return the facts about an environment that fails or differs while a process has two instances of it.
 
     If a single instance plays the same steps in another process, the second instance disturbed the first one.
     """
     place = "in a fresh process"
-    repeated = watch.wait(max(MIN_SECOND_EXAMINATION_S, PATIENCE_S)).get("trace", ())
     alone = agreement(facts, place, trace, repeated)
     if not repeated or alone["same"][place]:
         return facts

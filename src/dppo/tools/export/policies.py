@@ -30,7 +30,7 @@ from dppo.records.files.checkpoint import BEST, LoadedCheckpoint, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG, METRICS
 from dppo.records.files.run_folder import as_file_name, run_dir_of, versions
-from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.reading import Row, read_metrics
 from dppo.records.observer import Evaluation
 from dppo.spaces.spaces import MASK, leaves
 from dppo.user_code import in_a_line, require_package
@@ -366,9 +366,7 @@ def _setting(policy: Policy, name: str, default: str) -> str:
     return " ".join(printable(str(value)).split())
 
 
-def _card(
-    policy: Policy, played: Evaluation | None, row: dict[str, float], *, checked: str, curve: str
-) -> str:
+def _card(policy: Policy, played: Evaluation | None, row: Row, *, checked: str, curve: str) -> str:
     """Return the card with the figures of an evaluation and of the last row of metrics.
 
     Args:

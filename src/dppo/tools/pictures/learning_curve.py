@@ -1,6 +1,5 @@
 """learning_curve.png: the mean return of one run, over env steps and over training time."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from dppo.log import logger
 from dppo.records.files.disk import cause, remedy
-from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.reading import Rows, read_metrics
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
 from dppo.tools.curves import RETURN, baseline_return, curve_of, thinned
@@ -49,7 +48,7 @@ class LearningCurve(FileWriter):
             logger.warning("%s: cannot be written (%s)", result.picture, problem)
 
 
-def learning_curve(rows: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
+def learning_curve(rows: Rows, path: Path, title: str) -> None:
     """Draw a run, the `rows` of metrics.jsonl, into the PNG `path`: mean return over env steps and training time."""
     training = curve_of(rows, RETURN)
     evaluations = curve_of(rows, "eval/episodic_return")

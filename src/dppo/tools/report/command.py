@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from dppo.records.files.run_files import (
     read_run_file,
 )
 from dppo.records.files.run_folder import run_dir_of, settings_to_resume
-from dppo.records.metrics.reading import sampled_metrics
+from dppo.records.metrics.reading import Rows, sampled_metrics
 from dppo.tools.doctor.run_findings import of_run
 from dppo.tools.report.charts import Bar
 from dppo.tools.report.page import Facts, page
@@ -81,7 +81,7 @@ def facts_of(run: Path) -> Facts:
     )
 
 
-def _state_of(run: Path, rows: Sequence[dict[str, float]], config: Config) -> str:
+def _state_of(run: Path, rows: Rows, config: Config) -> str:
     lock_file = run / "run.lock"
     if lock_file.exists():
         handle = lock(lock_file)

@@ -15,13 +15,13 @@ from dppo.config import Config
 from dppo.config.parts import default_of, settings_by_name
 from dppo.config.plain import plain
 from dppo.errors import counted
+from dppo.records.metrics.reading import Row, Rows
 from dppo.records.terminal.figures import duration, number, signed
 from dppo.records.terminal.view import PHASES
 from dppo.tools.curves import RETURN, baseline_return, resumed, training_times
 from dppo.tools.pictures.style import STEPS, time_axis
 from dppo.tools.report.charts import Bar, Level, Line, Mark, chart, lanes, stacked, text
 
-Row = Mapping[str, float]
 Columns = dict[str, np.ndarray]
 """The rows of a run by key, each [n]; NaN where a row has no such key."""
 MAX_CHARTS = 40  # charts of a section
@@ -81,7 +81,7 @@ class Facts:
     """All that a page shows of a run."""
 
     config: Config
-    rows: Sequence[Row]
+    rows: Rows
     """Rows of metrics.jsonl, perhaps a sample."""
     state: str
     """State in a word or two, such as "finished" or "running"."""
@@ -231,7 +231,7 @@ def _charts(facts: Facts) -> Iterator[str]:
         yield _group("Actors", [lanes(title, shown, "seconds since the first began")])
 
 
-def _columns(rows: Sequence[Row]) -> Columns:
+def _columns(rows: Rows) -> Columns:
     """Return the values of each key; of some keys only, if a stranger's file has a million."""
     keys = dict.fromkeys(key for row in rows for key in list(row)[:MAX_KEYS_OF_ROW])
     names = ["global_step", *list(keys)[:MAX_KEYS]]
@@ -246,7 +246,7 @@ def _drawn_keys(columns: Columns, prefixes: Sequence[str]) -> list[str]:
     return [key for prefix in prefixes for key in has_chart if key.startswith(prefix)]
 
 
-def baseline_level(rows: Sequence[Row]) -> Level | None:
+def baseline_level(rows: Rows) -> Level | None:
     mean_return = baseline_return(rows)
     if mean_return is None:
         return None
@@ -331,7 +331,7 @@ def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
     return Line(x, mean, low, high)
 
 
-def marks(rows: Sequence[Row], x: np.ndarray) -> list[Mark]:
+def marks(rows: Rows, x: np.ndarray) -> list[Mark]:
     """Return where the run was resumed, and where each kind of incident was counted."""
     events = []
     first_after_resume = resumed(rows)

@@ -18,7 +18,7 @@ from dppo.numerics.fingerprint import cpu_name
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint
 from dppo.records.files.run_folder import run_dir_of, settings_to_resume, versions
-from dppo.records.metrics.reading import read_metrics
+from dppo.records.metrics.reading import Rows, read_metrics
 from dppo.records.terminal.figures import duration
 from dppo.signals import StopRequested, StopSignals
 from dppo.tools.verify.certificate import write_certificate
@@ -134,7 +134,7 @@ def _expectations(newest: Checkpoint, config: Config) -> list[str]:
     return lines
 
 
-def _estimated_s(stretch: Stretch, rows: Sequence[Mapping[str, float]], config: Config) -> float:
+def _estimated_s(stretch: Stretch, rows: Rows, config: Config) -> float:
     """Return the seconds that the run took for a stretch, for as many actors as now, with the replay at its start."""
     workers = max(1, min(config.most_actors, config.num_samplers))
     seconds = START_S
