@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from dppo.commands.flags import as_words
 from dppo.config import Config
 from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import changes_on_resume
@@ -72,6 +73,8 @@ class Seed:
     folder: Path
     state: str = "waiting"
     process: subprocess.Popen[bytes] | None = None
+    printed_state: str = ""
+    printed_at: float = 0.0
 
     @property
     def log(self) -> Path:
@@ -92,17 +95,16 @@ class Seed:
     def start(self) -> None:
         """Train in a process that Ctrl-C reaches through this one, and that saves and ends when this one is killed."""
         flags = {
-            "--config": self.folder.with_name(SETTINGS),
-            "--seed": self.config.seed,
-            "--run-dir": self.folder,
-            "--preset": "none",
-            "--resume": "auto",
-            "--progress": "plain",
+            "config": self.folder.with_name(SETTINGS),
+            "seed": self.config.seed,
+            "run_dir": self.folder,
+            "preset": "none",
+            "resume": "auto",
+            "progress": "plain",
         }
-        words = [str(word) for flag in flags.items() for word in flag]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dppo", "train", *words],
+                [sys.executable, "-m", "dppo", "train", *as_words(flags)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -121,6 +123,15 @@ class Seed:
             self.state = "done"
         elif code is not None:
             self.state = "stopped" if stopped else f"failed (exit code {code})"
+
+    def print_if_due(self, console: Console) -> None:
+        """Print a line if its state has changed, and every minute while it is running."""
+        now = time.monotonic()
+        is_late = self.state == "running" and now - self.printed_at > PRINT_EVERY_S
+        if is_late or self.state != self.printed_state:
+            console.print(self.line())
+            self.printed_state = self.state
+            self.printed_at = now
 
 
 def _end_with_parent() -> Callable[[], None] | None:
@@ -235,7 +246,6 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
     live = None
     if console.is_terminal:
         live = Live(console=console, auto_refresh=False)
-    lines = _Lines(console)
     with StopSignals() as stop, live or nullcontext():
         while True:
             # signals of this round: one that arrives meanwhile counts in the next round
@@ -249,10 +259,11 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
             if stopped_by is not None and not signal_sent:
                 _send(stopped_by, running)
                 signal_sent = True
-            if live is None:
-                lines.print(runs)
-            else:
+            if live is not None:
                 live.update(Text("\n".join(run.line() for run in runs)), refresh=True)
+            else:
+                for run in runs:
+                    run.print_if_due(console)
             if not running and not waiting:
                 return stop.received
             time.sleep(LOOK_EVERY_S)
@@ -262,22 +273,3 @@ def _send(stop_signal: signal.Signals, running: Sequence[Seed]) -> None:
     for run in running:
         assert run.process is not None
         run.process.send_signal(stop_signal)
-
-
-class _Lines:
-    """Prints a line about a seed when its state changes, and about each running one every minute."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._printed_states = dict[int, str]()
-        self._printed_at = time.monotonic()
-
-    def print(self, runs: Sequence[Seed]) -> None:
-        """Print the lines that are due."""
-        minute_is_over = time.monotonic() - self._printed_at > PRINT_EVERY_S
-        for run in runs:
-            changed = self._printed_states.get(run.config.seed) != run.state
-            if changed or (minute_is_over and run.state == "running"):
-                self._console.print(run.line())
-                self._printed_states[run.config.seed] = run.state
-                self._printed_at = time.monotonic()

@@ -305,36 +305,31 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
     """Return a table with one row per number of actors: mean times over the seeds, speed-up relative to the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
-    to_target = [] if target is None else [f"to {target:g}"]
-    for heading in (
-        "start-up",
-        "training",
-        *to_target,
-        "steps/s",
-        "speed-up",
-        "bound",
-        "efficiency",
-    ):
+    rows = [_cells(group, target) for group in groups]
+    for heading in rows[0]:
         table.add_column(heading, justify="right")
-    for group in groups:
-        cycle = group["cycle"]
-        speed_up = "noise"
-        if not group["speed_up_is_noise"]:
-            speed_up = f"{group['speed_up']:.2f} x"
-        efficiency = "noise"
-        if not cycle["efficiency_is_noise"]:
-            efficiency = f"{100 * cycle['efficiency']:.1f} %"
-        table.add_row(
-            group["label"],
-            f"{group['startup_s']:.1f} s",
-            f"{group['training_s']:.1f} s",
-            *([] if target is None else [_time_to_target(group)]),
-            f"{group['steps_per_s']:,.0f}",
-            speed_up,
-            f"{cycle['bound_steps_per_s']:,.0f}",
-            efficiency,
-        )
+    for group, cells in zip(groups, rows, strict=True):
+        table.add_row(group["label"], *cells.values())
     return table
+
+
+def _cells(group: Group, target: float | None) -> dict[str, str]:
+    """Return the cells of a row by the headings of their columns."""
+    cycle = group["cycle"]
+    cells = {"start-up": f"{group['startup_s']:.1f} s", "training": f"{group['training_s']:.1f} s"}
+    if target is not None:
+        cells[f"to {target:g}"] = _time_to_target(group)
+    cells |= {
+        "steps/s": f"{group['steps_per_s']:,.0f}",
+        "speed-up": f"{group['speed_up']:.2f} x",
+        "bound": f"{cycle['bound_steps_per_s']:,.0f}",
+        "efficiency": f"{100 * cycle['efficiency']:.1f} %",
+    }
+    if group["speed_up_is_noise"]:
+        cells["speed-up"] = "noise"
+    if cycle["efficiency_is_noise"]:
+        cells["efficiency"] = "noise"
+    return cells
 
 
 def _time_to_target(group: Group) -> str:

@@ -1,5 +1,6 @@
 """learning_curve.png: the mean return of one run, over env steps and over training time."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,18 @@ FEW_VALUES = 20  # fewer values are drawn as points, too
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
 
 
+@dataclass
 class LearningCurve(FileWriter):
     """Draws learning_curve.png when a run has finished or was stopped."""
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    title: str
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Draw the picture; log an error of the disk."""
         if result is None or error is not None:
             return
         try:
-            learning_curve(read_metrics(result.run_dir), result.picture, self._title)
+            learning_curve(read_metrics(result.run_dir), result.picture, self.title)
         except OSError as problem:
             logger.warning(
                 "%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem)

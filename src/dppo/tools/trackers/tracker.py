@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -86,74 +87,68 @@ class TrackerIds:
             write_file(path, json.dumps(self._by_name).encode())
 
 
+@dataclass
 class Tracker(Observer):
     """Sends rows to a tracker, in a thread. No error of it ends the run: it is logged, and nothing more is sent."""
 
-    def __init__(
-        self, name: str, kind: type[Backend], thread: OutsideThread, ids: TrackerIds
-    ) -> None:
-        self._name = name
-        self._kind = kind
-        self._thread = thread
-        self._ids = ids
-        self._run: Backend | None = None
-        self._problem = ""
+    name: str
+    kind: type[Backend]
+    thread: OutsideThread
+    ids: TrackerIds
+    run: Backend | None = None
+    problem: str = ""
 
     def closing_notes(self) -> list[str]:
         """Add a line to the end of the run if something was not sent."""
-        if self._problem:
-            return [f"Tracking: {self._problem}"]
+        if self.problem:
+            return [f"Tracking: {self.problem}"]
         return []
 
-    def _try(self, call: Callable[[], object]) -> None:
+    def _try(self, call: Callable[..., object], *args: object) -> None:
         """Make a call in the thread; log its error, and call no more."""
-        if self._problem:
+        if self.problem:
             return
         try:
-            call()
+            call(*args)
         except (Exception, SystemExit) as error:
-            self._run = None
-            self._problem = (
-                f"nothing more is sent to {self._name} ({error!r}); metrics.jsonl is complete"
+            self.run = None
+            self.problem = (
+                f"nothing more is sent to {self.name} ({error!r}); metrics.jsonl is complete"
             )
-            logger.warning("%s", self._problem)
+            logger.warning("%s", self.problem)
 
     def on_start(self, run: RunInfo) -> None:
         """Begin a run of the tracker, or continue the resumed run's."""
-        self._thread.post("beginning a run", partial(self._try, partial(self._begin, run)))
+        self.thread.post("beginning a run", partial(self._try, self._begin, run))
 
     def _begin(self, run: RunInfo) -> None:
         ids = TrackerIds.read(run)
-        self._run = self._kind(run, ids.get(self._name))
-        self._ids.write(run.run_dir / IDS_FILE, ids, self._name, self._run.id)
-        logger.info("%s: %s", self._name, self._run.place)
+        self.run = self.kind(run, ids.get(self.name))
+        self.ids.write(run.run_dir / IDS_FILE, ids, self.name, self.run.id)
+        logger.info("%s: %s", self.name, self.run.place)
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Send the row; do not wait for that."""
-        if not self._problem:
-            self._thread.post(
-                "sending rows", partial(self._try, partial(self._send, plain(row))), 0
-            )
+        if not self.problem:
+            self.thread.post("sending rows", partial(self._try, self._send, plain(row)), 0)
 
     def _send(self, row: dict[str, float | None]) -> None:
-        if self._run is not None:
-            self._run.send(row)
+        if self.run is not None:
+            self.run.send(row)
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """End the tracker's run, as finished, failed, or killed by a signal."""
         state = _state_of(result, error)
-        if not self._thread.post(
-            "ending the run", partial(self._try, partial(self._end, state)), CLOSE_S
-        ):
+        if not self.thread.post("ending the run", partial(self._try, self._end, state), CLOSE_S):
             logger.warning(
                 "%s does not answer: the last rows were not sent; metrics.jsonl is complete",
-                self._name,
+                self.name,
             )
-        self._thread.close()
+        self.thread.close()
 
     def _end(self, state: str) -> None:
-        if self._run is not None:
-            self._run.end(state)
+        if self.run is not None:
+            self.run.end(state)
 
 
 def _state_of(result: Result | None, error: BaseException | None) -> str:
