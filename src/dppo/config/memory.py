@@ -74,7 +74,7 @@ def replay_rows_of(config: Settings) -> int:
     """Return the env steps that soft actor-critic keeps: by default all of the run, up to a limit."""
     if config.replay_rows is not None:
         return config.replay_rows
-    return min(config.iterations * config.batch_size, MOST_REPLAY_ROWS)
+    return min(config.total_steps, MOST_REPLAY_ROWS)
 
 
 def _replay_in_words(

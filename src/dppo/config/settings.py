@@ -86,6 +86,11 @@ class Settings(_FlatNames):
         return self.sizes.iterations
 
     @property
+    def total_steps(self) -> int:
+        """Return the env steps of the whole run, a multiple of the batch."""
+        return self.iterations * self.batch_size
+
+    @property
     def collected_by_prior(self) -> int:
         """Return the iterations that a controller collects at the start; 0 without one."""
         if self.sampling.prior is None:

@@ -10,7 +10,7 @@ from dppo.records.files.checkpoint import LoadedCheckpoint
 
 def sizes_line(config: Config) -> str:
     """Describe the number of env steps, and the batch and the epochs of an iteration."""
-    total_steps = config.iterations * config.batch_size
+    total_steps = config.total_steps
     total = counted(total_steps, "env step")
     iterations = counted(config.iterations, "iteration")
     if total_steps != config.total_timesteps:

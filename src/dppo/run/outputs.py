@@ -68,7 +68,7 @@ def describe_run(config: Config, folder: RunFolder) -> RunInfo:
         run_dir=folder.path,
         title=f"dppo: {config.algo.upper()} on {config.env_name}, seed {config.seed}",
         lines=tuple(lines),
-        total_steps=config.iterations * config.batch_size,
+        total_steps=config.total_steps,
         resumed_at=resumed_at,
         options=env_options,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from os.path import commonprefix
 from pathlib import Path
+from typing import Any
 
 from dppo.commands.flags import Parser, UsageError
 from dppo.config.parts import settings_by_name
@@ -58,6 +59,11 @@ def _print_different_settings(run_a: Path, run_b: Path) -> None:
             print(f"{name}: {value_a} and {value_b}")
 
 
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return the names whose values are not the same in two mappings."""
+    return [name for name in {**first, **second} if first.get(name) != second.get(name)]
+
+
 def read_trace(run: Path) -> dict[int, Checksums]:
     """Return the checksums of each iteration of a run; none if it has no trace."""
     check_run_files(run)
@@ -75,11 +81,7 @@ def read_trace(run: Path) -> dict[int, Checksums]:
 
 def first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:
     """Return where two lines of traces differ first: `, sampler 3, step 17: rewards`."""
-    names = [
-        name
-        for name in {**checksums_a, **checksums_b}
-        if checksums_a.get(name) != checksums_b.get(name)
-    ]
+    names = differing(checksums_a, checksums_b)
     steps = {}  # the first different step of each quantity that has a checksum for each step
     for name in names:
         if len(checksums_a.get(name, "")) > CHECKSUM_DIGITS:

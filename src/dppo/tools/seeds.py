@@ -85,7 +85,7 @@ class Seed:
         line = f"seed {self.config.seed:<4} {self.state:8}"
         row = last_row(self.folder)
         if row:
-            total = self.config.iterations * self.config.batch_size
+            total = self.config.total_steps
             done = row["global_step"]
             line += f" {done / total:4.0%} of {total:,} steps, return {number(row.get(RETURN))}"
             if self.state == "running":

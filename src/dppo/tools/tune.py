@@ -152,7 +152,7 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
         raise optuna.TrialPruned from None
     trial.set_user_attr("settings", plain_settings(config))
     try:
-        result = train(config, observers=[_Pruner(trial, config.iterations * config.batch_size)])
+        result = train(config, observers=[_Pruner(trial, config.total_steps)])
     except TrainingDiverged as error:  # counts as one of the trials
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None

@@ -189,7 +189,7 @@ def _tiles(facts: Facts) -> dict[str, str]:
         actors = number(row.get("actors/alive"), 0)
     return {
         "state": facts.state,
-        "env steps": f"{row.get('global_step', 0):,.0f} of {config.iterations * config.batch_size:,}",
+        "env steps": f"{row.get('global_step', 0):,.0f} of {config.total_steps:,}",
         "episodes": number(row.get("charts/episodes"), 0),
         "return, last 100": number(row.get(RETURN)),
         "best return": number(max(returns, default=math.nan)),

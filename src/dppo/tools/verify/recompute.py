@@ -27,7 +27,7 @@ from dppo.run.learner import PPOLearner
 from dppo.run.loading import STATES_OF_ENVS
 from dppo.run.state import RunState
 from dppo.signals import StopSignals
-from dppo.tools.diff import Checksums, first_difference, read_trace
+from dppo.tools.diff import Checksums, differing, first_difference, read_trace
 from dppo.tools.verify.stored import Stretch
 
 RESULTS = ("iteration", "global_step", "charts/", "losses/", "info/", "faults/")
@@ -101,9 +101,8 @@ class Comparison:
         if number not in self._rows:
             return ": has no row in metrics.jsonl"
         for stored in self._rows[number]:
-            for name in sorted(stored.keys() | results.keys()):
-                if stored.get(name) != results.get(name):
-                    return f": {name} is {stored.get(name)} in metrics.jsonl, and {results.get(name)} computed again"
+            for name in sorted(differing(stored, results)):
+                return f": {name} is {stored.get(name)} in metrics.jsonl, and {results.get(name)} computed again"
         return ""
 
 

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dppo.config.groups import flattened
 from dppo.config.reading import read_settings, versions_in
@@ -14,6 +13,7 @@ from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
 from dppo.records.files.run_files import CONFIG, read_run_file
 from dppo.records.metrics.reading import parsed
+from dppo.tools.diff import differing
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,14 @@ def changed_files(run: Path, newest: LoadedCheckpoint) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    stored_settings = flattened(state["config"])
-    for name in sorted(settings.keys() | stored_settings.keys()):
-        yield from _unequal(name, settings.get(name), stored_settings.get(name))
     numerics = Fingerprint(**state["numerics"]["own"]).summary() if "numerics" in state else {}
-    stored_versions = state["versions"] | numerics
-    for name in sorted(versions.keys() | stored_versions.keys()):
-        yield from _unequal(name, versions.get(name), stored_versions.get(name))
+    in_checkpoint = flattened(state["config"])
+    for values, stored in ((settings, in_checkpoint), (versions, state["versions"] | numerics)):
+        for name in sorted(differing(values, stored)):
+            in_file = f"{CONFIG} has {name}: {values.get(name)}"
+            yield f"{in_file}, and the newest checkpoint {stored.get(name)}"
     for name, summed in state.get("rows", {}).items():
         yield from _changed_rows(run / name, state["iteration"], **summed)
-
-
-def _unequal(name: str, value: Any, stored: Any) -> Iterator[str]:
-    if value != stored:
-        yield f"{CONFIG} has {name}: {value}, and the newest checkpoint {stored}"
 
 
 def _changed_rows(path: Path, iteration: int, bytes: int, sha256: str) -> Iterator[str]:
