@@ -163,10 +163,8 @@ def _tile_size(image: np.ndarray, max_side: int, margin: int) -> tuple[int, int]
     longer = max(image.shape[:2])
     enlarged_by = max(1, MIN_SIDE // longer)
     reduced_by = math.ceil(longer / max_side)
-    height, width, _ = image.shape
-    tile_height = max(1, height // reduced_by) * enlarged_by + margin
-    tile_width = max(1, width // reduced_by) * enlarged_by + margin
-    return tile_height + tile_height % 2, tile_width + tile_width % 2
+    height, width = (max(1, side // reduced_by) * enlarged_by + margin for side in image.shape[:2])
+    return height + height % 2, width + width % 2
 
 
 def _fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -190,5 +188,4 @@ def _reduced(image: np.ndarray, factor: int) -> np.ndarray:
     width = image.shape[1] // factor
     whole = image[: height * factor, : width * factor]
     squares = whole.reshape(height, factor, width, factor, -1)
-    sums = squares.astype(np.uint32).sum(axis=(1, 3))
-    return (sums // factor**2).astype(np.uint8)
+    return squares.mean(axis=(1, 3)).astype(np.uint8)

@@ -162,10 +162,9 @@ def _lifetimes(run: Path) -> dict[str, list[Bar]]:
                 if "began" in event:
                     bars.append(Bar(at, max(at, still_running_until), f"{event} {when}"))
                 elif bars:
-                    began = bars.pop()
-                    bars.append(
-                        Bar(began.begin, max(began.begin, at), f"{began.text}, {event} {when}")
-                    )
+                    bar = bars.pop()
+                    end = max(bar.begin, at)
+                    bars.append(bar._replace(end=end, text=f"{bar.text}, {event} {when}"))
     begins = [bar.begin for bars in lifetimes.values() for bar in bars]
     first = min(begins, default=0.0)
     return {

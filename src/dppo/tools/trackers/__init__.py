@@ -5,12 +5,8 @@ group `dppo.trackers` that names its class.
 """
 
 import pkgutil
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
-from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Protocol
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol
 
 from dppo.errors import ConfigError, unknown_name
 from dppo.records.observer import RunInfo
@@ -54,23 +50,13 @@ class Backend(Protocol):
 
 def backend(name: str) -> type[Backend]:
     """Import and return the class of a tracker; raise ConfigError if there is none of that name."""
-    loaders = _loaders()
-    if name not in loaders:
-        problem = unknown_name("tracker", name, loaders)
-        raise ConfigError(f"track={name}: {problem} Use {' or '.join(sorted(loaders))}.")
-    backend_class: type[Backend] = loaders[name]()
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        built_in = module.name.rpartition(".")[2]
+        if built_in not in SHARED_MODULES:
+            entries[built_in] = EntryPoint(built_in, f"{module.name}:Backend", GROUP)
+    if name not in entries:
+        problem = unknown_name("tracker", name, entries)
+        raise ConfigError(f"track={name}: {problem} Use {' or '.join(sorted(entries))}.")
+    backend_class: type[Backend] = entries[name].load()
     return backend_class
-
-
-def _built_in(name: str) -> Any:
-    return import_module(f"{__name__}.{name}").Backend
-
-
-def _loaders() -> dict[str, Callable[[], Any]]:
-    loaders: dict[str, Callable[[], Any]] = {
-        entry.name: entry.load for entry in entry_points(group=GROUP)
-    }
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name not in SHARED_MODULES:
-            loaders[module.name] = partial(_built_in, module.name)
-    return loaders
