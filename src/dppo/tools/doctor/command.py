@@ -19,8 +19,9 @@ from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted, printable
 from dppo.invocation import command
 from dppo.tools.doctor.controllers import described
+from dppo.tools.doctor.needed import faults, in_processes_of_their_own
 from dppo.tools.doctor.run_findings import of_run
-from dppo.tools.doctor.speed import Facts
+from dppo.tools.doctor.speed import LEAK_MB, Facts, advice, best_way, plans, recommended
 
 DESCRIPTION = (
     "Examine an environment in a process of its own, without Ray: what is wrong with it, how long its steps take, how "
@@ -62,8 +63,6 @@ def main(argv: list[str]) -> int:
 def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
     """Examine an environment; return facts, findings, and if updates were timed, speeds, advice and a command."""
     from dppo.tools.doctor.findings import findings
-    from dppo.tools.doctor.needed import in_processes_of_their_own
-    from dppo.tools.doctor.speed import advice, best_way, plans
     from dppo.tools.doctor.watching import examine
 
     began = time.monotonic()
@@ -92,14 +91,10 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
         facts = best.facts
         flags = flags | dict(best.way.settings)
         advice_on_way = [best.advice()]
-        settings = arguments_of(flags, env_id, COMMAND.prog).settings
     candidates = list(plans(facts, config))
     in_process = candidates[0].speed
     expected = [asdict(plan) | {"speed_up": plan.speed / in_process} for plan in candidates]
-    words = [
-        config.env_name,
-        *as_words(_recommended_settings(facts, config, settings, flags, env_id)),
-    ]
+    words = [config.env_name, *as_words(_recommended_settings(facts, config, flags, env_id))]
     return report | {
         "expected": expected,
         "advice": [*advice_on_way, *advice(facts, config)],
@@ -118,20 +113,14 @@ def _with_evaluations(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recommended_settings(
-    facts: Facts,
-    config: Config,
-    settings: dict[str, Any],
-    flags: dict[str, Any],
-    env_id: str | None,
+    facts: Facts, config: Config, flags: dict[str, Any], env_id: str | None
 ) -> dict[str, Any]:
     """Return the user's flags, with those that the plan, faults and leaks need, and without those that it makes idle.
 
     Args:
-        config: the settings that the plan is for; `settings` are those of the command line.
+        config: the settings that the plan is for.
     """
-    from dppo.tools.doctor.needed import faults, in_processes_of_their_own
-    from dppo.tools.doctor.speed import LEAK_MB, recommended
-
+    settings = arguments_of(flags, env_id, COMMAND.prog).settings
     plan = recommended(facts, config)
     chosen = {"num_actors": plan.actors, "env_threads": plan.threads}
     chosen |= in_processes_of_their_own(facts, config)
