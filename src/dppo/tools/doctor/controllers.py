@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from itertools import combinations
 from math import sqrt
 from statistics import fmean, pstdev, stdev
@@ -50,14 +49,6 @@ class Random:
         return self._space.sample()
 
 
-@dataclass
-class _Contestant:
-    """A controller and its returns so far."""
-
-    playing: Playing
-    returns: list[float] = field(default_factory=list)
-
-
 def reason_to_leave_out(
     lengths: Sequence[int], steps: int, step_s: float, until: float, config: Config
 ) -> str:
@@ -87,39 +78,36 @@ def play_controllers(env: Any, config: Config, until: float) -> Facts:
     if config.baseline is not None:
         controllers[str(config.baseline_name)] = Controller(config.baseline, "baseline")
     settings = PlaySettings(config.seed)
-    contestants = {
-        name: _Contestant(
-            Playing(ControllerActing(controller, settings), env, config.env_name, settings)
-        )
+    returns: dict[str, list[float]] = {name: [] for name in controllers}
+    playings = {
+        name: Playing(ControllerActing(controller, settings), env, config.env_name, settings)
         for name, controller in controllers.items()
     }
     facts: Facts = {}
     try:
         for episode in range(MAX_EPISODES):
-            for contestant in contestants.values():
-                _play(contestant, episode, until)
+            for name, playing in playings.items():
+                returns[name].append(_return_of(playing, episode, until))
     except TimeoutError:
         facts["controllers_left_out"] = "their episodes take longer than those before"
     except (ControllerFault, EnvironmentFault) as fault:
         facts["controllers_failed"] = str(fault)
-    returns = {name: contestant.returns for name, contestant in contestants.items()}
     num_episodes = min(map(len, returns.values()))
     if num_episodes < MIN_EPISODES:
         return facts
     facts.pop("controllers_left_out", None)
-    return facts | {
-        "controllers": {name: list(values[:num_episodes]) for name, values in returns.items()}
-    }
+    played = {name: values[:num_episodes] for name, values in returns.items()}
+    return facts | {"controllers": played}
 
 
-def _play(contestant: _Contestant, episode: int, until: float) -> None:
-    """Play an episode; raise TimeoutError if it is not over in time."""
+def _return_of(playing: Playing, episode: int, until: float) -> float:
+    """Play an episode, and return its return; raise TimeoutError if it is not over in time."""
     episode_return = 0.0
-    for so_far in contestant.playing.play(episode):
+    for so_far in playing.play(episode):
         if time.monotonic() > until:
             raise TimeoutError
         episode_return = so_far.episode_return
-    contestant.returns.append(episode_return)
+    return episode_return
 
 
 # --------------------------------------------------------------- what the returns say

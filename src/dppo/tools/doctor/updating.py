@@ -75,12 +75,9 @@ def _iterations(
     reward_scale = 1.0 if config.norm_reward else None
     obs_scale = no_statistics(spaces, obs=config.norm_obs, returns=False).obs_scale()
     last_s = 0.0
-    iteration = 0
-    while True:
-        if iteration >= 2:
-            is_time_up = time.monotonic() + last_s >= until
-            if is_time_up or iteration == MAX_ITERATIONS:
-                return
+    for iteration in range(MAX_ITERATIONS):
+        if iteration >= 2 and time.monotonic() + last_s >= until:
+            return
         policy = PolicySnapshot(iteration, trainer.weights(), obs_scale)
         collector.request(policy, iteration)
         collected = collector.receive(StopSignals())
@@ -89,4 +86,3 @@ def _iterations(
         update_s = time.monotonic() - began
         yield collected.collect_s, update_s
         last_s = collected.collect_s + update_s
-        iteration += 1
