@@ -224,9 +224,15 @@ def over_seeds(runs: Sequence[Curve]) -> Band:
     last = min(run.steps[-1] for run in runs)
     steps = steps[(steps >= first) & (steps <= last)]
     steps = steps[thinned(len(steps))]
-    values = np.array([np.interp(steps, run.steps, run.values) for run in runs])
-    seconds = np.mean([np.interp(steps, run.steps, run.seconds) for run in runs], axis=0)
-    return Band(seconds, steps, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    values = [np.interp(steps, run.steps, run.values) for run in runs]
+    seconds = [np.interp(steps, run.steps, run.seconds) for run in runs]
+    return Band(
+        np.mean(seconds, axis=0),
+        steps,
+        np.mean(values, axis=0),
+        np.min(values, axis=0),
+        np.max(values, axis=0),
+    )
 
 
 def interval(tasks: Sequence[np.ndarray]) -> tuple[float, float, float]:

@@ -60,7 +60,7 @@ def _print_different_settings(run_a: Path, run_b: Path) -> None:
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return the names whose values are not the same in two mappings."""
+    """Return the names whose values are not the same in two mappings, in the order of the mappings."""
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 

@@ -55,7 +55,7 @@ class Video:
         self._env = env
         num_tiles = min(episodes, MAX_TILES)
         self._images: list[list[bytes]] = [[] for _ in range(num_tiles)]
-        self._columns = math.ceil(math.sqrt(len(self._images)))
+        self._columns = math.ceil(math.sqrt(num_tiles))
         self._tile: tuple[int, int] | None = None  # height and width
 
     def add(self, episode: int = 0) -> None:
@@ -176,10 +176,15 @@ def _fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
         image = _reduced(image, reduced_by)
         image_height, image_width, _ = image.shape
     enlarged_by = max(1, min(height // image_height, width // image_width))
-    image = image.repeat(enlarged_by, 0).repeat(enlarged_by, 1)[:height, :width]
-    spare = (height - image.shape[0], width - image.shape[1], 0)
-    margins = [(size // 2, size - size // 2) for size in spare]
-    return np.pad(image, margins, constant_values=GRAY)
+    image = image.repeat(enlarged_by, 0)
+    image = image.repeat(enlarged_by, 1)
+    image = image[:height, :width]
+    image_height, image_width, _ = image.shape
+    top = (height - image_height) // 2
+    left = (width - image_width) // 2
+    fitted = np.full((height, width, 3), GRAY, np.uint8)
+    fitted[top : top + image_height, left : left + image_width] = image
+    return fitted
 
 
 def _reduced(image: np.ndarray, factor: int) -> np.ndarray:

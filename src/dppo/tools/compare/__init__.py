@@ -314,17 +314,16 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
 
 
 def _cells(group: Group, target: float | None) -> dict[str, str]:
-    """Return the cells of a row by the headings of their columns."""
+    """Return the cells of the row of a group, by the headings of their columns."""
     cycle = group["cycle"]
-    cells = {"start-up": f"{group['startup_s']:.1f} s", "training": f"{group['training_s']:.1f} s"}
+    cells = {"start-up": f"{group['startup_s']:.1f} s"}
+    cells["training"] = f"{group['training_s']:.1f} s"
     if target is not None:
         cells[f"to {target:g}"] = _time_to_target(group)
-    cells |= {
-        "steps/s": f"{group['steps_per_s']:,.0f}",
-        "speed-up": f"{group['speed_up']:.2f} x",
-        "bound": f"{cycle['bound_steps_per_s']:,.0f}",
-        "efficiency": f"{100 * cycle['efficiency']:.1f} %",
-    }
+    cells["steps/s"] = f"{group['steps_per_s']:,.0f}"
+    cells["speed-up"] = f"{group['speed_up']:.2f} x"
+    cells["bound"] = f"{cycle['bound_steps_per_s']:,.0f}"
+    cells["efficiency"] = f"{100 * cycle['efficiency']:.1f} %"
     if group["speed_up_is_noise"]:
         cells["speed-up"] = "noise"
     if cycle["efficiency_is_noise"]:

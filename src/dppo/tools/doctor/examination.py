@@ -96,7 +96,9 @@ class Played:
         self.episodes += report.episodes
         self.incidents += report.incidents
         for name, leaf in leaves(segment.obs).items():
-            kind = "category" if name in spaces.categories else leaf.dtype.kind
+            kind: str = leaf.dtype.kind
+            if name in spaces.categories:
+                kind = "category"
             _, low, high = self.observed.get(name, (kind, np.inf, -np.inf))
             low = min(low, float(leaf.min()))
             high = max(high, float(leaf.max()))
@@ -214,8 +216,10 @@ class Examination:
         for report, segment in guarded(segments([built.sampler], sizes_to_play)):
             played.add(report, segment, built.spaces)
             num_segments = len(played.sizes)
-            if num_segments <= MEMORY_EACH_SEGMENT or num_segments % MEMORY_EVERY == 0:
-                played.memory.append((len(played.trace), self._process.usage().mb))
+            is_due = num_segments % MEMORY_EVERY == 0
+            if is_due or num_segments <= MEMORY_EACH_SEGMENT:
+                usage = self._process.usage()
+                played.memory.append((len(played.trace), usage.mb))
             if played.growth_mb() > MAX_GROWTH_MB:
                 break
         self._report_played(played, before.children_cpu_s, built.spaces)

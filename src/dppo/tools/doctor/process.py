@@ -84,7 +84,8 @@ class ProcessWatch:
         for name in sorted(names):
             file = getattr(sys.modules.get(name), "__file__", None)
             if name in packages:
-                versions[packages[name][0]] = version(packages[name][0])
+                package = packages[name][0]
+                versions[package] = version(package)
             elif file is not None and name not in sys.stdlib_module_names:
                 sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest()
                 versions[name] = f"sha256 {sha256[:16]}"

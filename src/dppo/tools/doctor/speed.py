@@ -144,8 +144,10 @@ def recommended(facts: Facts, config: Config) -> Plan:
         fitting = [plan for plan in fitting if plan.actors] or fitting
     best_speed = max(plan.speed for plan in fitting)
     for plan in fitting:
-        is_simplest = not plan.actors and not plan.threads
-        if plan.speed >= (SIMPLER if is_simplest else NEARLY_BEST) * best_speed:
+        share = NEARLY_BEST
+        if not plan.actors and not plan.threads:
+            share = SIMPLER
+        if plan.speed >= share * best_speed:
             return plan
     raise AssertionError("the fastest plan is nearly the fastest")
 

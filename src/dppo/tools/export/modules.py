@@ -181,10 +181,18 @@ def decided(
 
 def _bounded(actions: BoxActions, mean: Tensor) -> Tensor:
     """Return what `BoxActions.to_env` does, in float32 unless the space has float64."""
-    dtype = torch.float64 if actions.low.dtype == np.float64 else torch.float32
-    low, high = (torch.tensor(limit, dtype=dtype) for limit in (actions.low, actions.high))
-    shaped = mean.reshape(-1, *actions.shape)
+    dtype = torch.float32
+    if actions.low.dtype == np.float64:
+        dtype = torch.float64
+    low = torch.tensor(actions.low, dtype=dtype)
+    high = torch.tensor(actions.high, dtype=dtype)
+    action = mean.reshape(-1, *actions.shape)
     if actions.bounds != "clip":
-        unit = shaped.tanh() if actions.bounds == "squash" else shaped.clamp(-1, 1)
-        shaped = low + (unit + 1).to(dtype) * (0.5 * (high - low))
-    return shaped.to(dtype).clamp(low, high).to(getattr(torch, str(actions.low.dtype)))
+        if actions.bounds == "squash":
+            unit = action.tanh()
+        else:
+            unit = action.clamp(-1, 1)
+        half_width = 0.5 * (high - low)
+        action = low + (unit + 1).to(dtype) * half_width
+    action = action.to(dtype).clamp(low, high)
+    return action.to(getattr(torch, str(actions.low.dtype)))

@@ -232,7 +232,7 @@ def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
 
 
 def _made_up(policy: Policy, rng: np.random.Generator) -> np.ndarray:
-    """Return random observations as they are stored."""
+    """Return random observations as they are stored, with masks that allow at least the last choice."""
     spaces = policy.spaces
     stored = np.zeros(CHUNK_ROWS, spaces.obs)
     scales = {}
@@ -242,8 +242,10 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> np.ndarray:
         if key in spaces.categories:
             first, last = spaces.categories[key].limits(leaf.shape[1:])
             leaf[...] = rng.integers(first, last + 1, leaf.shape)
+        elif leaf.dtype == np.uint8:
+            leaf[...] = rng.integers(0, 256, leaf.shape)
         elif leaf.dtype.kind != "f":
-            leaf[...] = rng.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+            leaf[...] = rng.integers(0, 2, leaf.shape)
         else:
             drawn = rng.standard_normal(leaf.shape)
             if key in scales:
@@ -251,8 +253,9 @@ def _made_up(policy: Policy, rng: np.random.Generator) -> np.ndarray:
             leaf[...] = drawn
     if spaces.mask is not None:
         choices = spaces.actions.choices or ()
+        last_choices = np.cumsum(choices) - 1
         allowed = rng.random((CHUNK_ROWS, sum(choices))) < 0.6
-        allowed[:, np.cumsum(choices) - 1] = True  # something is allowed
+        allowed[:, last_choices] = True  # something is allowed
         for part in leaves(stored[MASK]).values():
             part[...], allowed = np.split(allowed, [part.shape[1]], axis=1)
     return stored
@@ -361,7 +364,7 @@ def _exported_best(exported: LoadedCheckpoint, comparison: BaselineComparison) -
 
 
 def _setting(policy: Policy, name: str, default: str) -> str:
-    """Return a setting of the run in one line."""
+    """Return a setting of the run as text without line breaks or control characters."""
     value = flattened(policy.state["config"]).get(name, default)
     return " ".join(printable(str(value)).split())
 

@@ -41,12 +41,15 @@ def compare_figure(
     times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
     scale, time_label = time_axis(np.concatenate([band.seconds for band in bands]))
     figure, (over_time, over_steps) = two_panels(time_label, STEPS, top=0.77, bottom=0.22)
-    for index, (group, band, time) in enumerate(zip(groups, bands, times, strict=True)):
+    for index, group in enumerate(groups):
+        band = bands[index]
+        time = times[index]
+        seconds = band.seconds / scale
         colour = COLOURS[index % len(COLOURS)]
         label = group.label + legend_time(time, times[0], target, noise=group.noise)
         line = {"color": colour, "linewidth": 2, "label": label}
-        _draw_band(over_time, band.seconds / scale, band, shade=0.15, line=line)
-        over_time.plot(band.seconds[-1:] / scale, band.mean[-1:], "o", color=colour, markersize=5)
+        _draw_band(over_time, seconds, band, shade=0.15, line=line)
+        over_time.plot(seconds[-1:], band.mean[-1:], "o", color=colour, markersize=5)
         line = {"color": colour, **_interleaved(index, len(groups))}
         _draw_band(over_steps, band.steps, band, shade=0.25 / len(groups), line=line)
         if target is not None and time is not None:
@@ -64,9 +67,8 @@ def compare_figure(
         over_steps.text(
             0.98, 0.06, note, transform=over_steps.transAxes, color=GREY, fontsize=9, ha="right"
         )
-    figure.text(
-        LEFT, 0.03, "\n".join(textwrap.wrap(caption, CAPTION_WIDTH)), color=GREY, fontsize=9
-    )
+    wrapped = "\n".join(textwrap.wrap(caption, CAPTION_WIDTH))
+    figure.text(LEFT, 0.03, wrapped, color=GREY, fontsize=9)
     save(figure, path)
 
 

@@ -187,7 +187,8 @@ class _Replay:
             _, reward, terminated, truncated, _ = episode.step(action)
             self._check_signals()
             is_last = terminated or truncated
-            yield ReplayStep(zlib.crc32(episode.last_obs.tobytes()), reward, is_last)
+            obs_checksum = zlib.crc32(episode.last_obs.tobytes())
+            yield ReplayStep(obs_checksum, reward, is_last)
             if is_last:
                 return
 

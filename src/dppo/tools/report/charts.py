@@ -67,12 +67,14 @@ class Axis(NamedTuple):
         """Yield place and label of some round numbers."""
         span = self.high - self.low
         decade = 10.0 ** math.ceil(math.log10(span / 2))
-        step = next(decade * part for part in TICK_STEPS if span / (part * decade) < MAX_TICKS)
+        steps = (decade * part for part in TICK_STEPS)
+        step = next(step for step in steps if span / step < MAX_TICKS)
         first = math.ceil(self.low / step - ROUNDING)
         last = math.floor(self.high / step + ROUNDING)
         for number in range(first, last + 1):
             value = number * step
-            yield Tick(float(self.percent(value)), short(float(f"{value:.6g}"), 0))
+            label = short(float(f"{value:.6g}"), 0)
+            yield Tick(float(self.percent(value)), label)
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,8 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
         return ""
     across = _axis(x, 0.0, label)
     places = across.percent(x)
-    edges = 100 * (1 - np.clip(np.cumsum([0 * x, *heights], axis=0), 0, 1))
+    sums = np.cumsum([0 * x, *heights], axis=0)
+    edges = 100 * (1 - np.clip(sums, 0, 1))
     drawing = ""
     for number, (bottom, top) in enumerate(pairwise(edges)):
         drawing += f'<path class="f{number}" d="{_area_path(places, bottom, top)}"/>'
@@ -207,7 +210,8 @@ def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
     for lane, bars in enumerate(rows.values()):
         for turn, bar in enumerate(bars):
             begin = across.percent(bar.begin)
-            width = max(MIN_BAR_WIDTH, across.percent(bar.end) - begin - BAR_GAP)
+            end = across.percent(bar.end) - BAR_GAP
+            width = max(MIN_BAR_WIDTH, end - begin)
             drawing += (
                 f'<rect class="f{turn % 2}" x="{begin:.2f}" y="{(lane + 0.2) * height:.3f}" width="{width:.2f}" '
                 f'height="{0.6 * height:.3f}"><title>{text(bar.text)}</title></rect>'
@@ -221,13 +225,16 @@ def _binned(rows: np.ndarray, max_columns: int, *, spread: bool = True) -> np.nd
 
     With `spread`, `rows` is a `Line`: the lowest is kept of `low`, and the highest of `high`.
     """
-    rows = np.clip(rows[:, np.isfinite(rows).all(axis=0)], -MAX_VALUE, MAX_VALUE)
+    is_finite = np.isfinite(rows).all(axis=0)
+    rows = np.clip(rows[:, is_finite], -MAX_VALUE, MAX_VALUE)
     count = rows.shape[1]
     if not count:
         return rows
     num_bins = min(max_columns, count)
-    starts = np.unique(np.linspace(0, count, num_bins, endpoint=False).astype(np.int64))
-    means = np.add.reduceat(rows, starts, axis=1) / np.diff(starts, append=count)
+    edges = np.linspace(0, count, num_bins, endpoint=False)
+    starts = np.unique(edges.astype(np.int64))
+    sizes = np.diff(starts, append=count)
+    means = np.add.reduceat(rows, starts, axis=1) / sizes
     if spread:
         means[2] = np.minimum.reduceat(rows[2], starts)
         means[3] = np.maximum.reduceat(rows[3], starts)

@@ -324,8 +324,12 @@ def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
         return Line(x, mean, mean, mean)
     stem = key.removesuffix("_mean").replace("eval/episodic_", "eval/")
     deviation = columns.get(f"{stem}_std", 0 * mean)
-    low = columns.get(f"{stem}_min", columns.get(f"{stem}_low", mean - deviation))
-    high = columns.get(f"{stem}_max", columns.get(f"{stem}_high", mean + deviation))
+    low = mean - deviation
+    high = mean + deviation
+    for end in ("low", "min"):
+        low = columns.get(f"{stem}_{end}", low)
+    for end in ("high", "max"):
+        high = columns.get(f"{stem}_{end}", high)
     low = np.where(np.isfinite(low), low, mean)
     high = np.where(np.isfinite(high), high, mean)
     return Line(x, mean, low, high)

@@ -141,10 +141,11 @@ def _estimated_s(stretch: Stretch, rows: Rows, config: Config) -> float:
     for row in rows:
         if stretch.first <= row["iteration"] <= stretch.last:
             workers_before = max(1.0, row.get("actors/alive", 0))
-            collect_s = row.get("perf/collect_s", 0.0)
-            seconds += row.get("perf/iteration_s", 0.0) + collect_s * (workers_before / workers - 1)
+            seconds += row.get("perf/iteration_s", 0.0)
+            seconds += row.get("perf/collect_s", 0.0) * (workers_before / workers - 1)
             if row["iteration"] == stretch.first:
-                seconds += stretch.open_steps * row.get("perf/env_step_ms", 0.0) / 1e3 / workers
+                step_s = row.get("perf/env_step_ms", 0.0) / 1e3
+                seconds += stretch.open_steps * step_s / workers
     return seconds
 
 
