@@ -28,6 +28,12 @@ def forget(monkeypatch: Patch) -> None:
     monkeypatch.setattr(invocation, "_called_as", [])
 
 
+def test_all_commands_of_dppo_are_recognized_in_texts() -> None:
+    modules = command_modules().items()
+    ours = {name for name, module in modules if module.startswith("dppo.")}
+    assert set(invocation.NAMES.split("|")) == ours
+
+
 @pytest.mark.parametrize(
     ("called_as", "argv0", "path", "printed"),
     [

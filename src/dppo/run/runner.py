@@ -31,7 +31,7 @@ from dppo.run.building import build
 from dppo.run.context import RunContext
 from dppo.run.evaluations import Evaluations
 from dppo.run.file_observers import cut_row_files, file_observers
-from dppo.run.iteration_row import MeasuredRow, TrainingTimes, iteration_row, mean_return
+from dppo.run.iteration_row import MeasuredRow, TrainingTimes, mean_return
 from dppo.run.learner import Iteration
 from dppo.run.needed_states import states_of_run
 from dppo.run.outputs import call_disk
@@ -147,7 +147,7 @@ class Run:
         self.steps_before = self.learner.global_step
         self.times = times
         self.time_split = TimeSplit()
-        self.row_of = MeasuredRow(config.info_keys) if config.info_keys else iteration_row
+        self.row_of = MeasuredRow(config.info_keys)
 
     def train(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""

@@ -188,14 +188,15 @@ class Examination:
         if self._instances.has_rows:
             summary += f", in each of {rows} rows"
             self._report(rows=rows)
+        process = self._process
         self._report(
             make_s=self._instances.seconds["make"][0],
             env_mb=self._instances.env_mb / rows,
-            changed_by_making=self._process.changes(),
-            threads=self._process.new_threads(),
-            packages=self._process.new_packages(self._instances.first()),
-            children=self._process.usage().children,
-            shared_cores=self._process.shared_cores(),
+            changed_by_making=process.changes(),
+            threads=process.new_threads(),
+            packages=process.new_packages(self._instances.first()),
+            children=process.usage().children,
+            shared_cores=process.shared_cores(),
             spaces=summary,
             statistics=running_statistics(built.envs.rows.envs[0].env),
             network=networks_in_words(self._config, spaces),
@@ -307,18 +308,16 @@ class Examination:
             facts.update(in_order(agreement(facts, place, played.trace, steps)))
             self._report(**facts)
 
-        compare("after other episodes", self._instances.sampler(0).sampler)
+        instances = self._instances
+        compare("after other episodes", instances.sampler(0).sampler)
         second = self._second()
         if second is not None:
             compare("in a new instance", second)
-            compare(
-                "beside another instance",
-                self._instances.sampler(0).sampler,
-                self._instances.sampler(1, 1).sampler,
-            )
-            first = self._instances.sampler(0).sampler
-            self._report(state=restored(self._instances.sampler(1).sampler, first))
-        self._ask_checker(self._instances.last())
+            first = instances.sampler(0).sampler
+            compare("beside another instance", first, instances.sampler(1, 1).sampler)
+            first = instances.sampler(0).sampler
+            self._report(state=restored(instances.sampler(1).sampler, first))
+        self._ask_checker(instances.last())
 
     def _second(self) -> PPOSampler | None:
         """Return the sampler of a second instance; None if one process cannot have two."""

@@ -47,7 +47,8 @@ def times_of_algorithms(
         assert isinstance(actions, BoxActions)
         per_step = min(changed.gradient_steps, MAX_GRADIENT_STEPS / changed.batch_size)
         measured = replace(changed, learning_starts=0, gradient_steps=per_step)
-        squashed = replace(spaces, actions=replace(actions, bounds="squash"))
+        squashed_actions = replace(actions, bounds="squash")
+        squashed = replace(spaces, actions=squashed_actions)
         of_algorithm = iteration_times(measured, env, squashed, until)
         of_algorithm["update_s"] *= changed.gradient_steps / per_step
         times[way.algo] = of_algorithm
@@ -82,7 +83,8 @@ def _iterations(
         collector.request(policy, iteration)
         collected = collector.receive(StopSignals())
         began = time.monotonic()
-        trainer.update(Experience(collected.segments, policy, reward_scale, iteration))
+        experience = Experience(collected.segments, policy, reward_scale, iteration)
+        trainer.update(experience)
         update_s = time.monotonic() - began
         yield collected.collect_s, update_s
         last_s = collected.collect_s + update_s

@@ -57,19 +57,17 @@ class ExportedPolicy(nn.Module):
         if spec.state_size:
             self.inputs["state"] = np.dtype((spec.dtype, (spec.state_size,)))
         self.example = tuple(
-            torch.from_numpy(np.zeros((EXAMPLE_ROWS, *dtype.shape), dtype.base))
-            for dtype in self.inputs.values()
+            torch.from_numpy(np.zeros(EXAMPLE_ROWS, dtype)) for dtype in self.inputs.values()
         )
-        self.output_names = list(self.outputs(dict(zip(self.inputs, self.example, strict=True))))
+        example = dict(zip(self.inputs, self.example, strict=True))
+        self.output_names = list(self.outputs(example))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.outputs(dict(zip(self.inputs, inputs, strict=True))).values())
 
     def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        leaf_inputs = {
-            key: self._leaf_input(key, self._leaf(key, inputs)) for key in self._read.leaves()
-        }
-        obs = leaf_inputs.get("", leaf_inputs)
+        obs: Any = {key: self._leaf(key, inputs) for key in self._read.leaves()}
+        obs = obs.get("", obs)
         next_state = dict[str, Tensor]()
         with default_dtype(getattr(torch, self._spec.dtype)):
             if self._spec.state_size:
@@ -83,10 +81,11 @@ class ExportedPolicy(nn.Module):
         if self._spaces.mask is not None:
             head = self._spec.distribution.limited_in_torch(head, self._masks(inputs))
         decisions = dict(decided(self._spaces.actions, self._spec.distribution, head))
-        actions = {
-            name: tensor for name, tensor in decisions.items() if name.partition(".")[0] == "action"
-        }
-        return actions | next_state | decisions
+        outputs = {}
+        for name, tensor in decisions.items():
+            if name.partition(".")[0] == "action":
+                outputs[name] = tensor
+        return outputs | next_state | decisions
 
     def _masks(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return masks [n, M]; of a part of the observation that is nested, the arrays side by side."""
@@ -96,19 +95,16 @@ class ExportedPolicy(nn.Module):
         return torch.cat([inputs[name].bool() for name in names], dim=1)
 
     def _leaf(self, key: str, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return a leaf of the observations; zeros for one that only the value reads."""
-        if key not in self._spaces.critic_obs:
-            return inputs[named("obs", key)]
-        rows = next(iter(inputs.values())).shape[0]
-        leaf = self._read.leaves()[key]
-        torch_dtype = torch.from_numpy(np.zeros(0, leaf.base)).dtype
-        return torch.zeros((rows, *leaf.shape), dtype=torch_dtype)
-
-    def _leaf_input(self, key: str, leaf: Tensor) -> Tensor:
+        """Return a leaf of the observations as the network reads it; zeros for one that only the value reads."""
+        if key in self._spaces.critic_obs:
+            rows = next(iter(inputs.values())).shape[0]
+            shape = self._read.leaves()[key].shape
+            leaf = torch.zeros((rows, *shape))
+        else:
+            leaf = inputs[named("obs", key)]
         if key in self._scales:
-            mean, std = (
-                torch.tensor(part) for part in (self._scales[key].mean, self._scales[key].std)
-            )
+            mean = torch.tensor(self._scales[key].mean)
+            std = torch.tensor(self._scales[key].std)
             leaf = ((leaf.to(mean.dtype) - mean) / std).clamp(-CLIP, CLIP)
         return leaf.to(getattr(torch, self._spec.dtype))
 
@@ -120,9 +116,9 @@ def named(kind: str, key: str) -> str:
 
 def _network(spec: NetworkSpec, weights: np.ndarray) -> nn.Module:
     module = spec.module(0)
-    parameters = {
-        name: torch.from_numpy(array.copy()) for name, array in spec.unflatten(weights).items()
-    }
+    parameters = {}
+    for name, array in spec.unflatten(weights).items():
+        parameters[name] = torch.from_numpy(array.copy())
     module.load_state_dict(parameters, strict=False)  # it may have buffers
     if isinstance(module, MLP):
         del module.value
@@ -143,7 +139,8 @@ def _policy_alone(mlp: MLP, obs: Tensor) -> tuple[Tensor, None]:
 def _bits(part: Bits, leaf: Tensor) -> Tensor:
     """Do as `Bits.forward`, by arithmetic: torch's exporter to ONNX has no shifts."""
     cells = part.image(leaf).unsqueeze(2)
-    return torch.remainder(torch.floor(cells / 2.0 ** part.shift.to(leaf.dtype)), 2).flatten(1, 2)
+    shifted = torch.floor(cells / 2.0 ** part.shift.to(leaf.dtype))
+    return torch.remainder(shifted, 2).flatten(1, 2)
 
 
 def decided(
@@ -170,10 +167,10 @@ def decided(
         tensors = {"action": head.argmax(dim=1) + actions.start, "logits": head}
     else:
         assert isinstance(actions, MultiDiscreteActions)
-        chosen = torch.stack(
-            [logits.argmax(dim=1) for logits in head.split(actions.counts, dim=1)], dim=1
-        )
-        shifted = (chosen + torch.tensor(actions.starts)).to(getattr(torch, actions.dtype))
+        logits_of_parts = head.split(actions.counts, dim=1)
+        chosen = torch.stack([logits.argmax(dim=1) for logits in logits_of_parts], dim=1)
+        shifted = chosen + torch.tensor(actions.starts)
+        shifted = shifted.to(getattr(torch, actions.dtype))
         tensors = {"action": shifted.reshape(-1, *actions.shape), "logits": head}
     for kind, tensor in tensors.items():
         yield named(kind, key), tensor

@@ -39,7 +39,7 @@ def compare_figure(
     """
     bands = [over_seeds(group.runs) for group in groups]
     times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
-    scale, time_label = time_axis(np.concatenate([band.seconds for band in bands]))
+    scale, time_label = time_axis(*(band.seconds for band in bands))
     figure, (over_time, over_steps) = two_panels(time_label, STEPS, top=0.77, bottom=0.22)
     for index, group in enumerate(groups):
         band = bands[index]
@@ -56,17 +56,15 @@ def compare_figure(
             over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
     for axis, title in ((over_time, "Over wall time"), (over_steps, "Over env steps")):
         axis.set_xlim(left=0)
-        axis.text(
-            0, 1.24, title, transform=axis.transAxes, fontsize=12, fontweight="bold", color=INK
-        )
+        place = axis.transAxes
+        axis.text(0, 1.24, title, transform=place, fontsize=12, fontweight="bold", color=INK)
         if target is not None:
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     over_time.legend(ncols=1 if len(groups) <= 2 else 2, **LEGEND)
     if len(bands) > 1 and all_equal(bands):
         note = "identical curves,\ndashed on a wide line"
-        over_steps.text(
-            0.98, 0.06, note, transform=over_steps.transAxes, color=GREY, fontsize=9, ha="right"
-        )
+        place = over_steps.transAxes
+        over_steps.text(0.98, 0.06, note, transform=place, color=GREY, fontsize=9, ha="right")
     wrapped = "\n".join(textwrap.wrap(caption, CAPTION_WIDTH))
     figure.text(LEFT, 0.03, wrapped, color=GREY, fontsize=9)
     save(figure, path)
@@ -89,13 +87,12 @@ def draw_together(
     from matplotlib.figure import Figure
 
     bands = [over_seeds(group.runs) for group in groups]
-    scale, time_label = time_axis(np.concatenate([band.seconds for band in bands]))
+    scale, time_label = time_axis(*(band.seconds for band in bands))
     names = ["\n".join(textwrap.wrap(str(group), LABEL_WIDTH)) for group in groups]
     legend_lines = sum(name.count("\n") + 1.3 for name in (*names, *baselines))
+    size = (8, 4 + 0.18 * legend_lines)
     with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
-        figure = Figure(
-            figsize=(8, 4 + 0.18 * legend_lines), dpi=DPI, facecolor="white", layout="constrained"
-        )
+        figure = Figure(size, DPI, facecolor="white", layout="constrained")
         axis = figure.add_subplot()
         style(axis, labelsize=9)
         for index, (band, name) in enumerate(zip(bands, names, strict=True)):
@@ -120,13 +117,11 @@ def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float |
     """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
     if target is None:
         return float(band.seconds[-1]) if len(band.seconds) else None
-    times = []
-    for curve in group.runs:
-        time = curve.time_to(target)
-        if time is None:
-            return None
-        times.append(time)
-    return fmean(times) if times else None
+    times = [curve.time_to(target) for curve in group.runs]
+    reached = [time for time in times if time is not None]
+    if not reached or len(reached) < len(times):
+        return None
+    return fmean(reached)
 
 
 def legend_time(
@@ -154,7 +149,9 @@ def legend_time(
 
 def all_equal(bands: Sequence[Band]) -> bool:
     first, *later = (band[1:] for band in bands)
-    return len(first[0]) > 0 and all(all(map(np.array_equal, first, other)) for other in later)
+    if not len(first[0]):
+        return False
+    return all(all(map(np.array_equal, first, other)) for other in later)
 
 
 def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, line: dict[str, Any]) -> None:
@@ -168,5 +165,6 @@ def _interleaved(index: int, count: int) -> dict[str, Any]:
         return {"linewidth": 2}
     if index == 0:
         return {"linewidth": 6, "alpha": 0.45}
-    dashes = (-3.0 * index, (3.0, 3.0 * max(1, count - 2)))
+    gap = 3.0 * max(1, count - 2)
+    dashes = (-3.0 * index, (3.0, gap))
     return {"linewidth": 1.8, "linestyle": dashes, "zorder": 2.5 + index}

@@ -22,7 +22,7 @@ from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.writer import plain
 from dppo.run import outputs
 from dppo.run.building import build
-from dppo.run.iteration_row import MeasuredRow, iteration_row
+from dppo.run.iteration_row import MeasuredRow
 from dppo.run.learner import PPOLearner
 from dppo.run.loading import STATES_OF_ENVS
 from dppo.run.state import RunState
@@ -163,9 +163,7 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
             comparison.other_numerics = of_run.differences(parts.numerics.own)
         options = state.get("env_options")
         parts.learner.env_options = lambda: options
-        row_of: Callable[..., dict[str, float]] = iteration_row
-        if config.info_keys:
-            row_of = MeasuredRow(config.info_keys)
+        row_of = MeasuredRow(config.info_keys)
         for iteration in parts.learner.run(config.iterations, stop):
             seconds = iteration.update_s + iteration.collected.collect_s
             row = plain(row_of(iteration, parts.learner, seconds, {}))
