@@ -23,7 +23,7 @@ class MeasuredRun:
 
     config: Config
     result: Result
-    rows: Rows
+    rows: list[dict[str, float]]
     """The rows of metrics.jsonl."""
 
     @property
