@@ -137,7 +137,8 @@ def training_times(rows: Rows) -> np.ndarray:
     `time/training_s` in the rows starts at zero again at each resume.
     """
     times = np.nan_to_num(_column(rows, "time/training_s", 0.0))
-    before_resume = np.where(resumed(rows), np.concatenate([[0.0], times])[:-1], 0.0)
+    times_before = np.concatenate([[0.0], times])[:-1]
+    before_resume = np.where(resumed(rows), times_before, 0.0)
     return np.asarray(times + np.cumsum(before_resume))
 
 
@@ -156,7 +157,8 @@ def resumed(rows: Rows) -> np.ndarray:
 
 def thinned(count: int) -> np.ndarray:
     """Return at most MAX_POINTS of `count` indices, evenly spaced, with the first and the last."""
-    return np.linspace(0, count - 1, min(count, MAX_POINTS)).round().astype(np.int64)
+    places = np.linspace(0, count - 1, min(count, MAX_POINTS))
+    return places.round().astype(np.int64)
 
 
 def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
@@ -166,9 +168,10 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     """
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
     defaults = {name: default_of(name) for name in names if name in settings_by_name()}
-    values = [
-        {name: plain(run.settings.get(name, defaults.get(name))) for name in names} for run in runs
-    ]
+    values = []
+    for run in runs:
+        settings_of_run = {**defaults, **run.settings}
+        values.append({name: plain(settings_of_run.get(name)) for name in names})
     differing = [
         name for name in names if any(settings[name] != values[0][name] for settings in values)
     ]
@@ -219,7 +222,8 @@ def over_seeds(runs: Sequence[Curve]) -> Band:
     """
     if not all(len(run.steps) for run in runs):
         return Band(*np.empty((5, 0)))
-    steps = np.unique(np.concatenate([run.steps for run in runs]))
+    steps = np.concatenate([run.steps for run in runs])
+    steps = np.unique(steps)
     first = max(run.steps[0] for run in runs)
     last = min(run.steps[-1] for run in runs)
     steps = steps[(steps >= first) & (steps <= last)]
@@ -251,6 +255,7 @@ def interval(tasks: Sequence[np.ndarray]) -> tuple[float, float, float]:
     # the interquartile mean leaves out the lowest and the highest quarter
     num_trimmed = 0 if len(tasks) == 1 else count // 4
     ordered = np.sort([np.concatenate(tasks), *resamples], axis=1)
-    mean, *means_of_resamples = ordered[:, num_trimmed : count - num_trimmed].mean(axis=1).tolist()
+    trimmed = ordered[:, num_trimmed : count - num_trimmed]
+    mean, *means_of_resamples = trimmed.mean(axis=1).tolist()
     low, high = np.percentile(means_of_resamples, [2.5, 97.5]).tolist()
     return mean, low, high

@@ -73,10 +73,12 @@ def read_trace(run: Path) -> dict[int, Checksums]:
         data = b""
     except OSError as error:
         raise CheckpointError(f"{run / TRACE}: {error.strerror}.") from None
-    rows = [row for _, row in parsed(data) if row is not None]
-    return {
-        int(row["iteration"]): {name: str(value) for name, value in row.items()} for row in rows
-    }
+    trace: dict[int, Checksums] = {}
+    for _, row in parsed(data):
+        if row is not None:
+            checksums = {name: str(value) for name, value in row.items()}
+            trace[int(row["iteration"])] = checksums
+    return trace
 
 
 def first_difference(checksums_a: Checksums, checksums_b: Checksums) -> str:

@@ -70,16 +70,16 @@ def plot(
         )
     if label:
         groups = _named(groups, label)
-    environments = ", ".join(
-        dict.fromkeys(str(run.settings.get("env_id")) for group in groups for run in group.runs)
-    )
-    title = printable(environments)[:MAX_TITLE_LENGTH]
+    drawn = [run for group in groups for run in group.runs]
+    environments = dict.fromkeys(str(run.settings.get("env_id")) for run in drawn)
+    title = printable(", ".join(environments))[:MAX_TITLE_LENGTH]
     axis_label = printable(MEAN_RETURN if metric == RETURN else metric)
     baselines = baselines_of(groups) if metric in (RETURN, "eval/episodic_return") else {}
     with writing(f"out={out}"):
         draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
-        mean, low, high = interval([np.array([run.values[-1] for run in group.runs])])
+        last_values = np.array([run.values[-1] for run in group.runs])
+        mean, low, high = interval([last_values])
         spread = ""
         if len(group.runs) > 1:
             spread = f", 95 % interval {low:.4g} to {high:.4g}"

@@ -188,8 +188,9 @@ def train_seeds(
         )
     if stopped_by is not None:
         return 128 + stopped_by
+    finished = [run.folder for run in runs if run.state == "done"]
     try:
-        for line in plot([run.folder for run in runs if run.state == "done"], parent / "seeds.png"):
+        for line in plot(finished, parent / "seeds.png"):
             console.print(printable(line))
     except DppoError as error:  # for example because no episode has ended
         print(error, file=sys.stderr)
@@ -197,7 +198,8 @@ def train_seeds(
 
 
 def _last_line(log: Path) -> str:
-    return log.read_bytes()[-LOG_END:].decode("utf8", "replace").strip().rpartition("\n")[2]
+    end = log.read_bytes()[-LOG_END:].decode("utf8", "replace")
+    return end.strip().rpartition("\n")[2]
 
 
 def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
@@ -260,7 +262,8 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
                 _send(stopped_by, running)
                 signal_sent = True
             if live is not None:
-                live.update(Text("\n".join(run.line() for run in runs)), refresh=True)
+                lines = "\n".join(run.line() for run in runs)
+                live.update(Text(lines), refresh=True)
             else:
                 for run in runs:
                     run.print_if_due(console)

@@ -80,8 +80,8 @@ def main(argv: list[str]) -> int:
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
     best = study.best_trial
-    settings = best.user_attrs["settings"]
-    words = as_words({name: settings.get(name, flags.get(name)) for name in (*flags, *space)})
+    settings = flags | best.user_attrs["settings"]
+    words = as_words({name: settings[name] for name in (*flags, *space)})
     print(
         f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {best.number}:"
     )

@@ -45,12 +45,12 @@ class Video:
 
     def __init__(self, path: Path, env: Any, episodes: int = 1, repeat: int = 1) -> None:
         """Prepare a video of `episodes` episodes of `env`, in which an image stands for `repeat` frames of `env`."""
+        self._fps = DEFAULT_FPS / repeat
         metadata = getattr(env, "metadata", None) or {}
         fps: Any = metadata.get("render_fps")
         is_number = isinstance(fps, int | float | np.integer | np.floating)
-        if not is_number or not 0 < fps <= MAX_FPS:
-            fps = DEFAULT_FPS
-        self._fps = float(fps) / repeat
+        if is_number and 0 < fps <= MAX_FPS:
+            self._fps = float(fps) / repeat
         self._path = path.absolute()  # the environment may change the current folder
         self._env = env
         num_tiles = min(episodes, MAX_TILES)
@@ -163,7 +163,8 @@ def _tile_size(image: np.ndarray, max_side: int, margin: int) -> tuple[int, int]
     longer = max(image.shape[:2])
     enlarged_by = max(1, MIN_SIDE // longer)
     reduced_by = math.ceil(longer / max_side)
-    height, width = (max(1, side // reduced_by) * enlarged_by + margin for side in image.shape[:2])
+    sides = [max(1, side // reduced_by) * enlarged_by for side in image.shape[:2]]
+    height, width = (side + margin for side in sides)
     return height + height % 2, width + width % 2
 
 

@@ -305,10 +305,10 @@ def make_table(groups: Sequence[Group], target: float | None) -> Table:
     """Return a table with one row per number of actors: mean times over the seeds, speed-up relative to the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
-    rows = [_cells(group, target) for group in groups]
-    for heading in rows[0]:
+    for heading in _cells(groups[0], target):
         table.add_column(heading, justify="right")
-    for group, cells in zip(groups, rows, strict=True):
+    for group in groups:
+        cells = _cells(group, target)
         table.add_row(group["label"], *cells.values())
     return table
 

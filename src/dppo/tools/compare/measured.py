@@ -158,4 +158,8 @@ def differing_seeds(runs: Sequence[MeasuredRun]) -> dict[int, dict[int, str]]:
     hashes: dict[int, dict[int, str]] = {}
     for run in runs:
         hashes.setdefault(run.config.seed, {})[run.config.most_actors] = run.result.weights_sha256
-    return {seed: of_seed for seed, of_seed in hashes.items() if len(set(of_seed.values())) > 1}
+    differing = {}
+    for seed, by_number in hashes.items():
+        if len(set(by_number.values())) > 1:
+            differing[seed] = by_number
+    return differing

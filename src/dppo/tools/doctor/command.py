@@ -31,6 +31,7 @@ DESCRIPTION = (
 NO_EFFECT = "the doctor trains nothing"
 DEFAULT_SECONDS = 60.0
 BARS = " ▁▂▃▄▅▆▇█"
+QUANTILES = ("median", "p95", "p99", "worst")
 COMMAND = Command(
     prog="dppo doctor",
     usage="ENV_ID [--seconds S] [--json] [--flag value ...]\nRUN [--json]",
@@ -94,11 +95,12 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     candidates = list(plans(facts, config))
     in_process = candidates[0].speed
     expected = [asdict(plan) | {"speed_up": plan.speed / in_process} for plan in candidates]
-    words = [config.env_name, *as_words(_recommended_settings(facts, config, flags, env_id))]
+    recommended_settings = _recommended_settings(facts, config, flags, env_id)
+    words = as_words(recommended_settings)
     return report | {
         "expected": expected,
         "advice": [*advice_on_way, *advice(facts, config)],
-        "command": command("train", *words),
+        "command": command("train", config.env_name, *words),
     }
 
 
@@ -141,7 +143,8 @@ def _recommended_settings(
 
 def _print(report: dict[str, Any], *, as_json: bool) -> int:
     """Print a report; return 1 if something in it makes training impossible."""
-    code = 1 if any(severity == "error" for severity, _ in report["findings"]) else 0
+    severities = [severity for severity, _ in report["findings"]]
+    code = int("error" in severities)
     if as_json:
         print(json.dumps(report | {"can_train": not code}, indent=1, default=float))
         return code
@@ -192,10 +195,13 @@ def _measured(facts: Facts) -> Iterator[str]:
 
 
 def _times(times: dict[str, Any]) -> str:
-    unit, scale = ("s", 1.0) if times["median"] > 0.1 else ("ms", 1e3)
-    quantiles = ", ".join(
-        f"{name} {scale * times[name]:.3g}" for name in ("median", "p95", "p99", "worst")
-    )
+    unit = "ms"
+    scale = 1e3
+    if times["median"] > 0.1:
+        unit = "s"
+        scale = 1.0
+    quantiles = ", ".join(f"{name} {scale * times[name]:.3g}" for name in QUANTILES)
     highest = max(times["bins"])
-    bars = "".join(BARS[math.ceil(8 * count / highest)] for count in times["bins"])
+    heights = [math.ceil(8 * count / highest) for count in times["bins"]]
+    bars = "".join(BARS[height] for height in heights)
     return f"{quantiles} {unit}  |{bars}|  {times['count']:,} calls"

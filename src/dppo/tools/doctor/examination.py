@@ -233,6 +233,7 @@ class Examination:
         wall_s = sum(sum(instances.seconds[name]) for name in instances.answers)
         children_cpu_s = self._process.usage().children_cpu_s - children_cpu_before_s
         stored_rows = MAX_STORED_ANSWERS + 3 * LATER_STEPS
+        stored_mb = stored_rows * spaces.obs.itemsize / 2**20
         self._report(
             **{call: spread(times) for call, times in instances.seconds.items()},
             steps=len(played.trace),
@@ -250,7 +251,7 @@ class Examination:
                 f"{incident.message}\n{fault.traceback}".rstrip() for incident, fault in faults[:1]
             ],
             lost=sum(incident.lost_steps for incident, _ in faults),
-            leak_mb=played.leak_mb(stored_rows * spaces.obs.itemsize / 2**20),
+            leak_mb=played.leak_mb(stored_mb),
             changed_by_playing=self._process.changes(),
         )
 
@@ -284,7 +285,9 @@ class Examination:
             affordable = int((until - now) * steps / (now - began))
             if affordable < 1 and steps > FIRST_STEPS:
                 return
-            size = SECOND_STEPS if steps == FIRST_STEPS else LATER_STEPS
+            size = LATER_STEPS
+            if steps == FIRST_STEPS:
+                size = SECOND_STEPS
             yield max(1, min(size, affordable))
 
     def _compare(self, spaces: Spaces, played: Played, step_s: float) -> None:
@@ -367,7 +370,8 @@ class Examination:
         if self._instances.has_rows:  # the first row takes the place of a single environment
             env = built.envs.rows.envs[0].env
             obs, info = env.last_reset
-            answers = {"reset": [env.last_reset], "step": [(obs, 0.0, False, False, info)]}
+            step = (obs, 0.0, False, False, info)
+            answers = {"reset": [env.last_reset], "step": [step]}
         reset_method = env.reset
         step_method = env.step
         resets = cycle(answers["reset"])
@@ -394,8 +398,9 @@ def main(descriptor: int, request: dict[str, Any]) -> None:
             line = line[written:]
 
     limit_blas(1)
-    calls = ("make", "done", "reset", "step")
-    on_call = {name: partial(os.write, descriptor, f"{name[0]}\n".encode()) for name in calls}
+    on_call = {}
+    for name in ("make", "done", "reset", "step"):
+        on_call[name] = partial(os.write, descriptor, f"{name[0]}\n".encode())
     config = Config(**request["settings"])
     examination = Examination(config, request["seconds"], report, on_call)
     examination.run(request["sizes"])

@@ -106,7 +106,8 @@ def restored(source: PPOSampler, target: PPOSampler) -> str | None:
     assert isinstance(target.envs.rows, SerialRows)  # rows of other kinds have no states
     target.envs.rows.set_states_at_once()
     steps = steps_of(*source.collect(SegmentRequest(0, 2, None), policy))
-    repeated = steps_of(*target.collect(SegmentRequest(0, 2, Rebuild(carry, ())), policy))
+    rebuild = SegmentRequest(0, 2, Rebuild(carry, ()))
+    repeated = steps_of(*target.collect(rebuild, policy))
     for number, (step, again) in enumerate(zip(steps, repeated, strict=True)):
         if step != again:
             return f"it differs at step {number}"
@@ -132,7 +133,8 @@ def steps_of(report: SegmentReport, segment: Segment) -> list[StepFacts]:
         )
         for number, (obs, rewards) in enumerate(zip(observations, segment.rewards, strict=True))
     ]
-    steps[-1] = steps[-1]._replace(episodes_checksum=zlib.crc32(report.carry.checksums.tobytes()))
+    episodes_checksum = zlib.crc32(report.carry.checksums.tobytes())
+    steps[-1] = steps[-1]._replace(episodes_checksum=episodes_checksum)
     return steps
 
 
@@ -181,7 +183,9 @@ def in_order(facts: Facts) -> Facts:
 def spread(times: Sequence[float]) -> Facts:
     """Return quantiles and a histogram of seconds, and their mean without the first, which often takes longer."""
     quantiles = np.quantile(times, list(QUANTILES.values())).tolist()
-    edges = np.geomspace(min(times), 1.001 * max(times), HISTOGRAM_BINS + 1)
+    shortest = min(times)
+    longest = 1.001 * max(times)
+    edges = np.geomspace(shortest, longest, HISTOGRAM_BINS + 1)
     counts, _ = np.histogram(times, edges)
     facts = {
         "count": len(times),

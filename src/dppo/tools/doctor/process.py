@@ -95,7 +95,10 @@ class ProcessWatch:
         """Return the names of process-wide state that has changed since the last call."""
         before = self._state
         self._state = global_state()
-        names = [name for name, value in self._state.items() if before.get(name, value) != value]
+        names = []
+        for name, value in self._state.items():
+            if before.get(name, value) != value:
+                names.append(name)
         for change in take_changes():
             names += change.names
         return names

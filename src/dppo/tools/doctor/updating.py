@@ -57,7 +57,7 @@ def times_of_algorithms(
 
 def _suits_sac(spaces: Spaces) -> bool:
     leaves = spaces.of_network().leaves().values()
-    has_images = any(is_image(leaf) for leaf in leaves)
+    has_images = any(map(is_image, leaves))
     return suits_sac(spaces.actions) and not has_images
 
 

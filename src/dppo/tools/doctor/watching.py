@@ -172,9 +172,10 @@ class Watch:
         with self._process.stdout as output:  # type: ignore[union-attr]
             while data := os.read(output.fileno(), 1 << 16):
                 self.facts["output"] += len(data)
-                last_line = data.decode(errors="replace").strip().rpartition("\n")[2][-100:]
+                text = data.decode(errors="replace").strip()
+                last_line = text.rpartition("\n")[2]
                 if last_line:
-                    self.facts["last_line"] = last_line
+                    self.facts["last_line"] = last_line[-100:]
 
     def _read_reports(self, report_end: int) -> None:
         with os.fdopen(report_end, errors="replace") as reports:

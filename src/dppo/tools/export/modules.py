@@ -73,19 +73,20 @@ class ExportedPolicy(nn.Module):
             if self._spec.state_size:
                 state = inputs["state"]
                 sequence = each_leaf(obs, lambda leaf: leaf[None])  # of one step
-                starts = torch.zeros_like(state[:, 0], dtype=torch.bool)[None]
-                heads, _, next_state["next_state"] = self._network(sequence, state, starts)
+                starts = torch.zeros_like(state[:, 0], dtype=torch.bool)
+                outputs = self._network(sequence, state, starts[None])
+                heads, _, next_state["next_state"] = outputs
                 head = heads[0]
             else:
                 head, _ = self._network(obs)
         if self._spaces.mask is not None:
             head = self._spec.distribution.limited_in_torch(head, self._masks(inputs))
         decisions = dict(decided(self._spaces.actions, self._spec.distribution, head))
-        outputs = {}
+        actions = {}
         for name, tensor in decisions.items():
             if name.partition(".")[0] == "action":
-                outputs[name] = tensor
-        return outputs | next_state | decisions
+                actions[name] = tensor
+        return actions | next_state | decisions
 
     def _masks(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return masks [n, M]; of a part of the observation that is nested, the arrays side by side."""
@@ -103,8 +104,9 @@ class ExportedPolicy(nn.Module):
         else:
             leaf = inputs[named("obs", key)]
         if key in self._scales:
-            mean = torch.tensor(self._scales[key].mean)
-            std = torch.tensor(self._scales[key].std)
+            scale = self._scales[key]
+            mean = torch.tensor(scale.mean)
+            std = torch.tensor(scale.std)
             leaf = ((leaf.to(mean.dtype) - mean) / std).clamp(-CLIP, CLIP)
         return leaf.to(getattr(torch, self._spec.dtype))
 

@@ -171,14 +171,16 @@ def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
     settings = policy.state.get("config")
     if not isinstance(settings, dict):
         settings = {}
+    inputs = {}
+    for name, dtype in module.inputs.items():
+        inputs[name] = [str(dtype.base), list(dtype.shape)]
+    prepared = {name: settings[name] for name in PREPARED if name in settings}
     return {
         "dppo_version": versions()["dppo"],
         "env_id": str(settings.get("env_id", "")),
         "model": json.dumps(model_state(policy.spaces, policy.spec)),
-        "inputs": json.dumps(
-            {name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}
-        ),
-        "prepared": json.dumps({name: settings[name] for name in PREPARED if name in settings}),
+        "inputs": json.dumps(inputs),
+        "prepared": json.dumps(prepared),
         "baseline": statement_on(policy),
     }
 
@@ -290,11 +292,14 @@ def _compared(expected: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -
     differs = np.zeros(CHUNK_ROWS, bool)
     for name, array in expected.items():
         if array.dtype.kind != "f":
-            differs |= (array != outputs[name]).reshape(CHUNK_ROWS, -1).any(axis=1)
+            is_other = (array != outputs[name]).reshape(CHUNK_ROWS, -1)
+            differs |= is_other.any(axis=1)
             continue
         # impossible choices are -1e9
-        size = np.abs(np.where(array < -1e8, 0, array)).max(initial=1.0)
-        largest = max(largest, float(np.abs(array - outputs[name]).max(initial=0.0) / size))
+        possible = np.where(array < -1e8, 0, array)
+        size = np.abs(possible).max(initial=1.0)
+        difference = np.abs(array - outputs[name]).max(initial=0.0)
+        largest = max(largest, float(difference / size))
     return largest, int(differs.sum())
 
 
@@ -384,7 +389,8 @@ def _card(policy: Policy, played: Evaluation | None, row: Row, *, checked: str, 
         score = f"{played.mean_return:.2f} +/- {played.std_return:.2f}"
         figures = {f"mean return of {counted(len(played.returns), 'greedy episode')}": score}
         figures["mean length of these"] = f"{played.mean_length:.1f}"
-        result = {"task": {"type": tags[0], "name": tags[0]}, "dataset": {"type": env, "name": env}}
+        task = {"type": tags[0], "name": tags[0]}
+        result = {"task": task, "dataset": {"type": env, "name": env}}
         metric = {"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}
         front["model-index"] = [
             {"name": f"{algo.upper()} on {env}", "results": [result | {"metrics": [metric]}]}

@@ -38,15 +38,15 @@ def compare_figure(
     legend shows the time to the return `target`; None: to the end of the runs.
     """
     bands = [over_seeds(group.runs) for group in groups]
-    times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
     scale, time_label = time_axis(*(band.seconds for band in bands))
     figure, (over_time, over_steps) = two_panels(time_label, STEPS, top=0.77, bottom=0.22)
+    first_time = mean_time_to(groups[0], bands[0], target)
     for index, group in enumerate(groups):
         band = bands[index]
-        time = times[index]
+        time = mean_time_to(group, band, target)
         seconds = band.seconds / scale
         colour = COLOURS[index % len(COLOURS)]
-        label = group.label + legend_time(time, times[0], target, noise=group.noise)
+        label = group.label + legend_time(time, first_time, target, noise=group.noise)
         line = {"color": colour, "linewidth": 2, "label": label}
         _draw_band(over_time, seconds, band, shade=0.15, line=line)
         over_time.plot(seconds[-1:], band.mean[-1:], "o", color=colour, markersize=5)

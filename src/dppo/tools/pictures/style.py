@@ -76,7 +76,7 @@ def short(value: float, _: float) -> str:
 
 def time_axis(*seconds: np.ndarray) -> tuple[float, str]:
     """Return the seconds in the unit that suits these times, and the label of their axis."""
-    longest = float(np.concatenate(seconds).max(initial=0.0))
+    longest = np.concatenate(seconds).max(initial=0.0)
     if longest < MAX_SECONDS_IN_S:
         return 1.0, "training time (s)"
     if longest < MAX_SECONDS_IN_MIN:

@@ -291,7 +291,8 @@ def _recorded(run: Path, query: str) -> RecordedEpisode:
     numbers = [episode.number for episode in episodes if episode.number]
     if query.isdecimal() and numbers:
         nearest = sorted(numbers, key=lambda number: abs(number - float(query)))[:2]
-        query += f": the nearest are {' and '.join(map(str, sorted(nearest)))}. It"
+        names = " and ".join(map(str, sorted(nearest)))
+        query += f": the nearest are {names}. It"
     raise CheckpointError(
         f"episode={query} is not among the {len(episodes):,} that are recorded. --episodes lists them, and "
         f"`record_episodes` chooses them."

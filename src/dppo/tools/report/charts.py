@@ -186,7 +186,8 @@ def chart(
 
 def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:
     """Return a figure of parts that add up to 1, on top of each other; "" without any."""
-    columns = np.nan_to_num(np.array([x, *parts.values()]))
+    columns = np.array([x, *parts.values()])
+    columns = np.nan_to_num(columns)
     x, *heights = _binned(columns, MAX_AREA_POINTS, spread=False)
     if not len(x) or not heights:
         return ""
@@ -196,9 +197,11 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
     edges = 100 * (1 - np.clip(sums, 0, 1))
     drawing = ""
     for number, (bottom, top) in enumerate(pairwise(edges)):
-        drawing += f'<path class="f{number}" d="{_area_path(places, bottom, top)}"/>'
+        path = _area_path(places, bottom, top)
+        drawing += f'<path class="f{number}" d="{path}"/>'
     shares = {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
-    return Figure(title, across, list(Axis(0, 1).ticks()), shares).around(drawing)
+    ticks = list(Axis(0, 1).ticks())
+    return Figure(title, across, ticks, shares).around(drawing)
 
 
 def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
@@ -216,7 +219,10 @@ def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
                 f'<rect class="f{turn % 2}" x="{begin:.2f}" y="{(lane + 0.2) * height:.3f}" width="{width:.2f}" '
                 f'height="{0.6 * height:.3f}"><title>{text(bar.text)}</title></rect>'
             )
-    names = [Tick(100 - (lane + 0.5) * height, name) for lane, name in enumerate(rows)]
+    names = []
+    for lane, name in enumerate(rows):
+        middle = 100 - (lane + 0.5) * height
+        names.append(Tick(middle, name))
     return Figure(title, across, names, {}, lanes=len(rows)).around(drawing)
 
 

@@ -148,7 +148,8 @@ def _lifetimes(run: Path) -> dict[str, list[Bar]]:
     """Return the bars of the processes of each actor, with seconds since the first begin, from the actors' logs."""
     times_of_rows = [path.stat().st_mtime for path in run.glob("metrics.jsonl")]
     still_running_until = max(times_of_rows, default=0.0)
-    logs = sorted(run.glob("logs/actor-*.log"), key=lambda path: (len(path.name), path.name))
+    logs = sorted(run.glob("logs/actor-*.log"))
+    logs.sort(key=lambda path: len(path.name))
     lifetimes = dict[str, list[Bar]]()
     for path in logs[:MAX_FILES]:
         bars = list[Bar]()

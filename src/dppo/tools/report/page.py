@@ -107,11 +107,12 @@ def page(facts: Facts) -> str:
     """Return the page. All text in it is escaped, and its policy allows nothing but its own style sheet."""
     folder = Path(__file__).parent
     css = (folder / "page.css").read_text(encoding="utf8")
+    css_sha256 = hashlib.sha256(css.encode()).digest()
     template = Template((folder / "page.html").read_text(encoding="utf8"))
     return template.substitute(
         title=text(f"{facts.config.env_name}, seed {facts.config.seed}"),
         css=css,
-        allowed=base64.b64encode(hashlib.sha256(css.encode()).digest()).decode(),
+        allowed=base64.b64encode(css_sha256).decode(),
         body="\n".join(_sections(facts)),
     )
 
@@ -152,7 +153,8 @@ def _incidents(facts: Facts) -> str:
     counts = []
     for key, count in facts.last_row.items():
         if key.startswith(("incidents/", "faults/")):
-            counts.append((key.partition("/")[2], f"{count:g}"))
+            name = key.partition("/")[2]
+            counts.append((name, f"{count:g}"))
     if not counts and not facts.incidents:
         return ""
     folders = [
@@ -181,7 +183,8 @@ def _settings(config: Config) -> Iterator[str]:
 def _tiles(facts: Facts) -> dict[str, str]:
     row = facts.last_row
     config = facts.config
-    returns = [row[RETURN] for row in facts.rows if math.isfinite(row.get(RETURN, math.nan))]
+    returns = [row.get(RETURN, math.nan) for row in facts.rows]
+    best_return = max(filter(math.isfinite, returns), default=math.nan)
     seconds = [math.nan, *training_times(facts.rows)][-1]
     incidents = sum(count for key, count in row.items() if key.startswith("incidents/"))
     actors = "in process"
@@ -192,7 +195,7 @@ def _tiles(facts: Facts) -> dict[str, str]:
         "env steps": f"{row.get('global_step', 0):,.0f} of {config.total_steps:,}",
         "episodes": number(row.get("charts/episodes"), 0),
         "return, last 100": number(row.get(RETURN)),
-        "best return": number(max(returns, default=math.nan)),
+        "best return": number(best_return),
         "training": duration(float(seconds)),
         "env steps / s": number(row.get("charts/SPS")),
         "actors": actors,
@@ -311,9 +314,7 @@ def _join_memory_of_actors(columns: Columns) -> None:
     names = [key for key in columns if key.startswith(f"{MEMORY}/")]
     by_actor = [columns.pop(key) for key in names]
     if by_actor and MEMORY in columns:
-        memory = np.array(by_actor)
-        lowest = np.where(np.isfinite(memory), memory, np.inf).min(axis=0)
-        columns[f"{MEMORY}_min"] = np.where(np.isfinite(lowest), lowest, math.nan)
+        columns[f"{MEMORY}_min"] = np.fmin.reduce(by_actor)  # NaN only where all are
 
 
 def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:

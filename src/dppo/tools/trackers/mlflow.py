@@ -60,8 +60,9 @@ class Backend:
         run_id: str = self._client.create_run(experiment_id, run_name=run.run_dir.name).info.run_id
         settings = plain_settings(run.config).items()
         parameters = [Param(setting, str(value)[:MAX_VALUE_LENGTH]) for setting, value in settings]
-        for first in range(0, len(parameters), MAX_PARAMETERS):
-            self._client.log_batch(run_id, params=parameters[first : first + MAX_PARAMETERS])
+        while parameters:
+            self._client.log_batch(run_id, params=parameters[:MAX_PARAMETERS])
+            del parameters[:MAX_PARAMETERS]
         return run_id
 
     def send(self, row: dict[str, float | None]) -> None:
@@ -70,11 +71,11 @@ class Backend:
         metrics = []
         for step, values in by_step(row).items():
             for name, value in values.items():
-                metrics.append(
-                    self._metric(NOT_ALLOWED_IN_NAMES.sub("_", name), value, now_ms, step)
-                )
-        for first in range(0, len(metrics), MAX_METRICS):
-            batch = metrics[first : first + MAX_METRICS]
+                allowed_name = NOT_ALLOWED_IN_NAMES.sub("_", name)
+                metrics.append(self._metric(allowed_name, value, now_ms, step))
+        while metrics:
+            batch = metrics[:MAX_METRICS]
+            del metrics[:MAX_METRICS]
             self._last_batch = self._client.log_batch(self.id, metrics=batch, synchronous=False)
 
     def end(self, state: str) -> None:

@@ -44,11 +44,11 @@ def trackers(
     observers = list[Observer]()
     for name in names:
         place = f"the server of {name}"
-        checking = OutsideThread(place, notify=notify, since_signal=since_signal)
+        thread = partial(OutsideThread, place, notify=notify, since_signal=since_signal)
+        checking = thread()
         _check(name, backends[name], checking)
         checking.close()
-        sending = OutsideThread(place, notify=notify, since_signal=since_signal)
-        observers.append(Tracker(name, backends[name], sending, ids))
+        observers.append(Tracker(name, backends[name], thread(), ids))
     return observers
 
 
@@ -130,7 +130,8 @@ class Tracker(Observer):
     def on_iteration(self, row: dict[str, float]) -> None:
         """Send the row; do not wait for that."""
         if not self.problem:
-            self.thread.post("sending rows", partial(self._try, self._send, plain(row)), 0)
+            send = partial(self._try, self._send, plain(row))
+            self.thread.post("sending rows", send, 0)
 
     def _send(self, row: dict[str, float | None]) -> None:
         if self.run is not None:
@@ -139,7 +140,8 @@ class Tracker(Observer):
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """End the tracker's run, as finished, failed, or killed by a signal."""
         state = _state_of(result, error)
-        if not self.thread.post("ending the run", partial(self._try, self._end, state), CLOSE_S):
+        end = partial(self._try, self._end, state)
+        if not self.thread.post("ending the run", end, CLOSE_S):
             logger.warning(
                 "%s does not answer: the last rows were not sent; metrics.jsonl is complete",
                 self.name,

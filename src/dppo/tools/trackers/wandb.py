@@ -50,7 +50,8 @@ class Backend:
 
     def send(self, row: dict[str, float | None]) -> None:
         """Log the finite metrics of a row."""
-        self._run.log({name: value for name, value in row.items() if value is not None})
+        finite = {name: value for name, value in row.items() if value is not None}
+        self._run.log(finite)
 
     def end(self, state: str) -> None:
         """End the run with the exit code that W&B shows as `state`."""

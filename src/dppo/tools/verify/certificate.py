@@ -39,6 +39,7 @@ def write_certificate(
 ) -> None:
     """Write as JSON what was verified, with the `facts` of it; raise a ConfigError if the file cannot be written."""
     files = [run / CONFIG, run / METRICS, run / TRACE, *checkpoints.paths_in(run)]
+    existing = [path for path in files if path.exists()]
     certificate = {
         "certificate": 1,
         "environment": config.env_name,
@@ -49,7 +50,7 @@ def write_certificate(
         "actors": config.num_actors,
         "versions": versions(),
         "simulator": simulator(plain_settings(config), FINGERPRINT_S),
-        "files": {str(path.relative_to(run)): sha256_of(path) for path in files if path.exists()},
+        "files": {str(path.relative_to(run)): sha256_of(path) for path in existing},
         "settings": newest.checkpoint.state["config"],
         "proves": PROVES,
         "proves_not": PROVES_NOT,

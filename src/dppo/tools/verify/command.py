@@ -116,7 +116,8 @@ def _expectations(newest: Checkpoint, config: Config) -> list[str]:
     """Return lines on this machine, and on what to expect where the run had another one."""
     state = newest.state
     here = versions()
-    cpu_of_run = state.get("numerics", {}).get("own", {}).get("cpu", "unknown")
+    numerics = state.get("numerics", {}).get("own", {})
+    cpu_of_run = numerics.get("cpu", "unknown")
     lines = [f"here     {cpu_name()}; {', '.join(' '.join(item) for item in here.items())}"]
     if cpu_of_run != cpu_name():
         lines.append(f"the run  {cpu_of_run}")

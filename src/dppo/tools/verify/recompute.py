@@ -70,7 +70,8 @@ class Comparison:
         self._trace = read_trace(run)
         self._rows: dict[int, list[Row]] = {}
         for row in read_metrics(run):
-            self._rows.setdefault(int(row["iteration"]), []).append(_results(plain(row)))
+            of_iteration = self._rows.setdefault(int(row["iteration"]), [])
+            of_iteration.append(_results(plain(row)))
         self.computed: list[Computed] = []
         """The iterations so far."""
         self.other_numerics = ""
@@ -168,7 +169,6 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
             seconds = iteration.update_s + iteration.collected.collect_s
             row = plain(row_of(iteration, parts.learner, seconds, {}))
             trace = parts.trace(row) if parts.trace is not None else {}
-            if comparison.check(
-                row, {name: str(value) for name, value in trace.items()}, parts.learner
-            ):
+            checksums = {name: str(value) for name, value in trace.items()}
+            if comparison.check(row, checksums, parts.learner):
                 return
