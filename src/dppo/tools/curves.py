@@ -148,9 +148,10 @@ def resumed(rows: Rows) -> np.ndarray:
     It is if its training time is less than in the row before, or if its call of `train` began at a later step.
     """
     times = _column(rows, "time/training_s", 0.0)
-    # the step at which the call of each row began: SPS counts from there
-    first_steps = _column(rows, "global_step", 0.0) - _column(rows, "charts/SPS") * times
-    moved_on = np.diff(first_steps, prepend=first_steps[:1])
+    with np.errstate(over="ignore", invalid="ignore"):  # a stranger's rows may hold any number
+        # the step at which the call of each row began: SPS counts from there
+        first_steps = _column(rows, "global_step", 0.0) - _column(rows, "charts/SPS") * times
+        moved_on = np.diff(first_steps, prepend=first_steps[:1])
     time_fell = np.diff(times, prepend=0.0) < 0
     return np.asarray(time_fell | (moved_on > ROUNDING_STEPS))
 
