@@ -246,7 +246,7 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
     return agreement(facts, place, trace, repeated["trace"])
 
 
-def simulator(settings: dict[str, Any], seconds: float) -> Facts:
+def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return the packages and the fingerprint of the environment of these settings, from a process of its own."""
     facts = examine_apart(settings, seconds, FIRST_SIZES)
     fingerprint = fingerprint_of(facts.get("trace", ()))
