@@ -296,7 +296,7 @@ class Given:
         from dppo.engine.collector import Collected
 
         policy, index = self._requests.pop(0)
-        return Collected(index, policy, self._reports, self.segments, [], 1.0)
+        return Collected(index, policy, self._reports, self.segments, {}, 1.0)
 
 
 if __name__ == "__main__":

@@ -632,7 +632,7 @@ class Loop(Collector):
         reports, segments = (list(column) for column in zip(*answer.made, strict=True))
         for report in reports:
             self._ledger.record(report)
-        return Collected(index, policy, reports, segments, [answer.timings], 0.0)
+        return Collected(index, policy, reports, segments, {0: answer.timings}, 0.0)
 
     def renew(self) -> None: ...
 

@@ -31,8 +31,8 @@ class Collected:
     """N, in sampler order."""
     segments: list[Any]
     """N, in sampler order: each a `Segment`, or a reference to one if learners fetch them from the actors."""
-    timings: list[Timings]
-    """Times of each process that took part."""
+    timings: dict[int, Timings]
+    """Times of each process that took part, by the id of the actor; 0 for this process."""
     collect_s: float
     """Seconds of collecting; with actors, from the request, or from the last segment of the iteration before if that is
     later, to the last segment."""

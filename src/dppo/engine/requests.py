@@ -66,9 +66,7 @@ class Requests:
             assert sampler not in request.made, "a segment counts once"
             request.made[sampler] = report_and_segment
         earlier = request.timings.get(actor_id)
-        if earlier is None:
-            earlier = Timings(actor=actor_id)
-        request.timings[actor_id] = earlier + timings
+        request.timings[actor_id] = timings if earlier is None else earlier + timings
 
     def clear(self) -> None:
         """Drop all requests."""
@@ -94,7 +92,7 @@ class Requests:
             policy=request.policy,
             reports=[report for report, _ in made],
             segments=[segment for _, segment in made],
-            timings=list(request.timings.values()),
+            timings=request.timings,
             collect_s=now - self.began,
             transfer_s=transfer_s,
             incidents=incidents,

@@ -79,13 +79,13 @@ def iteration_row(
     row |= _shares(iteration, iteration_s)
     env_s = sum(report.env_s for report in collected.reports)
     row["perf/env_step_ms"] = 1e3 * env_s / max(1, steps)
-    timings = collected.timings
+    timings = collected.timings.values()
     row["replay/steps"] = sum(timing.replayed_steps for timing in timings)
     row["replay/s"] = sum(timing.replay_s for timing in timings)
     row["actors/memory_gb"] = max(timing.memory for timing in timings) / 1e9
-    for timing in timings[:MAX_ACTORS]:
+    for actor_id, timing in list(collected.timings.items())[:MAX_ACTORS]:
         if timing.memory:
-            row[f"actors/memory_gb/{timing.actor}"] = timing.memory / 1e9
+            row[f"actors/memory_gb/{actor_id}"] = timing.memory / 1e9
     for kind, count in learner.incidents.items():
         row[f"incidents/{kind}"] = count
     for name, count in learner.env_faults.counts.items():
@@ -142,7 +142,7 @@ def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
     part of `env` and `act` that lies before this iteration is left out.
     """
     collected = iteration.collected
-    timings = collected.timings
+    timings = collected.timings.values()
     busy = [timing.total_s for timing in timings]
     shown_s = min(collected.collect_s, iteration_s - iteration.update_s)
     shown = 1.0

@@ -79,9 +79,9 @@ class InProcessCollector(Collector):
         reports, segments = zip(*answer.made, strict=True)
         for report in reports:
             self._ledger.record(report)
-        return Collected(
-            index, policy, list(reports), list(segments), [answer.timings], time.monotonic() - began
-        )
+        collect_s = time.monotonic() - began
+        timings = {0: answer.timings}
+        return Collected(index, policy, list(reports), list(segments), timings, collect_s)
 
     def renew(self) -> None:
         """Close all environments; the next `receive` rebuilds the samplers."""

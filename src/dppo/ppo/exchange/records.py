@@ -301,8 +301,6 @@ class Timings:
     """Part of `env_s` that was spent on replay."""
     memory: int = 0
     """Bytes of an actor with its children; of several the most."""
-    actor: int = 0
-    """Id of the actor that they are of."""
 
     def __add__(self, other: Timings) -> Timings:
         return Timings(
@@ -311,7 +309,6 @@ class Timings:
             replayed_steps=self.replayed_steps + other.replayed_steps,
             replay_s=self.replay_s + other.replay_s,
             memory=max(self.memory, other.memory),
-            actor=self.actor,
         )
 
 
