@@ -50,7 +50,7 @@ class Actor:
     """True while other actors host its samplers."""
     stranded: bool = False
     """True while some of its samplers wait for it, or for room elsewhere."""
-    instantiated: set[int] = field(default_factory=set)
+    instantiated: tuple[int, ...] = ()
     """The samplers of which its process has environments, as its answers show."""
     queue: dict[int, Question] = field(default_factory=dict)
     """Unanswered questions by id, in the order of work."""
@@ -108,7 +108,7 @@ class Actor:
         self.queue = {}
         self.early_answers = {}
         self.holds = {}
-        self.instantiated = set()
+        self.instantiated = ()
         self.pace = Pace()
         self.waits = False
         self.deadline.end()
@@ -123,11 +123,13 @@ class Actor:
     def assign(self, samplers: tuple[int, ...], index: int, hosted: tuple[int, ...]) -> list[int]:
         """Record that it makes segments `index`, and closes all samplers but `hosted`; return which to rebuild."""
         holds = self.holds
-        to_rebuild = [sampler for sampler in samplers if holds.get(sampler, 0) != index]
+        to_rebuild = []
+        for sampler in samplers:
+            if holds.get(sampler, 0) != index:
+                to_rebuild.append(sampler)
+            holds[sampler] = index + 1
         for sampler in holds.keys() - hosted:
             del holds[sampler]
-        for sampler in samplers:
-            holds[sampler] = index + 1
         return to_rebuild
 
     def answered(self, ask_id: int, now: float, limits: Limits) -> None:
@@ -139,9 +141,8 @@ class Actor:
             self.deadline.end()
 
     def _begin(self, question: Question, now: float, limits: Limits) -> None:
-        timeout_s = limits.segment_timeout_s
-        due = now + len(question.samplers) * timeout_s
-        self.deadline.begin(now, due, ("segment_timeout_s", timeout_s), now + limits.look_s)
+        due = now + len(question.samplers) * limits.segment_timeout_s
+        self.deadline.begin(now, due, limits.segment_limit, now + limits.look_s)
 
     def describe_hang(self) -> str:
         name, seconds = self.deadline.limit

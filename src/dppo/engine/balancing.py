@@ -93,10 +93,11 @@ class Balancing:
         own_segment_s = actor.pace.segment_s
         if own_segment_s and abs(own_segment_s - segment_s) > NOISE_S:
             segment_s = own_segment_s
-        # More samplers in threads than were measured may share what the process does not show: other CPUs, a licence.
         measured = actor.pace.samplers
-        more_than_measured = max(1.0, samplers / measured)
-        return self._relative_time(min(samplers, measured)) * more_than_measured * segment_s
+        if samplers <= measured:
+            return self._relative_time(samplers) * segment_s
+        # More samplers in threads than were measured may share what the process does not show: other CPUs, a licence.
+        return self._relative_time(measured) * (samplers / measured) * segment_s
 
     def _relative_time(self, samplers: int) -> float:
         """Return the time for a segment of each of some samplers, relative to the time of a single sampler."""
@@ -172,9 +173,9 @@ class Balancing:
         self.typical_s = 0.0
         if paces:
             self.typical_s = paces[len(paces) // 2]
-        as_now_s = [self._hosted_s(actor) for actor in self._actors.values()]
+        as_now_s = [self.segments_s(actor, len(actor.samplers)) for actor in self._actors.values()]
         longest_s = max(as_now_s, default=0.0)
-        with_one_more_s = [self._with_one_more_s(actor) for actor in running]
+        with_one_more_s = [self.segments_s(actor, len(actor.samplers) + 1) for actor in running]
         least_s = min(with_one_more_s, default=math.inf)
         # without an actor that would be done sooner with one sampler more, no move gains anything
         if least_s < (1 + MARGIN) * longest_s:
@@ -222,19 +223,19 @@ class Balancing:
                 break
             self._rebalance(actor, end, now)
 
-    def questions(self, end: int, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
-        """Yield actor, index and samplers of each question for segments before `end` that can be asked now."""
+    def questions(self, wanted: range, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
+        """Yield actor, index and samplers of each question for the segments `wanted` that can be asked now."""
         slots = self._hosting.slots
         if slots.limited:
             self._hosting.ready(*slots.take_waiting())
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.queue:
-                    self._rebalance(actor, end, now)
+                    self._rebalance(actor, wanted.stop, now)
                 if actor.waits:
                     continue
-                for index, samplers in self._hosting.next_of(actor, end):
-                    granted = slots.grant(actor, samplers, now)
+                for index in wanted:
+                    granted = slots.grant(actor, self._hosting.askable(actor, index), now)
                     if granted:
                         yield actor, index, granted
 
@@ -301,7 +302,7 @@ class Balancing:
             pace.rested = 0
             pace.rest_before_retry *= 2
             pace.enough_evidence = 1
-            pace.recent = ()
+            pace.recent = []
 
     # ------------------------------------------------------------------ lines about slow actors
 

@@ -8,6 +8,9 @@ from dppo.envs.activity import Activity, Phase
 Limit = tuple[str, float]
 """The name of a setting, and the seconds that it allows or that follow from it."""
 
+NOWHERE = (Phase.IDLE, 0.0)
+"""Stands for an actor that no look has found in a place yet."""
+
 
 @dataclass(slots=True)
 class Deadline:
@@ -24,7 +27,7 @@ class Deadline:
     """Activity of the actor at the last look since then."""
     moved_at: float = 0.0
     """Time of the first look that found the actor where it is now."""
-    stood: tuple[Phase, float] = (Phase.IDLE, 0.0)
+    stood: tuple[Phase, float] = NOWHERE
     """Phase in which the actor is, and the seconds for which looks have found it in the same place."""
     extended: bool = False
     """True while `due` waits for a look that was overdue."""
@@ -37,7 +40,7 @@ class Deadline:
         self.began = now
         self.progress = None
         self.moved_at = now
-        self.stood = (Phase.IDLE, 0.0)
+        self.stood = NOWHERE
         self.extended = False
 
     def end(self) -> None:

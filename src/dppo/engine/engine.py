@@ -173,13 +173,10 @@ class CollectionEngine:
     def _on_answer(self, actor: Actor, event: Answered, now: float) -> None:
         """Process the answers of an actor in the order of its questions; large answers may arrive late."""
         self.wait_log.news_at = now
-        actor.early_answers[event.ask_id] = event.answer
-        while actor.queue:
-            first_id = next(iter(actor.queue))
-            if first_id not in actor.early_answers:
-                return
-            answer = actor.early_answers.pop(first_id)
-            self._process_answer(actor, first_id, answer, now)
+        early = actor.early_answers
+        early[event.ask_id] = event.answer
+        while (ask_id := next(iter(actor.queue), 0)) in early:
+            self._process_answer(actor, ask_id, early.pop(ask_id), now)
 
     def _process_answer(self, actor: Actor, ask_id: int, answer: Reply, now: float) -> None:
         question = actor.queue[ask_id]
@@ -341,8 +338,9 @@ class CollectionEngine:
         """Ask the actors that can take further segments; before the spaces are known, ask one actor for them."""
         if self.spaces is None:
             self._ask_for_spaces(now)
-        elif self.hosting.enough:
-            for actor, index, samplers in self.balancing.questions(self.requests.end, now):
+        elif self.hosting.may_ask:
+            wanted = range(self.requests.index, self.requests.end)
+            for actor, index, samplers in self.balancing.questions(wanted, now):
                 self._ask(actor, index, samplers, now)
 
     def _ask_for_spaces(self, now: float) -> None:

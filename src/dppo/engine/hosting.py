@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -117,6 +117,11 @@ class Hosting:
         """True if enough actors are running to collect segments."""
         return len(self.running) >= self._min_actors
 
+    @property
+    def may_ask(self) -> bool:
+        """True if enough actors are running, and one of them may be ready for a new question."""
+        return (bool(self._ready) or self.slots.limited) and self.enough
+
     # ------------------------------------------------------------------ how far samplers are
 
     def ready(self, *actors: Actor) -> None:
@@ -132,23 +137,20 @@ class Hosting:
         self._ready = set()
         return [self.running[actor_id] for actor_id in ready if actor_id in self.running]
 
-    def next_of(self, actor: Actor, end: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield index and samplers of each question for segments before `end` that the actor can be asked now.
+    def askable(self, actor: Actor, index: int) -> tuple[int, ...]:
+        """Return the samplers of an actor whose segment `index` it can be asked for now.
 
         A sampler goes on from where this process leaves it, or is rebuilt once all of its segments have arrived.
         """
-        positions = [(sampler, self.positions[sampler]) for sampler in actor.samplers]
-        first = min([position.asked for _, position in positions], default=end)
-        for index in range(first, end):
-            able = []
-            for sampler, position in positions:
-                if position.asked != index:
-                    continue
-                goes_on = position.maker is actor and actor.holds.get(sampler) == index
-                if goes_on or position.arrived == index:
-                    able.append(sampler)
-            if able:
-                yield index, tuple(able)
+        samplers = []
+        for sampler in actor.samplers:
+            position = self.positions[sampler]
+            if position.asked != index:
+                continue
+            goes_on = position.maker is actor and actor.holds.get(sampler) == index
+            if goes_on or position.arrived == index:
+                samplers.append(sampler)
+        return tuple(samplers)
 
     def asked(self, samplers: Iterable[int], index: int, maker: Actor) -> None:
         """Record that an actor has been asked for segment `index` of some samplers."""
@@ -159,9 +161,11 @@ class Hosting:
 
     def answered(self, actor: Actor, question: Question) -> None:
         """Record of which samplers a process has environments at once, as its answer to a question shows."""
-        instantiated = actor.instantiated
-        instantiated.update(question.samplers)
-        instantiated.intersection_update(question.hosted)
+        instantiated = question.hosted
+        if instantiated != question.samplers:  # others may never have been asked for
+            made = {*actor.instantiated, *question.samplers}
+            instantiated = tuple(sampler for sampler in question.hosted if sampler in made)
+        actor.instantiated = instantiated
         self.most_instantiated = max(self.most_instantiated, len(instantiated))
 
     def arrived(self, sampler: int, index: int, end: int) -> None:
@@ -190,9 +194,8 @@ class Hosting:
         surplus: list[int] = []
         staying = []
         for actor in self.actors.values():
-            instantiated = actor.instantiated.intersection(actor.samplers)
-            new = set(actor.samplers) - instantiated
-            surplus += [*sorted(instantiated), *sorted(new)][limit:]
+            new_last = sorted(actor.samplers, key=lambda sampler: sampler not in actor.instantiated)
+            surplus += new_last[limit:]
             if actor.state not in (ActorState.LEAVING, ActorState.LEFT):
                 staying.append(actor)
         moved = self._move_to(staying, surplus)

@@ -47,8 +47,10 @@ class ReplayLedger:
         moments = self._moments[report.sampler_id]
         last = report.index + 1
         moments[last] = _Moment(report.carry, _continued(moments.get(report.index), report))
-        for index in [index for index in moments if not last - self._stored < index <= last]:
-            del moments[index]
+        # The stored moments are consecutive, because the segments of a sampler arrive in order.
+        moments.pop(last - self._stored, None)
+        while moments.pop(last + 1, None):
+            last += 1
 
     def rebuild(self, sampler_id: int, index: int) -> Rebuild | None:
         """Return how to bring `sampler_id` to the start of segment `index`; None for the start of the run."""

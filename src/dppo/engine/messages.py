@@ -47,11 +47,14 @@ class Limits:
     """Seconds that the start of the environments of a sampler takes, at the rate that is allowed."""
     look_s: float = field(init=False)
     """Interval between two looks at the progress of an actor that has a question."""
+    segment_limit: tuple[str, float] = field(init=False)
+    """The name of the setting `segment_timeout_s`, and its value."""
 
     def __post_init__(self) -> None:
         timeouts_s = [self.segment_timeout_s, *self.of_phases.values()]
         look_s = min([LONGEST_QUIET_S, *(timeout_s / 4 for timeout_s in timeouts_s if timeout_s)])
         object.__setattr__(self, "look_s", look_s)
+        object.__setattr__(self, "segment_limit", ("segment_timeout_s", self.segment_timeout_s))
 
 
 class Recycled(ClusterError):

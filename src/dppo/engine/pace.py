@@ -1,6 +1,6 @@
 """Pace: how fast a process makes segments."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 RECENT = 16  # answers from which the pace is measured
 QUARTILE = 4
@@ -30,12 +30,13 @@ class Pace:
     """Iterations without a sampler before the actor is tried again; doubled with each try."""
     evidence: int = 0
     enough_evidence: int = 20
-    recent: tuple[float, ...] = ()
+    recent: list[float] = field(default_factory=list)
     """Seconds for a segment in the recent answers."""
 
     def add(self, samplers: int, fastest_s: float) -> None:
         """Add an answer with segments of some samplers, of which the fastest took `fastest_s`."""
-        self.recent = (*self.recent[1 - RECENT :], fastest_s)
+        self.recent.append(fastest_s)
+        del self.recent[:-RECENT]
         self.samplers = samplers
         self.evidence += samplers**2
         if self.evidence >= self.enough_evidence:

@@ -39,12 +39,11 @@ class Patience:
         configured_s = self._limits.of_phases.get(setting)
         if configured_s is not None:
             return setting, configured_s
-        segment_s = self._limits.segment_timeout_s
         measured_s = math.inf
         if phase in MIN_S:
             measured_s = max(MIN_S[phase], FACTOR * self._longest_s[phase])
-        if replaced or self._answers < MEASURED or measured_s >= segment_s:
-            return "segment_timeout_s", segment_s
+        if replaced or self._answers < MEASURED or measured_s >= self._limits.segment_timeout_s:
+            return self._limits.segment_limit
         return setting, measured_s
 
     def looked(self, actor: Actor, progress: Activity, now: float) -> None:
@@ -65,21 +64,16 @@ class Patience:
     def went_on(self, actor: Actor) -> None:
         """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
         phase, stood_s = actor.deadline.stood
-        if stood_s:
-            self._measure(phase, stood_s)
+        if stood_s > self._longest_s.get(phase, math.inf):
+            self._longest_s[phase] = stood_s
 
     def answered(self, answer: Answer, after_s: float = 0.0) -> None:
-        """Measure the mean step of the slowest sampler, and the share of messages in the time since the question."""
-        slowest_s = 0.0
+        """Measure the mean step of each sampler, and the share of messages in the time since the question."""
+        longest_s = self._longest_s
         for report, _ in answer.made:
-            slowest_s = max(slowest_s, report.env_s / max(1, report.steps))
-        self._measure(Phase.STEP, slowest_s)
-        self._measure(Phase.IDLE, after_s - answer.timings.total_s)
+            longest_s[Phase.STEP] = max(longest_s[Phase.STEP], report.env_s / max(1, report.steps))
+        longest_s[Phase.IDLE] = max(longest_s[Phase.IDLE], after_s - answer.timings.total_s)
         self._answers += 1
-
-    def _measure(self, phase: Phase, seconds: float) -> None:
-        if seconds > self._longest_s.get(phase, math.inf):
-            self._longest_s[phase] = seconds
 
     def news(self) -> list[str]:
         """Return a line about the timeouts, once, when they follow from measured durations."""

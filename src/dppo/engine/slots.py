@@ -27,7 +27,7 @@ class InstanceSlots:
 
     def grant(self, actor: Actor, samplers: tuple[int, ...], now: float) -> tuple[int, ...]:
         """Return the part of `samplers` whose environments the process of an actor has, or may make now."""
-        if not self.limited:
+        if not (self.limited and samplers):
             return samplers
         self._forget_ended(now)
         granted = self._granted.setdefault(actor.process, (actor, set()))[1]
