@@ -22,6 +22,7 @@ ROBOT = spaces.Dict(
     lamps=spaces.MultiBinary(3),
 )
 OBS = dtype_of(ROBOT)
+UNLIMITED = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
 class Scripted(gym.Env[Any, Any]):
@@ -38,8 +39,8 @@ class Scripted(gym.Env[Any, Any]):
         actions: gym.Space[Any] | None = None,
         info: Any = None,
     ) -> None:
-        self.observation_space = space or gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.action_space = actions or gym.spaces.Discrete(3)
+        self.observation_space = space or UNLIMITED
+        self.action_space = actions or spaces.Discrete(3)
         self._obs = obs
         self._reward = reward
         self._at_step = at_step
@@ -99,9 +100,16 @@ class Stepper:
     def step(self, actions: Any) -> dict[int, np.ndarray]:
         """Return the final observation of each environment at a time limit."""
         self.valid[:] = True
-        columns = (self.obs, self.rewards, self.terminated, self.truncated, self.valid)
         self.log.time_limits.clear()
-        self.group.step((np.asarray(actions), *columns), self.log)
+        rows = (
+            np.asarray(actions),
+            self.obs,
+            self.rewards,
+            self.terminated,
+            self.truncated,
+            self.valid,
+        )
+        self.group.step(rows, self.log)
         return {limit.env: limit.obs for limit in self.log.time_limits}
 
 

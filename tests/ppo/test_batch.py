@@ -127,7 +127,8 @@ def spoilt(segment: Segment, valid: np.ndarray) -> Segment:
     """Put numbers that must not be used into the rows that are not transitions."""
     columns = {}
     for name in ("logprobs", "values", "next_values", "rewards"):
-        columns[name] = np.where(valid, getattr(segment, name), np.nan)
+        column = getattr(segment, name)
+        columns[name] = np.where(valid, column, np.nan)
     actions = np.where(valid, segment.actions, 10**9)
     return replace(segment, valid=valid, actions=actions, **columns)
 
@@ -156,7 +157,8 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
         assert not rows[~kept].any(), name
     # the recursion ends here, because the successor is not a transition
     reward = segment.rewards[0, 0]
-    delta = reward + GAMMA * segment.next_values[0, 0] - segment.values[0, 0]
+    target = reward + GAMMA * segment.next_values[0, 0]
+    delta = target - segment.values[0, 0]
     assert batch.advantages[0] == delta
     assert_array_equal(batch.returns, batch.advantages + batch.values)
 
@@ -176,12 +178,16 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
     assert (batch.sequence_length, batch.sequences) == (3, 4)
     assert len(batch) == 12
 
-    names = [100 * sampler + 10 * t + e for sampler, e, t in steps_in_sequences(2)]
+    names = []
+    for sampler, e, t in steps_in_sequences(2):
+        names.append(100 * sampler + 10 * t + e)
     invalid = names.index(120)
     names[invalid] = 0
     assert batch.actions.tolist() == names
 
-    places = [4 * t + 2 * sampler + e for sampler, e, t in steps_in_sequences(2)]
+    places = []
+    for sampler, e, t in steps_in_sequences(2):
+        places.append(4 * t + 2 * sampler + e)
     for name in ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights"):
         in_sequence = getattr(batch, name)
         by_step = getattr(rows, name)

@@ -17,7 +17,8 @@ from dppo.ppo.networks.parameters import FlatParameters
 
 
 def normal(rows: int, seed: int, scale: float = 1.0) -> Tensor:
-    numbers = default_rng(seed).normal(size=rows)
+    rng = default_rng(seed)
+    numbers = rng.normal(size=rows)
     return from_numpy(numbers * scale)
 
 
@@ -66,7 +67,8 @@ def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_new
 
     ratio_to_newest = (new - now).exp().detach()
     weighted = advantages * center
-    loss, gradient = losses.policy_loss(ratio_to_newest, weighted, width / center)
+    clips = width / center
+    loss, gradient = losses.policy_loss(ratio_to_newest, weighted, clips)
     assert_allclose(loss, expected.detach(), rtol=1e-12)
     assert new.grad is not None
     assert_allclose(gradient, new.grad, rtol=1e-9, atol=1e-12)
@@ -78,8 +80,10 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
     values = torch.tensor([1.0, 2.0, 3.0])
     returns = torch.tensor([2.0, 2.0, 0.0])
     loss, gradient = losses.value_loss(values, returns)
+
     squared_errors = 1 + 0 + 9
-    assert loss.item() == pytest.approx(squared_errors / 3 / 2)
+    expected = squared_errors / 3 / 2
+    assert loss.item() == pytest.approx(expected)
     assert_allclose(gradient, [-1 / 3, 0, 1])
 
 
@@ -120,7 +124,8 @@ def test_approximate_kl_estimates_the_kl_of_two_normals() -> None:
     logprobs = -0.5 * (samples - m) ** 2
     log_ratio = logprobs - old_logprobs
     kl = losses.approximate_kl(log_ratio, log_ratio.exp())
-    assert kl.item() == pytest.approx(m**2 / 2, rel=0.02)
+    expected = m**2 / 2
+    assert kl.item() == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.proves("FlatAdam")
@@ -129,7 +134,8 @@ def test_steps_are_those_of_torch(dtype: str, tolerance: float) -> None:
     spec = spec_of(BOX, dtype=dtype)
     model = spec.mlp(1)
     twin = spec.mlp(1)
-    ours = FlatAdam(FlatParameters(model.parameters()))
+    parameters = FlatParameters(model.parameters())
+    ours = FlatAdam(parameters)
     theirs = torch.optim.Adam(twin.parameters(), eps=1e-5)
     pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
     rng = default_rng(0)
@@ -185,7 +191,8 @@ def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None
 def test_free_deviations_are_the_place_of_log_std() -> None:
     spec = spec_of(BOX)
     places = free_deviations(spec)
-    named = spec.unflatten(np.zeros(spec.num_parameters))
+    zeros = np.zeros(spec.num_parameters)
+    named = spec.unflatten(zeros)
     size = places.stop - places.start
     assert size == named["log_std"].size
     assert size > 0

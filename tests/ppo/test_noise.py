@@ -25,7 +25,9 @@ from dppo.streams import Stream
 
 STRETCH = STRETCH_STEPS // 64  # segments of 64 steps
 OBS = np.dtype((np.float32, (3,)))
-ACTIONS = BoxActions(np.full(2, -1.0), np.full(2, 2.0), bounds="squash")
+LOW = np.full(2, -1.0)
+HIGH = np.full(2, 2.0)
+ACTIONS = BoxActions(LOW, HIGH, bounds="squash")
 
 
 def noise_of(seed: int = 1, steps: int = 64, envs: int = 2) -> PinkNoise:
@@ -129,10 +131,14 @@ def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> 
 
 
 def test_nothing_is_wide_while_a_controller_acts() -> None:
+    segments = (0, 4, 5)
     wide_from_the_start = WideExploration(3, 64)
-    assert covered(wide_from_the_start, (0, 4, 5)) == [True, True, True]
+    flags = covered(wide_from_the_start, segments)
+    assert flags == [True, True, True]
+
     later = WideExploration(3, 64, first_segment=5)
-    assert covered(later, (0, 4, 5)) == [False, False, True]
+    flags = covered(later, segments)
+    assert flags == [False, False, True]
 
 
 def test_noise_is_held_for_powers_of_two() -> None:
@@ -188,7 +194,12 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
 
 @pytest.mark.parametrize(
     ("length", "end", "explored"),
-    [(40, 40, False), (41, 40, True), (3072, 40, True), (3073, 40, False)],
+    [
+        pytest.param(40, 40, False, id="began after the wide segment"),
+        pytest.param(41, 40, True, id="began in its last step"),
+        pytest.param(3072, 40, True, id="as long as one without wide actions"),
+        pytest.param(3073, 40, False, id="so long that all explore widely"),
+    ],
 )
 def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: bool) -> None:
     """Of this sampler, segment 1 explores widely; the episodes end in segment 2."""

@@ -133,7 +133,11 @@ def share_of(batch: Batch, parallel: Parallel) -> Batch:
 
 def learned(trainer: PPOTrainer, figures: dict[str, float]) -> dict[str, Any]:
     """Return weights, optimizer state and metrics."""
-    return {"weights": trainer.weights(), **trainer.state(), "figures": figures}
+    return {
+        "weights": trainer.weights(),
+        "figures": figures,
+        **trainer.state(),
+    }  # fmt: skip
 
 
 def train_a_share(
@@ -396,7 +400,11 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
 
 def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
-    samples = torch.from_numpy(default_rng(0).normal(size=(2, 7)))
-    assert torch.equal(moments_of_all(samples, None, Parallel()), row_moments(samples))
-    of_single_samples = row_moments(torch.tensor([[3.0], [-1.0]]))
-    assert of_single_samples.tolist() == [[1.0, 3.0, 0.0], [1.0, -1.0, 0.0]]
+    random = default_rng(0).normal(size=(2, 7))
+    samples = torch.from_numpy(random)
+    of_all = moments_of_all(samples, None, Parallel())
+    assert torch.equal(of_all, row_moments(samples))
+    single_samples = torch.tensor([[3.0], [-1.0]])
+    of_first, of_second = row_moments(single_samples)
+    assert of_first.tolist() == [1.0, 3.0, 0.0]
+    assert of_second.tolist() == [1.0, -1.0, 0.0]

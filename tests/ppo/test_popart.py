@@ -73,7 +73,12 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
 
 @pytest.mark.proves("PopArt")
 @pytest.mark.parametrize(
-    "options", [{}, {"clip_vloss": True}, {"ent_coef": 0.0, "update_epochs": 1}]
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"clip_vloss": True}, id="clipped"),
+        pytest.param({"ent_coef": 0.0, "update_epochs": 1}, id="an epoch without entropy"),
+    ],
 )
 def test_an_update_is_that_on_standardized_targets(options: dict[str, Any]) -> None:
     """The twin: no option, but its returns, old values and last layer are put into the unit by hand."""
@@ -87,8 +92,10 @@ def test_an_update_is_that_on_standardized_targets(options: dict[str, Any]) -> N
     named = SPEC.unflatten(twin.weights())
     weight = named["value.4.weight"]
     bias = named["value.4.bias"]
-    in_unit = named | {"value.4.weight": weight / std, "value.4.bias": (bias - mean) / std}
-    twin.load(SPEC.flatten(in_unit), twin.state())
+    named["value.4.weight"] = weight / std
+    named["value.4.bias"] = (bias - mean) / std
+    in_unit = SPEC.flatten(named)
+    twin.load(in_unit, twin.state())
     values = (batch.values - mean) / std
     returns = (batch.returns - mean) / std
     expected = train(twin, replace(batch, values=values, returns=returns))
@@ -137,8 +144,12 @@ class Values(nn.Module):
     ) -> None:
         super().__init__()
         self.policy = nn.Linear(4, head_size)
+        layers = nn.Sequential()
+        layers.append(nn.Linear(4, 8))
+        layers.append(nn.Tanh())
+        layers.append(nn.Linear(8, 1))
         last_module = getattr(nn, last)()
-        layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), last_module)
+        layers.append(last_module)
         setattr(self, name, layers)
         self.name = name
         self.output = output

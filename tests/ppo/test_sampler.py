@@ -61,7 +61,12 @@ def column(array: np.ndarray, env: int = 0) -> list[Any]:
     return result
 
 
-ENDS: Ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
+ENDS: Ends = [
+    {},
+    {"truncate_after": 2},
+    {"terminate_after": 3},
+    {"truncate_after": 5},
+]  # fmt: skip
 
 
 def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
@@ -138,7 +143,8 @@ def test_discounted_returns_run_through_segments_and_start_again_with_each_episo
 
 def test_nothing_is_reported_for_normalizers_that_are_off() -> None:
     sampler, spec = sampler_of([Counting()], num_steps=3, track=False)
-    report, _ = sampler.collect(SegmentRequest(0, 0), telling_snapshot(spec))
+    policy = telling_snapshot(spec)
+    report, _ = sampler.collect(SegmentRequest(0, 0), policy)
     assert report.statistics == Statistics()
 
 
@@ -177,12 +183,14 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     request = SegmentRequest(0, 1, ledger.rebuild(0, 1))
     after, segment = rebuilt.collect(request, policy)
 
-    incidents = [(incident.kind, incident.env, incident.lost_steps) for incident in after.incidents]
-    if replay:
-        assert incidents == [("replay_mismatch", 0, 5)]
-    else:
-        assert incidents == [("episode_abandoned", 0, 5), ("episode_abandoned", 1, 5)]
-    message = after.incidents[0].message
+    incidents = after.incidents
+    kind = "replay_mismatch" if replay else "episode_abandoned"
+    abandoned = [0] if replay else [0, 1]
+    assert [incident.env for incident in incidents] == abandoned
+    for incident in incidents:
+        assert incident.kind == kind
+        assert incident.lost_steps == 5
+    message = incidents[0].message
     words = "sampler 0 (Test-v0), env 0: abandoned episode 0 after 5 steps"
     assert message.startswith(words)
 
@@ -191,8 +199,10 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     assert_array_equal(segment.obs[0, 0], first_obs)
 
     carry = after.carry
-    assert carry.episodes.tolist() == ([1, 0] if replay else [1, 1])
-    assert carry.episode_lengths.tolist() == ([5, 10] if replay else [5, 5])
+    episodes = [1, 0] if replay else [1, 1]
+    lengths = [5, 10] if replay else [5, 5]
+    assert carry.episodes.tolist() == episodes
+    assert carry.episode_lengths.tolist() == lengths
 
     discounts = 0.9 ** np.arange(4, -1, -1)
     expected = discounts @ segment.rewards[:, 0]
@@ -203,7 +213,7 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     assert rebuild is not None
 
     replayed = [len(actions) for actions in rebuild.actions]
-    assert replayed == ([5, 10] if replay else [])
+    assert replayed == (lengths if replay else [])
 
 
 STEPS = 24

@@ -43,7 +43,12 @@ assert_close = partial(assert_allclose, rtol=1e-9, atol=1e-12)
 
 @ACTIONS
 @pytest.mark.parametrize(
-    ("reward", "norm_reward"), [(0.0, True), (1.0, True), (0.0, False)], ids=str
+    ("reward", "norm_reward"),
+    [
+        pytest.param(0.0, True, id="normalized zero"),
+        pytest.param(1.0, True, id="normalized one"),
+        pytest.param(0.0, False, id="raw zero"),
+    ],
 )
 def test_small_advantages_bring_an_entropy_bonus_only_with_normalized_rewards_of_zero(
     actions: Actions, reward: float, norm_reward: bool
@@ -130,7 +135,8 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     order = from_numpy(default_rng(5).permutation(50))
     counted = order[batch.weights[order] > 0]
     columns = [getattr(batch, name)[counted] for name in COLUMNS]
-    expected = train(make_trainer(**options), rows_of(*columns), 3e-3, seed=5)
+    of_counted = rows_of(*columns)
+    expected = train(make_trainer(**options), of_counted, 3e-3, seed=5)
     figures = train(make_trainer(**options), batch, 3e-3, seed=5)
     assert figures == pytest.approx(expected, rel=1e-10)
 
@@ -150,7 +156,12 @@ def test_a_batch_without_a_row_that_counts_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"micro_batch_size": 10, "norm_adv": False}, {"minibatches": 7}], ids=str
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"micro_batch_size": 10, "norm_adv": False}, id="in pieces"),
+        pytest.param({"minibatches": 7}, id="seven minibatches"),
+    ],
 )
 @pytest.mark.parametrize("length", [2, 5])
 @pytest.mark.parametrize("share", [1.0, 0.6])
@@ -287,8 +298,10 @@ def test_a_divergence_shows_leaves_of_every_dtype(dtype: torch.dtype) -> None:
         "speed": torch.ones(rows, 4),
         "flags": torch.ones(rows, 2).to(dtype),
     }
-    losses = _Losses({"policy_loss": torch.tensor(math.nan)}, torch.zeros(rows))
-    error = _diverged(replace(batch, table=leaves), 3, losses, math.inf)
+    policy_loss = torch.tensor(math.nan)
+    losses = _Losses({"policy_loss": policy_loss}, torch.zeros(rows))
+    of_leaves = replace(batch, table=leaves)
+    error = _diverged(of_leaves, 3, losses, math.inf)
     assert "obs flags from 1 to 1, advantages from " in str(error)
 
 
@@ -377,7 +390,12 @@ def test_pieces_of_a_minibatch_have_its_gradient(name: str, lagged: bool) -> Non
     batch = random_batch()
     counted = torch.arange(len(batch)) % 5 > 0
     batch = replace(batch, weights=counted.double())
-    options: dict[str, Any] = {"loss": name, "ent_coef": 0.03, "vf_coef": 0.7, "lagged": lagged}
+    options: dict[str, Any] = {
+        "loss": name,
+        "ent_coef": 0.03,
+        "vf_coef": 0.7,
+        "lagged": lagged,
+    }  # fmt: skip
     whole = make_trainer(**options)
     pieces = make_trainer(micro_batch_size=3, **options)
     expected = train(whole, batch, 1e-2, LAGGED)

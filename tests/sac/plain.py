@@ -254,7 +254,9 @@ class PlainSAC:
         self.distribution = SquashedGaussian(self.width, state_dependent=True)
         self.targets = [copy.deepcopy(critic) for critic in self.critics]
         self.log_temperature.requires_grad_()
-        critic_weights = [weight for critic in self.critics for weight in critic.parameters()]
+        critic_weights: list[nn.Parameter] = []
+        for critic in self.critics:
+            critic_weights += critic.parameters()
         rates = self.settings
         adam = torch.optim.Adam
         self.of_critics = adam(critic_weights, rates.critic_learning_rate)
@@ -270,14 +272,18 @@ class PlainSAC:
             index = (iteration, rank) if len(ranks) > 1 else (iteration,)
             random = generator(self.seed, Stream.MINIBATCHES, *index)
             chosen = random.integers(len(kept), size=count * size)
-            noises.append(random.standard_normal((count, 2, size, self.width), np.float32))
-            thresholds = random.random((self.settings.n_step - 1, count * size))
+            shape = (count, 2, size, self.width)
+            noise_of_rank = random.standard_normal(shape, np.float32)
+            noises.append(noise_of_rank)
+            later_steps = self.settings.n_step - 1
+            thresholds = random.random((later_steps, count * size))
             drawn = self._look_ahead(kept, chosen, thresholds)
             for step in range(count):
                 start = step * size
                 rows[step] += drawn[start : start + size]
 
-        noise = from_numpy(np.concatenate(noises, axis=2)).double()
+        noise_of_all = np.concatenate(noises, axis=2)
+        noise = from_numpy(noise_of_all).double()
         for step in range(count):
             minibatch = minibatch_of(rows[step], self.settings.gamma, self.normalize)
             self._step(minibatch, noise[step])
@@ -333,12 +339,14 @@ class PlainSAC:
         actions, logprobs = self._draw(minibatch.successors, noise)
         least = self._least(self.targets, minibatch.successors, actions)
         soft_values = least - temperature * logprobs
-        return minibatch.rewards + minibatch.discounts * minibatch.goes_on * soft_values
+        discounts = minibatch.discounts * minibatch.goes_on
+        return minibatch.rewards + discounts * soft_values
 
     def _critic_loss(self, minibatch: Minibatch, targets: Tensor) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64)
         for critic in self.critics:
-            error = self._value(critic, minibatch.obs, minibatch.actions) - targets
+            value = self._value(critic, minibatch.obs, minibatch.actions)
+            error = value - targets
             loss = loss + 0.5 * error.square().mean()
         return loss
 
@@ -347,7 +355,8 @@ class PlainSAC:
         tau = self.settings.tau
         for target, critic in zip(self.targets, self.critics, strict=True):
             for slow, fast in zip(target.parameters(), critic.parameters(), strict=True):
-                slow.copy_(tau * fast + (1 - tau) * slow)
+                followed = tau * fast + (1 - tau) * slow
+                slow.copy_(followed)
 
     def _move(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad()
@@ -366,7 +375,9 @@ class PlainSAC:
         return torch.stack(values).amin(0)
 
     def _value(self, critic: nn.Module, obs: Any, actions: Tensor) -> Tensor:
-        leaves = list(obs.values()) if isinstance(obs, dict) else [obs]
+        leaves = [obs]
+        if isinstance(obs, dict):
+            leaves = list(obs.values())
         columns = [leaf.reshape(len(leaf), -1) for leaf in leaves]
         inputs = torch.cat([*columns, actions], dim=1)
         value: Tensor = critic(inputs).squeeze(1)

@@ -124,7 +124,8 @@ def test_deviations_are_not_pushed_out_of_their_range() -> None:
     largest = [0.0, MAX_LOG_STD]
     smallest = [0.0, MIN_LOG_STD]
     head = torch.tensor([largest, largest, smallest, smallest])
-    noise = torch.tensor([1.0, -1.0, 1.0, -1.0]).unsqueeze(1)
+    higher_and_lower = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    noise = higher_and_lower.unsqueeze(1)
     drawn = sample(head, noise)
     grad_actions = torch.full((4, 1), 1e3)
     without_entropy = torch.tensor([0.0])
@@ -163,7 +164,9 @@ def described(obs: spaces.Space[Any]) -> Spaces:
 def test_critics_read_all_leaves_and_categories_as_one_hot_codes() -> None:
     speeds = torch.arange(1.0, 9.0).view(2, 4)
     gears = torch.tensor([1, -1])
-    gear_codes = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    third = [0.0, 0.0, 1.0]
+    first = [1.0, 0.0, 0.0]
+    gear_codes = torch.tensor([third, first])
     switches = torch.eye(2)
     stations = torch.tensor([4000, 3])
     actions = torch.tensor([0.5, 0.25]).unsqueeze(1)

@@ -21,7 +21,13 @@ VECTOR = np.dtype((np.float32, (3,)))
 SPEED = ("speed", np.float32, ())
 PLACE = ("place", np.float64, (2,))
 DICT = np.dtype([SPEED, PLACE])
-OBS = pytest.mark.parametrize("dtype", [VECTOR, DICT], ids=["vector", "dict"])
+OBS = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(VECTOR, id="vector"),
+        pytest.param(DICT, id="dict"),
+    ],
+)  # fmt: skip
 ALL = 10**6
 
 
@@ -33,7 +39,9 @@ def kept(world: World, lengths: list[int], limit: int = ALL) -> KeptRows:
 
 
 def same(a: Any, b: Any) -> bool:
-    return bool(np.asarray(a).tobytes() == np.asarray(b).tobytes())
+    bytes_of_a = np.asarray(a).tobytes()
+    bytes_of_b = np.asarray(b).tobytes()
+    return bytes_of_a == bytes_of_b
 
 
 def check(rows: KeptRows, expected: list[Row]) -> None:
@@ -121,7 +129,8 @@ def test_an_iteration_is_kept_even_if_it_is_larger_than_the_limit() -> None:
 def test_neither_chunks_nor_a_checkpoint_change_what_is_drawn(
     dtype: np.dtype[Any], limit: int
 ) -> None:
-    whole = kept(World(dtype, ends=0.2, invalid=0.1), [6, 6, 6, 6], limit)
+    same_world = World(dtype, ends=0.2, invalid=0.1)
+    whole = kept(same_world, [6] * 4, limit)
     world = World(dtype, ends=0.2, invalid=0.1)
     state = kept(world, [6, 6], limit).state()
     for array in state.values():
@@ -223,9 +232,12 @@ def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
     assert len(columns) == 5 + len(leaves(dtype))
 
     stored = sum(column.nbytes for column in columns)
-    actions = BoxActions(np.zeros(2), np.ones(2), bounds="squash")
+    low = np.zeros(2)
+    high = np.ones(2)
+    actions = BoxActions(low, high, bounds="squash")
+    spaces = Spaces(dtype, actions)
     config = Config(env_id="CartPole-v1", dtype="float64")
-    expected = kept_row_bytes(config, Spaces(dtype, actions))
+    expected = kept_row_bytes(config, spaces)
     assert stored / len(world.rows) == expected
 
 
@@ -237,7 +249,9 @@ def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
     limit_of_rank = limit // ranks
     num_samplers = len(worlds) // ranks
     rows_of_all = KeptRows(limit, VECTOR)
-    rows = [KeptRows(limit_of_rank, VECTOR) for _ in range(ranks)]
+    rows = []
+    for _ in range(ranks):
+        rows.append(KeptRows(limit_of_rank, VECTOR))
     assert rows_of_rank(rows_of_all.state(), 0, ranks) == {}
 
     def segments_of(chosen: Sequence[World]) -> list[Segment]:

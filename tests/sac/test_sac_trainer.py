@@ -56,11 +56,16 @@ class Plain(nn.Module):
 
     def __init__(self, spaces: Spaces, head_size: int) -> None:
         super().__init__()
-        self.policy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, head_size))
+        self.policy = nn.Sequential()
+        self.policy.append(nn.Linear(3, 8))
+        self.policy.append(nn.Tanh())
+        self.policy.append(nn.Linear(8, head_size))
         self.value = nn.Linear(3, 1)
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
-        leaves = list(obs.values()) if isinstance(obs, dict) else [obs]
+        leaves = [obs]
+        if isinstance(obs, dict):
+            leaves = list(obs.values())
         columns = [leaf.reshape(len(leaf), -1) for leaf in leaves]
         inputs = torch.cat(columns, dim=1)
         return self.policy(inputs), self.value(inputs).squeeze(-1)
@@ -103,8 +108,12 @@ def normalized(obs: np.ndarray) -> Any:
 @pytest.mark.proves("SACTrainer")
 @pytest.mark.parametrize(
     ("dtype", "model"),
-    [(VECTOR, None), (DICT, None), (VECTOR, Plain), (DICT, Plain)],
-    ids=["mlp", "dict", "user's", "user's dict"],
+    [
+        pytest.param(VECTOR, None, id="mlp"),
+        pytest.param(DICT, None, id="dict"),
+        pytest.param(VECTOR, Plain, id="user's"),
+        pytest.param(DICT, Plain, id="user's dict"),
+    ],
 )
 def test_an_update_is_that_of_the_paper(dtype: np.dtype[Any], model: Any) -> None:
     trainer = trainer_of(dtype, model=model)
@@ -191,7 +200,8 @@ def scaled(rows: Sequence[Row]) -> list[Row]:
 
 def assert_learned(trainer: SACTrainer, twin: PlainSAC, start: np.ndarray) -> None:
     parameters = trainer.spec.ordered_parameters(twin.policy)
-    policy = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    weights = [parameter.detach().flatten() for parameter in parameters]
+    policy = torch.cat(weights)
     assert not np.allclose(policy.numpy(), start, atol=1e-3)
 
     state = trainer.state() | {"weights": trainer.weights()}
@@ -231,7 +241,9 @@ def test_gradient_steps_follow_env_steps_without_a_remainder() -> None:
 def test_nothing_is_learned_from_too_few_rows() -> None:
     trainer = trainer_of(settings=replace(SMALL, first_rows=48))
     before = trainer.weights()
-    first, second = (trainer.update(steps).figures for steps in experiences(count=2))
+    first_steps, second_steps = experiences(count=2)
+    first = trainer.update(first_steps).figures
+    second = trainer.update(second_steps).figures
     assert first["gradient_steps"] == 0
     assert np.isnan(first["critic_loss"])
     assert second["gradient_steps"] == 6
@@ -267,7 +279,8 @@ def repeated(trainer: SACTrainer, fail: Callable[[], Any]) -> None:
 
 
 def without_rewards(segment: Segment) -> Segment:
-    return replace(segment, rewards=np.full_like(segment.rewards, np.nan))
+    missing = np.full_like(segment.rewards, np.nan)
+    return replace(segment, rewards=missing)
 
 
 @pytest.mark.parametrize("limit", [10**6, 4 * 8])
