@@ -28,7 +28,8 @@ GAMMA = 0.9
 def numbered(sampler: int, dtype: str = "float64", **changes: np.ndarray) -> Segment:
     """Return a segment in which every number identifies sampler, step, environment and element, but for `changes`."""
     steps = np.arange(STEPS)[:, None]
-    row = 100.0 * sampler + 10 * steps + np.arange(ENVS)
+    envs = np.arange(ENVS)
+    row = 100.0 * sampler + 10 * steps + envs
     elements = [[0.1, 0.2], [0.3, 0.4]]
     obs = row[..., None, None] + elements
     number = np.arange(STEPS * ENVS).reshape(SHAPE)
@@ -174,8 +175,10 @@ def test_sequences_are_successive_steps_of_one_environment() -> None:
     segments = [numbered(0), numbered(1, valid=valid)]
     rows = batch_of(segments)
     batch = batch_of(segments, length=STEPS)
-    assert (rows.sequence_length, rows.sequences) == (1, 12)
-    assert (batch.sequence_length, batch.sequences) == (3, 4)
+    assert rows.sequence_length == 1
+    assert rows.sequences == 12
+    assert batch.sequence_length == 3
+    assert batch.sequences == 4
     assert len(batch) == 12
 
     names = []

@@ -23,7 +23,9 @@ def normal(rows: int, seed: int, scale: float = 1.0) -> Tensor:
 
 
 def slow_policy_loss(advantages: Tensor, ratio: Tensor, clipped: Tensor) -> Tensor:
-    larger = torch.max(-advantages * ratio, -advantages * clipped)
+    loss = -advantages * ratio
+    clipped_loss = -advantages * clipped
+    larger = torch.max(loss, clipped_loss)
     return larger.mean()
 
 
@@ -65,7 +67,8 @@ def test_a_loss_of_rows_of_older_policies_is_clipped_around_the_ratio_of_the_new
     expected = slow_policy_loss(advantages, ratio, clipped)
     expected.backward()
 
-    ratio_to_newest = (new - now).exp().detach()
+    log_ratio = (new - now).detach()
+    ratio_to_newest = log_ratio.exp()
     weighted = advantages * center
     clips = width / center
     loss, gradient = losses.policy_loss(ratio_to_newest, weighted, clips)
@@ -123,7 +126,8 @@ def test_approximate_kl_estimates_the_kl_of_two_normals() -> None:
     old_logprobs = -0.5 * samples**2
     logprobs = -0.5 * (samples - m) ** 2
     log_ratio = logprobs - old_logprobs
-    kl = losses.approximate_kl(log_ratio, log_ratio.exp())
+    ratio = log_ratio.exp()
+    kl = losses.approximate_kl(log_ratio, ratio)
     expected = m**2 / 2
     assert kl.item() == pytest.approx(expected, rel=0.02)
 
@@ -169,7 +173,8 @@ def test_slowed_weights_take_a_share_of_each_step_with_a_longer_memory() -> None
     count = spec.num_parameters
     slowed = free_deviations(spec)
     start = torch.arange(count, dtype=torch.float64)
-    flat = FlatParameters([torch.nn.Parameter(start.clone())])
+    weights = torch.nn.Parameter(start.clone())
+    flat = FlatParameters([weights])
     adam = FlatAdam(flat, memory=4000, slowed=slowed, share=0.25)
 
     expected = torch.nn.Parameter(start.clone())

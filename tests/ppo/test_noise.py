@@ -66,7 +66,8 @@ def test_its_variance_is_one_and_its_correlations_last() -> None:
     for lag in (1, 10):
         powers = [correlation**lag for correlation in CORRELATIONS]
         expected = np.mean(powers)
-        measured = np.mean(noise[5] * noise[5 + lag])
+        products = noise[5] * noise[5 + lag]
+        measured = np.mean(products)
         assert abs(measured - expected) < 0.05
 
 
@@ -92,8 +93,9 @@ def test_a_segment_has_the_same_noise_wherever_it_is_drawn() -> None:
 def test_segments_of_any_length_join_without_a_break() -> None:
     whole = noise_of(steps=BLOCK_STEPS).of_segment(0)
     short = noise_of(steps=64)
+    count = BLOCK_STEPS // 64
     segments = []
-    for index in range(BLOCK_STEPS // 64):
+    for index in range(count):
         segments.append(short.of_segment(index))
     joined = np.concatenate(segments)
     assert np.array_equal(joined, whole)
@@ -161,7 +163,8 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
     samplers: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(hidden_sizes=(8,), state_dependent_std=True)
-    spec = choose_network(network, Spaces(OBS, ACTIONS)).spec
+    spaces = Spaces(OBS, ACTIONS)
+    spec = choose_network(network, spaces).spec
     agent = agent_of(spec)
     is_alone = len(samplers) == 1
     # a single sampler has no axis

@@ -45,7 +45,8 @@ def last_quarter(rows: int) -> np.ndarray:
 
 def only_two(rows: int) -> np.ndarray:
     """Give weight zero to all but two rows, so that most minibatches are empty on all ranks."""
-    return np.isin(np.arange(rows), (5, rows - 3))
+    numbers = np.arange(rows)
+    return np.isin(numbers, (5, rows - 3))
 
 
 # Changes to PLAIN; `activation`, `hidden_sizes` and `box` concern the model, `weighed` the batch. Further values of
@@ -117,7 +118,8 @@ def batch_for(case: dict[str, Any], dtype: str = "float64") -> Batch:
     batch = random_batch(spec_for(case, dtype), ROWS)
     advantages = batch.advantages
     slope = torch.linspace(0.5, 1.5, ROWS, dtype=advantages.dtype)
-    batch = replace(batch, advantages=slope * (advantages + 3))
+    advantages = slope * (advantages + 3)
+    batch = replace(batch, advantages=advantages)
     counted = case.get("weighed")
     if counted is None:
         return batch

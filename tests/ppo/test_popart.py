@@ -31,7 +31,8 @@ def mean_and_deviation(targets: list[float]) -> tuple[float, float]:
     count = len(targets)
     mean = math.fsum(targets) / count
     squares = [(target - mean) ** 2 for target in targets]
-    return mean, math.sqrt(math.fsum(squares) / count)
+    variance = math.fsum(squares) / count
+    return mean, math.sqrt(variance)
 
 
 def test_the_unit_is_mean_and_deviation_of_all_targets_so_far() -> None:
@@ -66,7 +67,8 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
 
     for shift in (0.0, 5e3, -70.0):
         before = restored_values()
-        shifted = replace(batch, returns=batch.returns * 100 + shift)
+        returns = batch.returns * 100 + shift
+        shifted = replace(batch, returns=returns)
         popart.learn(shifted, trainer.parallel)
         assert_close(restored_values(), before, rtol=1e-9, atol=1e-9)
 
@@ -83,7 +85,8 @@ def test_a_change_of_the_unit_changes_no_value() -> None:
 def test_an_update_is_that_on_standardized_targets(options: dict[str, Any]) -> None:
     """The twin: no option, but its returns, old values and last layer are put into the unit by hand."""
     batch = random_batch(SPEC)
-    batch = replace(batch, returns=batch.returns * 50 - 20)
+    returns = batch.returns * 50 - 20
+    batch = replace(batch, returns=returns)
     mean, std = mean_and_deviation(batch.returns.tolist())
     trainer = make_trainer(SPEC, norm_value=True, **options)
     figures = train(trainer, batch)
@@ -192,10 +195,10 @@ def test_a_network_that_changes_the_values_of_its_last_layer_is_refused(output: 
 
 def test_checking_the_last_layer_changes_no_weight() -> None:
     spec = spec_with()
-    checked = PPOTrainer(PPOModel(spec, 1), NORMALIZED, minibatches=1)
     model = PPOModel(spec, 1)
-    weights = model.parameters.weights.detach()
-    assert_array_equal(checked.weights(), weights)
+    before = model.parameters.weights.detach().clone()
+    checked = PPOTrainer(model, NORMALIZED, minibatches=1)
+    assert_array_equal(checked.weights(), before)
 
 
 @pytest.mark.parametrize("last", ["Identity", "Flatten"])

@@ -204,7 +204,8 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(replay: bo
     assert carry.episodes.tolist() == episodes
     assert carry.episode_lengths.tolist() == lengths
 
-    discounts = 0.9 ** np.arange(4, -1, -1)
+    steps_later = np.arange(4, -1, -1)
+    discounts = 0.9**steps_later
     expected = discounts @ segment.rewards[:, 0]
     assert carry.discounted_returns[0] == pytest.approx(expected)
 
@@ -370,7 +371,8 @@ def test_an_abandoned_episode_starts_from_zero() -> None:
     memory = report.carry.memory
     assert memory is not None
 
-    carry = replace(report.carry, memory=np.full_like(memory, 9.0))
+    loud = np.full_like(memory, 9.0)
+    carry = replace(report.carry, memory=loud)
     request = SegmentRequest(0, 1, Rebuild(carry, ()))
     policy = snapshot_of(memory_spec("gru"))
     after, segment = memory_sampler("gru").collect(request, policy)

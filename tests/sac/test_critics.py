@@ -103,7 +103,8 @@ def test_samples_are_those_of_the_distribution_that_acts() -> None:
 
 @pytest.mark.proves("head_gradient")
 def test_gradient_of_the_head_is_that_of_autograd() -> None:
-    head = (0.3 * numbers(ROWS, 4)).requires_grad_()
+    head = 0.3 * numbers(ROWS, 4)
+    head.requires_grad_()
     noise = numbers(ROWS, 2, seed=1)
     grad_actions = numbers(ROWS, 2, seed=2)
     temperature = torch.tensor([0.3], dtype=torch.float64)

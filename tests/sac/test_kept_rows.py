@@ -228,7 +228,10 @@ def test_rows_of_a_checkpoint_without_log_probabilities_have_the_likelihood_zero
 def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
     world = World(dtype, ends=0.0)
     state = kept(world, [50]).state()
-    columns = [array for name, array in state.items() if "exit" not in name]
+    columns = []
+    for name, array in state.items():
+        if "exit" not in name:
+            columns.append(array)
     assert len(columns) == 5 + len(leaves(dtype))
 
     stored = sum(column.nbytes for column in columns)
@@ -255,7 +258,10 @@ def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
     assert rows_of_rank(rows_of_all.state(), 0, ranks) == {}
 
     def segments_of(chosen: Sequence[World]) -> list[Segment]:
-        return [segment for world in chosen for segment in world.segments(3)]
+        segments = []
+        for world in chosen:
+            segments += world.segments(3)
+        return segments
 
     def share(of_samplers: Sequence[Any], rank: int) -> Sequence[Any]:
         start = rank * num_samplers

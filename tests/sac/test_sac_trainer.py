@@ -102,7 +102,10 @@ def normalized(obs: np.ndarray) -> Any:
     speed = obs["speed"][:, None]
     columns = np.concatenate([speed, obs["place"]], axis=1)
     rows = normalized(columns)
-    return {"speed": rows[:, 0], "place": rows[:, 1:]}
+    return {
+        "speed": rows[:, 0],
+        "place": rows[:, 1:],
+    }  # fmt: skip
 
 
 @pytest.mark.proves("SACTrainer")
@@ -150,7 +153,10 @@ def test_targets_add_up_more_rewards_where_the_policy_would_act_alike() -> None:
 def test_ranks_with_their_own_rows_take_the_steps_of_all_rows(size: int) -> None:
     twin = twin_of(trainer_of())
     start = trainer_of().weights()
-    worlds = [World(VECTOR, num_samplers=1, num_envs=1, seed=rank) for rank in range(size)]
+    worlds = []
+    for rank in range(size):
+        world = World(VECTOR, num_samplers=1, num_envs=1, seed=rank)
+        worlds.append(world)
 
     def learn_as(parallel: Parallel) -> SACTrainer:
         trainer = SACTrainer(spec_of(VECTOR), SMALL, seed=5, parallel=parallel)
@@ -239,7 +245,8 @@ def test_gradient_steps_follow_env_steps_without_a_remainder() -> None:
 
 
 def test_nothing_is_learned_from_too_few_rows() -> None:
-    trainer = trainer_of(settings=replace(SMALL, first_rows=48))
+    settings = replace(SMALL, first_rows=48)
+    trainer = trainer_of(settings=settings)
     before = trainer.weights()
     first_steps, second_steps = experiences(count=2)
     first = trainer.update(first_steps).figures
@@ -285,7 +292,8 @@ def without_rewards(segment: Segment) -> Segment:
 
 @pytest.mark.parametrize("limit", [10**6, 4 * 8])
 def test_an_update_that_diverges_is_undone(limit: int) -> None:
-    trainer = trainer_of(settings=replace(SMALL, replay_rows=limit))
+    settings = replace(SMALL, replay_rows=limit)
+    trainer = trainer_of(settings=settings)
 
     def fail() -> None:
         [steps] = experiences(count=1, seed=9)
