@@ -76,8 +76,11 @@ def signals_are_not_ignored() -> Iterator[None]:
 @functools.cache
 def names_on_ray(file: Path) -> set[str]:
     """Return the functions of a file that use `ray_session`, also through others; `pytestmark` if all tests do."""
+    text = file.read_text(encoding="utf8")
+    if "ray_session" not in text:
+        return set()
     used: dict[str, set[str]] = {}
-    for node in ast.parse(file.read_text(encoding="utf8")).body:
+    for node in ast.parse(text).body:
         name = (
             ast.unparse(node.targets[0])
             if isinstance(node, ast.Assign)
