@@ -196,7 +196,7 @@ def act(agent: PPOAgent, obs: np.ndarray, starts: np.ndarray, first: np.ndarray 
         actions, outputs = agent.act(step_obs, noise[0], state)
         best, _ = agent.decide(step_obs, state)
         assert_array_equal(best, agent.distribution.mode(outputs.head))
-        values = agent.values(step_obs, state)
+        values = agent.outputs(step_obs, state).values
         assert_array_equal(values, outputs.values)
         assert_same_bytes(state, before)
 
@@ -311,7 +311,7 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
     def answers(obs: Any, noise: Any, state: Any) -> list[Any]:
         drawn, outputs = agent.act(obs, noise, state)
         best, _ = agent.decide(obs, state)
-        values = agent.values(obs, state)
+        values = agent.outputs(obs, state).values
         return [drawn, *outputs, best, values]
 
     for samplers, rows in SAMPLERS_AND_ROWS:
@@ -338,7 +338,7 @@ def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -
         return learning_network(spec, seed).parameters.weights.numpy(force=True)
 
     def values_of_agent() -> np.ndarray:
-        return agent_of(spec).values(obs, states_of(spec, 2))
+        return agent_of(spec).outputs(obs, states_of(spec, 2)).values
 
     global_state = torch.get_rng_state()
     weights = weights_of(3)
@@ -440,18 +440,18 @@ def test_a_snapshot_is_copied_and_one_without_statistics_turns_normalization_off
     std = np.full((2, 2), 3.0)
     agent.load(PolicySnapshot(0, weights, ObsScale(mean, std)))
     obs = observations(spec, 5)
-    before = agent.values(obs)
+    before = agent.outputs(obs).values
     assert_array_equal(weights, random_weights(spec))
     assert_array_equal(obs, observations(spec, 5))
 
     for array in (weights, mean):
         array.flags.writeable = True
         array[:] = 7  # as an update in the same process would
-    assert_array_equal(agent.values(obs), before)
+    assert_array_equal(agent.outputs(obs).values, before)
 
     agent.load(PolicySnapshot(1, random_weights(spec)))
     without_scale = agent_of(spec)
-    assert_array_equal(agent.values(obs), without_scale.values(obs))
+    assert_array_equal(agent.outputs(obs).values, without_scale.outputs(obs).values)
 
 
 def test_weights_of_another_network_are_refused() -> None:

@@ -310,7 +310,7 @@ class Walk:
         following = self.follows(t)
         if following is not None:
             row = following[None].astype(np.float32)
-            (value,) = self.agent.values(row, after[None])
+            (value,) = self.agent.outputs(row, after[None]).values
             assert_near(self.at("next_values", t), value)
         if self.at("truncated", t):
             self.ends["truncated"] += 1

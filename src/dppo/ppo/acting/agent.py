@@ -62,29 +62,23 @@ class PPOAgent:
         Returns:
             The actions, and the outputs of the network.
         """
-        outputs = self._outputs(obs, state)
+        outputs = self.outputs(obs, state)
         return self.distribution.sample(outputs.head, noise), outputs
 
     def decide(
         self, obs: np.ndarray, state: np.ndarray | None = None
     ) -> tuple[np.ndarray, NetworkOutputs]:
         """Return the most likely action for each row of `obs` [..., E, *O]; `state` and the result are as in `act`."""
-        outputs = self._outputs(obs, state)
+        outputs = self.outputs(obs, state)
         return self.distribution.mode(outputs.head), outputs
 
-    def values(self, obs: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
-        """Return the value of each row of `obs` [..., E, *O]; `state` is as in `act`."""
-        return self._outputs(obs, state).values
+    def outputs(self, obs: np.ndarray, state: np.ndarray | None = None) -> NetworkOutputs:
+        """Return the outputs for each row of `obs` [..., E, *O]: masked heads, and values in units of rewards.
 
-    def split(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return a view of stored observations [...] without their masks, and the masks [..., M] or None."""
-        if self._obs_fields is None:
-            return stored, None
-        return stored[self._obs_fields], masks_of(stored)
-
-    def _outputs(self, stored: np.ndarray, state: np.ndarray | None) -> NetworkOutputs:
-        obs, masks = self.split(stored)
-        outputs = self._network.step(self._reader.read(obs), state)
+        `state` is as in `act`.
+        """
+        unmasked, masks = self.split(obs)
+        outputs = self._network.step(self._reader.read(unmasked), state)
         if masks is not None:
             head = self.distribution.limited(outputs.head, masks)
             outputs = outputs._replace(head=head)
@@ -92,3 +86,9 @@ class PPOAgent:
             values = self._value_scale.restore(outputs.values)
             outputs = outputs._replace(values=values)
         return outputs
+
+    def split(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return a view of stored observations [...] without their masks, and the masks [..., M] or None."""
+        if self._obs_fields is None:
+            return stored, None
+        return stored[self._obs_fields], masks_of(stored)

@@ -42,7 +42,7 @@ class GuidedAgent:
         self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
     ) -> tuple[np.ndarray, NetworkOutputs]:
         """Sample an action for each row of `obs`, as `PPOAgent.act`; the head belongs to the controller."""
-        _, outputs = self._agent.act(obs, noise, state)
+        outputs = self._agent.outputs(obs, state)
         intended = np.stack([group.intended() for group in self._envs]).astype(self._dtype)
         if len(self._envs) == 1:
             intended = intended[0]

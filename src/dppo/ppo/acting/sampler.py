@@ -321,7 +321,7 @@ class _Rollout:
         next_values = self._columns["next_values"]
         next_values[:, :-1] = self._columns["values"][:, 1:]
         last_states = None if self.memory is None else self.memory.before[:, -1]
-        next_values[:, -1] = self.agent.values(self.obs[:, -1], last_states)
+        next_values[:, -1] = self.agent.outputs(self.obs[:, -1], last_states).values
         for s, log in enumerate(self.logs):
             if log.time_limits:
                 self._bootstrap(s, log.time_limits)
@@ -332,7 +332,8 @@ class _Rollout:
         steps = [limit.step for limit in limits]
         envs = [limit.env for limit in limits]
         final_states = None if self.memory is None else self.memory.after[s, steps, envs]
-        self._columns["next_values"][s, steps, envs] = self.agent.values(final_obs, final_states)
+        outputs = self.agent.outputs(final_obs, final_states)
+        self._columns["next_values"][s, steps, envs] = outputs.values
 
     def segment(self, number: int) -> Segment:
         obs, masks = self.agent.split(self.obs[number, :-1])

@@ -96,7 +96,7 @@ class WideAgent:
         self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray | None = None
     ) -> tuple[np.ndarray, NetworkOutputs]:
         """Sample an action for each row of `obs`, as `PPOAgent.act`."""
-        _, outputs = self._agent.act(obs, noise, state)
+        outputs = self._agent.outputs(obs, state)
         mean, log_std = np.split(outputs.head, 2, axis=-1)
         head = np.concatenate([mean, np.maximum(log_std, self._least)], axis=-1)
         return self._agent.distribution.sample(head, noise), outputs._replace(head=head)
