@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +87,8 @@ class Batch:
         return each_leaf(self.table, self._rows_of)
 
     def _rows_of(self, leaf: Tensor) -> Tensor:
+        if self.index.ndim == 1:
+            return leaf.index_select(0, self.index)
         rows = leaf.index_select(0, self.index.flatten())
         return rows.view(*self.index.shape, *leaf.shape[1:])
 
@@ -112,9 +113,19 @@ class Batch:
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Split into consecutive views of `sizes` sequences each."""
-        starts = accumulate(sizes[:-1], initial=0)
-        pieces = zip(starts, sizes, strict=True)
-        return [self._changed(methodcaller("narrow", 0, start, size)) for start, size in pieces]
+        rows = [size * self.sequence_length for size in sizes]
+        columns: dict[str, Any] = {"index": torch.split(self.index, rows)}
+        for name in COLUMNS:
+            column = getattr(self, name)
+            if column is not None:
+                columns[name] = column.split(rows)
+        if self.recurrent is not None:
+            parts = zip(*(part.split(sizes) for part in self.recurrent), strict=True)
+            columns["recurrent"] = [RecurrentInputs(*part) for part in parts]
+        return [
+            replace(self, **dict(zip(columns, piece, strict=True)))
+            for piece in zip(*columns.values(), strict=True)
+        ]
 
     def pieces(self, rows: int) -> Iterator[Batch]:
         """Yield consecutive pieces of at most `rows` rows, but at least a sequence each."""
