@@ -18,7 +18,7 @@ Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, B
 theirs are skipped.
 
 With `--until good` a run ends where it reaches the good return, and otherwise goes on for four times the steps of its
-task. Such runs say so, and count for env steps only, never for ends of runs or areas.
+task, or for `--at-most`. Such runs say so, and count for env steps only, never for ends of runs or areas.
 
 A return is the mean of the last 20 training episodes, on every side; dppo's episodes count from the end of their
 iteration on.
@@ -32,6 +32,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from samples_tasks import (
     EVALUATED_EPISODES,
     TASKS,
     ZOO,
+    Task,
     counted,
     learned,
     most_steps,
@@ -67,6 +69,23 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class Work:
+    """What each run does."""
+
+    settings: dict[str, Any]
+    until: str | None
+    """`good`: until the good return."""
+    at_most: int | None
+    """Env steps, after which a run ends that has not reached the good return."""
+    greedy: bool
+    """Evaluate the policy without noise beside the training."""
+
+    def most_steps(self, task: Task) -> int:
+        """Return the env steps of a run that does not end earlier."""
+        return self.at_most or most_steps(task, self.until)
+
+
 def main() -> int:
     """Run what is missing, or show what is stored."""
     parser = argparse.ArgumentParser(
@@ -86,6 +105,9 @@ def main() -> int:
         "--until", choices=["good"], help="end each run where it reaches this return"
     )
     parser.add_argument(
+        "--at-most", type=int, metavar="STEPS", help="end runs until the good return after these"
+    )
+    parser.add_argument(
         "--step-ms", type=float, help="picture: draw over simulated time, with such steps"
     )
     parser.add_argument(
@@ -98,13 +120,17 @@ def main() -> int:
     )
     parser.add_argument("--store", type=Path, default=STORE)
     options = parser.parse_args()
+    if options.at_most and not options.until:
+        parser.error("--at-most needs `--until good`: other runs have the steps of their task")
     if options.command == "one":
-        print(json.dumps(train_dppo(**json.loads(options.path))))
+        given = json.loads(options.path)
+        task, seed = given.pop("task"), given.pop("seed")
+        print(json.dumps(train_dppo(task, seed, Work(**given))))
         return 0
     settings = {pair.partition("=")[0]: _value(pair.partition("=")[2]) for pair in options.set}
     if options.command == "run":
         sides = [options.name] if options.name else options.sides or list(SIDES)
-        work = {"settings": settings, "until": options.until, "greedy": options.greedy}
+        work = Work(settings, options.until, options.at_most, options.greedy)
         return run(sides, options.tasks, options.seeds, options.jobs, options.store, work)
     runs = stored(options.store)
     sides = options.sides or list(SHOWN)
@@ -125,9 +151,7 @@ def _value(text: str) -> Any:
 # ---------------------------------------------------------------------------------------------- runs
 
 
-def run(
-    sides: list[str], tasks: list[str], seeds: int, jobs: int, store: Path, work: dict[str, Any]
-) -> int:
+def run(sides: list[str], tasks: list[str], seeds: int, jobs: int, store: Path, work: Work) -> int:
     """Run what is not stored yet, `jobs` runs at a time; return 1 if one of them failed."""
     known = stored(store)
 
@@ -135,9 +159,9 @@ def run(
         line = known.get((side, name), {}).get(seed)
         if line is None:
             return True
-        if work["until"] is None:
+        if work.until is None:
             return line["final"] is None
-        return line["good"] is None and line["steps"] < most_steps(TASKS[name], "good")
+        return line["good"] is None and line["steps"] < work.most_steps(TASKS[name])
 
     wanted = [
         (side, name, seed)
@@ -147,7 +171,7 @@ def run(
         if _possible(name, side) and missing(side, name, seed)
     ]
     failed = 0
-    for line in run_all([partial(one_run, *one, **work) for one in wanted], jobs, store):
+    for line in run_all([partial(one_run, *one, work) for one in wanted], jobs, store):
         failed += "error" in line
         shown = (
             "side",
@@ -169,53 +193,36 @@ def _possible(name: str, side: str) -> bool:
     return all(importlib.util.find_spec(module) for module in TASKS[name].needs)
 
 
-def one_run(
-    side: str,
-    name: str,
-    seed: int,
-    settings: dict[str, Any],
-    until: str | None,
-    *,
-    greedy: bool = False,
-) -> dict[str, Any]:
+def one_run(side: str, name: str, seed: int, work: Work) -> dict[str, Any]:
     """Train in a process of its own, and return what is stored of it."""
     line: dict[str, Any] = {"side": side, "task": name, "seed": seed}
-    if settings:
-        line["settings"] = settings
-    if until:
-        line["until"] = until
+    if work.settings:
+        line["settings"] = work.settings
+    if work.until:
+        line["until"] = work.until
+    given = asdict(work) | {"task": name, "seed": seed}
     try:
         if side in PEERS:
-            given = {"task": name, "side": side, "seed": seed, "until": until, "greedy": greedy}
-            work = json.dumps(given)
-            command = [sb3_python(), str(HERE / "samples_sb3.py"), work]
+            given["side"] = side
+            command = [sb3_python(), str(HERE / "samples_sb3.py"), json.dumps(given)]
         else:
-            work = json.dumps(
-                {
-                    "name": name,
-                    "seed": seed,
-                    "settings": OURS.get(side, {}) | settings,
-                    "until": until,
-                    "greedy": greedy,
-                }
-            )
-            command = [sys.executable, str(HERE / "samples.py"), "one", work]
+            given["settings"] = OURS.get(side, {}) | work.settings
+            command = [sys.executable, str(HERE / "samples.py"), "one", json.dumps(given)]
         environment = ours_environment() | {"OMP_NUM_THREADS": "1"}
         result = run_json(command, environment, LONGEST_S)
     except MeasurementError as error:
         return line | {"error": str(error)}
-    line |= figures(TASKS[name], result["episodes"], until)
-    if greedy:
+    line |= figures(TASKS[name], result["episodes"], work.until)
+    if work.greedy:
         line["greedy"] = first_good(TASKS[name], result["evaluations"])
-    if result["steps"] < TASKS[name].steps and line["good"] is None:
+    enough = min(TASKS[name].steps, work.most_steps(TASKS[name]))
+    if result["steps"] < enough and line["good"] is None:
         return line | {"error": f"ended after {result['steps']:,} env steps"}
     line |= {key: round(result[key], 1) for key in ("steps", "update_s")}
     return line | {"seconds": round(result["wall_s"], 1)}
 
 
-def train_dppo(
-    name: str, seed: int, settings: dict[str, Any], until: str | None, *, greedy: bool = False
-) -> dict[str, Any]:
+def train_dppo(name: str, seed: int, work: Work) -> dict[str, Any]:
     """Train with dppo in this process.
 
     Returns: the episodes, with env steps at the end of their iteration and their return; all env steps; the CPU
@@ -246,13 +253,15 @@ def train_dppo(
                 self.evaluations.append((self.steps, row["eval/episodic_return"]))
             returns = [one for _, one in self.ended]
             ends = range(before + 1, len(returns) + 1)
-            return until is not None and any(learned(returns[:end], task.good) for end in ends)
+            return work.until is not None and any(learned(returns[:end], task.good) for end in ends)
 
     episodes, seconds = Episodes(), [0.0]
     LocalTrainer.update = counted(LocalTrainer.update, seconds)  # type: ignore[method-assign]
-    steps = most_steps(task, until)
-    given = task.settings | settings | {"total_timesteps": steps, "seed": seed, "progress": "off"}
-    if greedy:
+    steps = work.most_steps(task)
+    given = (
+        task.settings | work.settings | {"total_timesteps": steps, "seed": seed, "progress": "off"}
+    )
+    if work.greedy:
         given |= {"eval_every": EVALUATE_EVERY, "eval_episodes": EVALUATED_EPISODES}
     with tempfile.TemporaryDirectory() as folder:
         config = dppo.Config(env_id=task.env_id, run_dir=Path(folder) / "run", **given)

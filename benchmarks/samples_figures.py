@@ -37,8 +37,8 @@ def figures(
 
     grid = np.linspace(task.steps / POINTS, task.steps, POINTS)
     good = steps_to(task.good)
-    if until and good is not None:
-        grid = grid[grid <= good]
+    if until:
+        grid = grid[grid <= (good or steps[-1])]
     at = np.searchsorted(steps, grid, side="right") - 1
     curve = [None if index < 0 else round(float(means[index]), 4) for index in at]
     found: dict[str, Any] = {

@@ -72,9 +72,8 @@ def main() -> None:
     episodes, seconds = Episodes(), [0.0]
     model.train = counted(model.train, seconds)
     schedules = any(str(value).startswith("lin_") for value in ZOO.get(work["task"], {}).values())
-    model.learn(
-        task.steps if is_tuned and schedules else most_steps(task, work["until"]), callback=episodes
-    )
+    most = task.steps if is_tuned and schedules else most_steps(task, work["until"])
+    model.learn(work.get("at_most") or most, callback=episodes)
     envs.close()
     print(
         json.dumps(
