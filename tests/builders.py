@@ -40,7 +40,7 @@ from dppo.streams import Stream
 
 DISCRETE = DiscreteActions(3)
 BOX = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
-PLAIN = ResolvedPPO(update_epochs=3, norm_adv=True, ent_coef=0.0, target_kl=0.0)
+PLAIN = ResolvedPPO(update_epochs=3, norm_adv=True, ent_coef=0.0, target_kl=0.0, desired_kl=0.0)
 """An update; tests change a setting or two."""
 
 

@@ -290,6 +290,15 @@ def test_the_controller_collects_at_first_and_its_rows_are_dropped_after_the_clo
     assert not any(name.startswith("kept.") for name in later)
 
 
+@pytest.mark.parametrize(("prior", "rate"), [(priors.Integrator, 1e-3), (None, 1e-2)])
+def test_a_rate_that_adapts_is_not_raised_after_a_clone(prior: Any, rate: float) -> None:
+    """Raised rates cost clones of good controllers their return."""
+    steps = 2 * 64 if prior else None
+    adaptive: dict[str, Any] = {"learning_rate": 1e-3, "desired_kl": 1e6, "minibatch_size": 8}
+    result = dppo.train(pendulum(prior=prior, prior_steps=steps, **adaptive))
+    assert result.metrics[-1]["charts/learning_rate"] == rate
+
+
 @pytest.mark.parametrize(
     ("controller", "words"),
     [

@@ -44,15 +44,17 @@ from dppo.spaces.actions import Actions, BoxActions
 def test_a_large_kl_lowers_the_learning_rate_and_a_small_one_raises_it() -> None:
     rate = 1e-3
     desired = 0.01
+    most = 1e-2
     lowered = rate / 1.5
     raised = rate * 1.5
-    assert adapted_rate(rate, 0.021, desired) == lowered
-    assert adapted_rate(rate, math.inf, desired) == lowered
-    assert adapted_rate(rate, 0.0049, desired) == raised
+    assert adapted_rate(rate, 0.021, desired, most) == lowered
+    assert adapted_rate(rate, math.inf, desired, most) == lowered
+    assert adapted_rate(rate, 0.0049, desired, most) == raised
     for kl in (0.005, 0.01, 0.02, math.nan):
-        assert adapted_rate(rate, kl, desired) == rate
-    assert adapted_rate(1.2e-5, 1.0, desired) == 1e-5
-    assert adapted_rate(9e-3, 0.0, desired) == 1e-2
+        assert adapted_rate(rate, kl, desired, most) == rate
+    assert adapted_rate(1.2e-5, 1.0, desired, most) == 1e-5
+    assert adapted_rate(9e-3, 0.0, desired, most) == 1e-2
+    assert adapted_rate(rate, 0.0, desired, rate) == rate
 
 
 @pytest.mark.proves("adapted_rate")

@@ -226,7 +226,7 @@ def slow_update(
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
-            if options.desired_kl is not None and rates:
+            if options.desired_kl > 0 and rates:
                 rate = slowly_adapted(rate, kl, options.desired_kl)
             optimizer.param_groups[0]["lr"] = rate
             rates.append(rate)
@@ -256,7 +256,7 @@ def assert_equals_twin(trainer: PPOTrainer, batch: Batch) -> tuple[np.ndarray, l
     twin.load_state_dict({name: from_numpy(array) for name, array in named.items()})
 
     ppo = trainer.ppo
-    adapts = ppo.desired_kl is not None
+    adapts = ppo.desired_kl > 0
     rate = ppo.learning_rate if adapts else 3e-3
     rates = slow_update(twin, batch, rate, default_rng(5), ppo, trainer.minibatches)
     settings = at_rate(trainer, math.nan if adapts else rate)

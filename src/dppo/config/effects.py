@@ -87,17 +87,17 @@ NEEDS = (
     ),
     Need(
         "desired_kl",
-        lambda c: not c.anneal_lr,
+        lambda c: c.desired_kl == 0 or not c.anneal_lr,
         "anneal_lr sets the learning rate. Use `anneal_lr=False`, or leave it out",
     ),
     Need(
         "desired_kl",
-        lambda c: c.reuse == 1,
+        lambda c: c.desired_kl == 0 or c.reuse == 1,
         "reuse={config.reuse} adapts the learning rate to the total variation. Leave one of them out",
     ),
     Need(
         "desired_kl",
-        lambda c: c.update_epochs != 1 or c.sizes.minibatches_per_epoch > 1,
+        lambda c: c.desired_kl == 0 or c.update_epochs != 1 or c.sizes.minibatches_per_epoch > 1,
         "an update is a single SGD step here. Leave it out, or raise `update_epochs`",
     ),
     Need(

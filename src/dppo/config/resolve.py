@@ -69,9 +69,14 @@ def _needs_exploration(config: Config, task: TaskFacts) -> bool:
     return task.discrete and config.reuse > 1 and not config.has_memory
 
 
+def _starts_with_little_noise(config: Config, task: TaskFacts) -> bool:
+    return config.prior is not None and not task.discrete and config.sizes.clone_kl > 0
+
+
 def _may_move_too_far(config: Config, task: TaskFacts) -> bool:
     sensitive = not task.discrete or (config.has_memory and config.reuse > 1)
-    return sensitive and config.desired_kl is None and config.update_epochs != 1
+    adapts = bool(config.desired_kl) or _starts_with_little_noise(config, task)
+    return sensitive and config.update_epochs != 1 and not adapts
 
 
 def _largest_kl(config: Config) -> float:
@@ -108,6 +113,13 @@ DEFAULTS = {
             _needs_exploration,
         ),
         Default("ent_coef", 0.0, "", _always),
+        Default(
+            "desired_kl",
+            lambda config: config.sizes.clone_kl,
+            "the clone of a prior has little noise, and actions are continuous",
+            _starts_with_little_noise,
+        ),
+        Default("desired_kl", 0.0, "", _always),
         Default(
             "target_kl",
             _largest_kl,
@@ -146,6 +158,10 @@ LINES: dict[str, tuple[str, Any]] = {
     ),
     "ent_coef": (
         "Entropy: a bonus of {value}, as reuse makes discrete actions certain sooner; {other}: none.",
+        0.0,
+    ),
+    "desired_kl": (
+        "Learning rate: adapted, so that a step near the clone has a KL of about {value}; {other}: fixed.",
         0.0,
     ),
     "target_kl": (

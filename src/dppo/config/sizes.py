@@ -9,6 +9,9 @@ DEFAULT_SEQUENCE = 16  # steps of a sequence, where num_steps is a multiple of i
 DEFAULT_MINIBATCH = 64  # rows
 PRIOR_SHARE = 0.1  # share of the env steps that a controller collects at the start
 MAX_PRIOR_STEPS = 20_000  # unless more are asked for
+PRIOR_NOISE = 0.1  # share of half the distance between the bounds of an action
+SMALL_PRIOR_NOISE = 0.03  # where the learning rate adapts to the change of the policy
+CLONE_KL = 0.01  # nats, of an SGD step after a clone
 MAX_MINIBATCHES = 32  # minibatches of an epoch: with more, a policy moves too far for one batch
 
 
@@ -26,6 +29,10 @@ class Sizes:
     """Rows of the largest minibatch."""
     prior_iterations: int = 0
     """Iterations that a controller collects before the policy is cloned; with a policy lag of K, it collects K more."""
+    prior_noise: float = PRIOR_NOISE
+    """Deviation of the noise around that controller's actions, a share of half the distance between the bounds."""
+    clone_kl: float = 0.0
+    """KL to which the learning rate adapts after a clone with continuous actions, unless it is set; 0: it is fixed."""
 
 
 def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners, run: Run) -> Sizes:
@@ -39,13 +46,25 @@ def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners,
     minibatch_rows = math.ceil(sequences / minibatches) * length
     if ppo.algo == "sac":  # draws rows of all iterations
         minibatch_rows = rows
+    clone_kl = _clone_kl(ppo, minibatches)
+    adapts = clone_kl > 0 or (ppo.algo == "ppo" and ppo.reuse > 1)
+    noise = SMALL_PRIOR_NOISE if adapts else PRIOR_NOISE
     return Sizes(
         iterations=math.ceil(run.total_timesteps / sampling.batch_size),
         sequence_length=length,
         minibatches_per_epoch=minibatches,
         minibatch_rows=minibatch_rows,
         prior_iterations=_prior_iterations(sampling, run),
+        prior_noise=sampling.prior_noise or noise,
+        clone_kl=clone_kl,
     )
+
+
+def _clone_kl(ppo: PPO, minibatches_per_epoch: int) -> float:
+    has_one_step = ppo.update_epochs == 1 and minibatches_per_epoch == 1
+    if ppo.algo == "sac" or ppo.anneal_lr or ppo.reuse > 1 or has_one_step:
+        return 0.0
+    return CLONE_KL if ppo.desired_kl is None else ppo.desired_kl
 
 
 def _prior_iterations(sampling: Sampling, run: Run) -> int:

@@ -121,8 +121,8 @@ def _phase(plan: SamplerPlan, spaces: Spaces) -> ControllerPhase | None:
         return None
     from dppo.ppo.exchange.phase import ControllerPhase
 
-    versions = plan.sizes.prior_iterations
-    return ControllerPhase.of(spaces.actions, versions, plan.sampling.prior_noise)
+    sizes = plan.sizes
+    return ControllerPhase.of(spaces.actions, sizes.prior_iterations, sizes.prior_noise)
 
 
 def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:
@@ -316,6 +316,7 @@ def _sac_trainer(
 def _ppo_trainer(
     device: str, plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel
 ) -> PPOTrainer:
+    from dppo.ppo.learning.adam import MAX_RATE
     from dppo.ppo.learning.model import PPOModel
     from dppo.ppo.learning.trainer import PPOTrainer
     from dppo.ppo.networks.modules import learn_in_bfloat16
@@ -330,6 +331,7 @@ def _ppo_trainer(
     assert isinstance(plan.ppo, ResolvedPPO)
     if plan.learners.precision == "bfloat16":
         learn_in_bfloat16(model.network, device)
+    starts_from_clone = plan.sizes.prior_iterations > 0
     return PPOTrainer(
         model,
         plan.ppo,
@@ -340,6 +342,7 @@ def _ppo_trainer(
         stages=stages_of(plan, parallel, spec),
         iterations=plan.sizes.iterations,
         seed=plan.seed,
+        max_rate=plan.ppo.learning_rate if starts_from_clone else MAX_RATE,
     )
 
 
@@ -364,9 +367,9 @@ def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[
         stages.append(LagCorrection())
     if plan.ppo.recompute_advantages:
         stages.append(RecomputedAdvantages(plan.ppo))
-    if plan.prior_noise is not None:
-        versions = plan.sizes.prior_iterations
-        phase = ControllerPhase.of(spec.spaces.actions, versions, plan.prior_noise)
+    sizes = plan.sizes
+    if sizes.prior_iterations > 0:
+        phase = ControllerPhase.of(spec.spaces.actions, sizes.prior_iterations, sizes.prior_noise)
         stages.append(Prior(plan.ppo, phase))
     return stages
 

@@ -43,8 +43,6 @@ class TrainerPlan:
     sizes: Sizes
     seed: int
     policy_lag: int = 0
-    prior_noise: float | None = None
-    """Noise of the controller that the run starts from, as in the setting; None without a controller."""
     sac: SAC = field(default_factory=SAC)
 
 
@@ -66,6 +64,5 @@ def trainer_plan(config: Config) -> TrainerPlan:
         config.sizes,
         config.seed,
         policy_lag=config.lag,
-        prior_noise=None if config.prior is None else config.prior_noise,
         sac=config.sac,
     )

@@ -22,9 +22,10 @@ class PPO:
     """Step size of Adam at the start. With algo=sac: 5e-4."""
     anneal_lr: bool = False
     """Learning rate schedule: lower the learning rate linearly to zero over the run."""
-    desired_kl: float | None = setting(None, gt=0)
+    desired_kl: float | None = setting(None, ge=0)
     """Adapt the learning rate before each SGD step: lower it if the approximate KL exceeds twice this, raise it if it
-    is below half of this; none: never."""
+    is below half of this, with prior at most to learning_rate; 0: never; none: 0.01 with prior, continuous actions and
+    reuse=1, because a clone has little noise, otherwise never."""
     gamma: float = setting(0.99, ge=0, le=1)
     """Discount factor per env step."""
     gae_lambda: float = setting(0.95, ge=0, le=1)
@@ -95,9 +96,10 @@ class ResolvedPPO(PPO):
     norm_adv: bool
     ent_coef: float
     target_kl: float
+    desired_kl: float
 
     def __post_init__(self) -> None:
-        for name in ("update_epochs", "norm_adv", "ent_coef", "target_kl"):
+        for name in ("update_epochs", "norm_adv", "ent_coef", "target_kl", "desired_kl"):
             assert getattr(self, name) is not None, f"{name} is open: resolve the settings first"
 
 

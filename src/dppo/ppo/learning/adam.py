@@ -110,15 +110,15 @@ def optimizer_for(model: PPOModel, ppo: ResolvedPPO) -> FlatAdam:
     return FlatAdam(model.parameters, memory, slowed, 1 / ppo.reuse)
 
 
-def adapted_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
+def adapted_rate(learning_rate: float, kl: float, desired_kl: float, max_rate: float) -> float:
     """Return the learning rate for the next SGD step: lower if the policy moves too fast, higher if too slowly.
 
-        kl > 2 desired: max(1e-5, rate / 1.5)        kl < desired / 2: min(1e-2, 1.5 rate)
+        kl > 2 desired: max(1e-5, rate / 1.5)        kl < desired / 2: min(max_rate, 1.5 rate)
 
     Source: rsl_rl, `algorithms/ppo.py`.
     """
     if kl > 2 * desired_kl:
         return max(MIN_RATE, learning_rate / RATE_FACTOR)
     if kl < desired_kl / 2:
-        return min(MAX_RATE, learning_rate * RATE_FACTOR)
+        return min(max_rate, learning_rate * RATE_FACTOR)
     return learning_rate

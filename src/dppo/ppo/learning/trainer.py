@@ -15,7 +15,7 @@ from dppo.config.parts import ResolvedPPO, annealed
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, TrainerState, Update
 from dppo.ppo.exchange.scales import ValueScale
-from dppo.ppo.learning.adam import ADAPTED, adapted_rate, optimizer_for
+from dppo.ppo.learning.adam import ADAPTED, MAX_RATE, adapted_rate, optimizer_for
 from dppo.ppo.learning.batch import Batch, make_batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, weighted_mean
 from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
@@ -83,6 +83,8 @@ class PPOTrainer:
     """Iterations of the run, over which settings are annealed."""
     seed: int = 1
     """Seed of the order of minibatches."""
+    max_rate: float = MAX_RATE
+    """Upper bound of a learning rate that `desired_kl` adapts."""
 
     def __post_init__(self) -> None:
         self.spec = self.model.spec
@@ -238,15 +240,15 @@ class PPOTrainer:
             figures = losses.figures | {"grad_norm": grad_norm}
             step = _Step(figures, losses.log_ratio, minibatch.importance, transitions)
             # before the first step, all ratios are one
-            if ppo.desired_kl is not None and number > 0:
+            if ppo.desired_kl > 0 and number > 0:
                 self._adapted_rate = adapted_rate(
-                    self._adapted_rate, self._kl(step), ppo.desired_kl
+                    self._adapted_rate, self._kl(step), ppo.desired_kl, self.max_rate
                 )
             self._optimizer.step(self._learning_rate(ppo))
         return step
 
     def _learning_rate(self, ppo: ResolvedPPO) -> float:
-        return ppo.learning_rate if ppo.desired_kl is None else self._adapted_rate
+        return self._adapted_rate if ppo.desired_kl > 0 else ppo.learning_rate
 
     def sum_gradients(self) -> None:
         """Replace the gradient by its sum over all ranks."""
@@ -340,7 +342,7 @@ class PPOTrainer:
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
         """Return the state of optimizer, value scale and stages; `copy` as in `weights`."""
         state = self._optimizer.state()
-        if self.ppo.desired_kl is not None:
+        if self.ppo.desired_kl > 0:
             state[ADAPTED] = np.array(self._adapted_rate)
         if self.popart is not None:
             state |= self.popart.state()
@@ -357,7 +359,7 @@ class PPOTrainer:
         with torch.no_grad():
             self._parameters.weights.copy_(torch.tensor(weights))
         self._optimizer.load(state)
-        if self.ppo.desired_kl is not None:
+        if self.ppo.desired_kl > 0:
             self._adapted_rate = float(state.get(ADAPTED, self.ppo.learning_rate))
         if self.popart is not None:
             self.popart.load(state)
