@@ -286,7 +286,7 @@ class Given:
                 Moments.of(self.segments[-1].obs.reshape(-1, width)), Moments.of(floats[2].ravel())
             )
             self._reports.append(
-                SegmentReport(sampler, 0, 0, num_steps, carry, self.segments[-1].actions, (), seen)
+                SegmentReport(sampler, 0, 0, num_steps, carry, (episode,), (), seen)
             )
 
     def request(self, policy: Any, index: int) -> None:

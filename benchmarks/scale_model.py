@@ -158,6 +158,5 @@ def answer_to(ask: Ask) -> Any:
 def report(sampler: int, index: int, version: int) -> SegmentReport:
     """Return the report of a segment that is an episode."""
     one, episode = np.zeros(1), np.full(1, index)
-    lengths = np.full(1, 64)
-    carry = SamplerCarry(episode, one, lengths, one, one.astype(np.uint32))
-    return SegmentReport(sampler, index, version, 64, carry, np.zeros((64, 1), np.int64), env_s=1.0)
+    carry = SamplerCarry(episode, one, episode, one, one.astype(np.uint32))
+    return SegmentReport(sampler, index, version, 64, carry, (np.zeros(64, np.int64),), env_s=1.0)

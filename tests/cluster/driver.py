@@ -48,7 +48,7 @@ def report(sampler: int, index: int, version: int) -> SegmentReport:
     zeros = np.zeros(1)
     ints = np.zeros(1, np.int64)
     carry = SamplerCarry(ints, zeros, ints, zeros, zeros.astype(np.uint32))
-    return SegmentReport(sampler, index, version, 1, carry, ints[:, None])
+    return SegmentReport(sampler, index, version, 1, carry, (ints,))
 
 
 def answer_to(ask: Ask) -> Answered:

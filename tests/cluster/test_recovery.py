@@ -23,11 +23,10 @@ def recorded(*segments: tuple[int, int, int]) -> ReplayLedger:
     ledger = ReplayLedger(1, replay=True)
     for index, episode, action in segments:
         numbers = np.array([episode])
-        lengths = np.ones(1, np.int64)  # of which this segment has one step
         carry = SamplerCarry(
-            numbers, numbers * 1.0, lengths, numbers * 1.0, numbers.astype(np.uint32)
+            numbers, numbers * 1.0, numbers, numbers * 1.0, numbers.astype(np.uint32)
         )
-        ledger.record(SegmentReport(0, index, 0, 1, carry, np.array([[action]])))
+        ledger.record(SegmentReport(0, index, 0, 1, carry, (np.array([action]),)))
     return ledger
 
 

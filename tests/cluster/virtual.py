@@ -550,6 +550,7 @@ class _Row:
         self.rewards: list[int] = []
         self.done: list[bool] = []
         self.actions: list[int] = []
+        self.open_actions: list[int] = []
 
     def step(self, t: int, policy_hash: int) -> None:
         episode, _, state = self.env
@@ -560,7 +561,9 @@ class _Row:
         self.rewards.append(self.total)
         self.done.append(over)
         self.actions.append(action)
+        self.open_actions.append(action)
         if over:
+            self.open_actions.clear()
             self.env = _reset(self._sampler, self._number, episode + 1)
 
 
@@ -585,9 +588,9 @@ def _made(
     episodes, lengths, checksums = (np.array(column) for column in zip(*envs, strict=True))
     totals = np.array(sums, float)
     carry = SamplerCarry(episodes, totals, lengths, totals, checksums.astype(np.uint32))
-    segment = _segment(rows)
-    report = SegmentReport(sampler, index, version, TOY_STEPS * TOY_ENVS, carry, segment.actions)
-    return (report, segment), sums, envs
+    opened = tuple(np.array(row.open_actions, np.int64) for row in rows)
+    report = SegmentReport(sampler, index, version, TOY_STEPS * TOY_ENVS, carry, opened)
+    return (report, _segment(rows)), sums, envs
 
 
 def _segment(rows: Sequence[_Row]) -> Segment:

@@ -144,14 +144,13 @@ REQUIRED_KINDS = ["i", "f", "i", "f", "u"]
 
 def _continued(before: _Moment | None, report: SegmentReport) -> tuple[Pieces, ...]:
     """Return the actions of each open episode: with the earlier ones, if it was open before the segment."""
-    open_actions = report.open_actions
     if before is None:
-        return tuple((new,) for new in open_actions)
+        return tuple((new,) for new in report.open_actions)
     carry = report.carry
     actions: list[Pieces] = []
     episodes = zip(before.carry.episodes.tolist(), carry.episodes.tolist(), strict=True)
     for env, (episode_before, episode) in enumerate(episodes):
-        new = open_actions[env]
+        new = report.open_actions[env]
         goes_on = episode_before == episode
         if goes_on and carry.states is not None:
             # With a state of its own, an endless episode needs no actions, but they can show what led to a fault.

@@ -159,14 +159,22 @@ class PPOSampler:
         episodes = log.episodes
         if self.wide is not None:
             episodes = self.wide.marked(episodes, request.index)
+        open_actions = [
+            _last_actions(segment, env, self.num_steps, length)
+            for env, length in enumerate(carry.episode_lengths)
+        ]
+        ended_actions = [
+            _last_actions(segment, episode.env, episode.end, episode.length) for episode in episodes
+        ]
         report = SegmentReport(
             sampler_id=self.sampler_id,
             index=request.index,
             policy_version=rollout.snapshot.version,
             steps=int(segment.valid.sum()),
             carry=carry,
-            actions=segment.actions,
+            open_actions=tuple(open_actions),
             episodes=tuple(episodes),
+            ended_actions=tuple(ended_actions),
             statistics=statistics,
             incidents=tuple(log.incidents),
             env_s=log.seconds,
@@ -192,6 +200,12 @@ class PPOSampler:
             returns[t] = self.ppo.gamma * self._discounted_returns + rewards[t]
             self._discounted_returns = returns[t] * continues[t]
         return Statistics(obs, Moments.of(returns[valid]))
+
+
+def _last_actions(segment: Segment, env: int, end: int, length: int) -> np.ndarray:
+    """Return the actions in this segment of an episode that has `length` steps up to `end`."""
+    start = max(0, end - length)
+    return segment.actions[start:end, env].copy()
 
 
 class _Memory:

@@ -322,8 +322,8 @@ class SegmentReport(ReadOnly):
     steps: int
     """Transitions in the segment: T * E if all rows are valid."""
     carry: SamplerCarry
-    actions: Shaped[np.ndarray, "T E *A"]
-    """Those of the segment."""
+    open_actions: tuple[Shaped[np.ndarray, " _ *A"], ...]
+    """E arrays [n, *A]: the actions in this segment since the last reset of each environment."""
     episodes: tuple[Episode, ...] = ()
     """Episodes that ended in this segment, in order."""
     statistics: Statistics = field(default_factory=Statistics)
@@ -333,25 +333,8 @@ class SegmentReport(ReadOnly):
     """Seconds spent in the environments' step and reset."""
     info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
     """Count, sum, minimum and maximum over all env steps, by the names of `info_keys`."""
-
-    @property
-    def open_actions(self) -> list[Shaped[np.ndarray, " _ *A"]]:
-        """Copies of the actions in this segment since the last reset of each environment."""
-        lengths = self.carry.episode_lengths.tolist()
-        end = len(self.actions)
-        return [self._actions_of(env, end, length) for env, length in enumerate(lengths)]
-
-    @property
-    def ended_actions(self) -> list[Shaped[np.ndarray, " _ *A"]]:
-        """Copies of the actions in this segment of each of `episodes`."""
-        return [
-            self._actions_of(episode.env, episode.end, episode.length) for episode in self.episodes
-        ]
-
-    def _actions_of(self, env: int, end: int, length: int) -> Shaped[np.ndarray, " _ *A"]:
-        """Return the actions in this segment of an episode that has `length` steps up to `end`."""
-        start = max(0, end - length)
-        return self.actions[start:end, env].copy()
+    # actions of each of `episodes` in this segment
+    ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()
 
 
 StepRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
