@@ -161,7 +161,7 @@ LINES: dict[str, tuple[str, Any]] = {
         0.0,
     ),
     "desired_kl": (
-        "Learning rate: adapted, so that a step near the clone has a KL of about {value}; {other}: fixed.",
+        "Learning rate: lowered where steps move the clone too far (a KL of more than twice {value}); {other}: never.",
         0.0,
     ),
     "target_kl": (
