@@ -87,7 +87,7 @@ class Settings(_FlatNames):
 
     @property
     def total_steps(self) -> int:
-        """Return the env steps of the whole run, a multiple of the batch."""
+        """Env steps of all iterations: `total_timesteps`, rounded up to whole batches."""
         return self.iterations * self.batch_size
 
     @property

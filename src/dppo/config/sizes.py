@@ -32,7 +32,7 @@ class Sizes:
     prior_noise: float = PRIOR_NOISE
     """Deviation of the noise around that controller's actions, a share of half the distance between the bounds."""
     clone_kl: float = 0.0
-    """KL to which the learning rate adapts after a clone with continuous actions, unless it is set; 0: it is fixed."""
+    """`desired_kl`, or its default after a clone with continuous actions; 0 if the learning rate cannot adapt."""
 
 
 def sizes_of(sampling: Sampling, ppo: PPO, network: Network, learners: Learners, run: Run) -> Sizes:

@@ -71,7 +71,7 @@ class Band(NamedTuple):
 
 
 def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the run folders among `paths`, and those inside of folders of several runs."""
+    """Yield the run folders among `paths`, and the run folders inside of folders of several runs."""
     for path in paths:
         inner = sorted(
             config.parent
@@ -85,7 +85,7 @@ def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def curve_of(rows: Rows, metric: str, settings: Mapping[str, Any] | None = None) -> Curve:
-    """Return the curve of a metric from rows of metrics.jsonl; its seconds include those before each resume."""
+    """Return the curve of a metric from rows of metrics.jsonl; its seconds include the time before each resume."""
     seconds = training_times(rows)
     steps = _column(rows, "global_step")
     if rows and metric.startswith("eval/"):

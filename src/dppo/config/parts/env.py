@@ -163,8 +163,8 @@ class Sampling:
     most 20,000."""
     prior_noise: float | None = setting(None, gt=0, le=1)
     """Standard deviation of the noise around continuous actions of prior, and of the cloned policy at first: a share of
-    half the distance between the bounds, and a number where there are none; none: 0.03 if the learning
-    rate adapts to it, by desired_kl or with reuse; otherwise 0.1. Choices of prior are replaced in 1 of 10 steps."""
+    half the distance between the bounds, or a number for an action without bounds; none: 0.03 if the learning rate
+    adapts to it, by desired_kl or with reuse, otherwise 0.1. Choices of prior are replaced in 1 of 10 steps."""
 
     @property
     def prior_name(self) -> str | None:

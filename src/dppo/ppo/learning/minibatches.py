@@ -1,6 +1,5 @@
 """Minibatches of a batch, whose rows may be divided among ranks."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -49,10 +48,10 @@ def draw_minibatches(
     shuffled = batch.take(permutation.to(batch.logprobs.device))
     count = min(count, batch.sequences)
     size, remainder = divmod(batch.sequences, count)
-    numbers = Counter([size + 1] * remainder + [size] * (count - remainder))
-    parts = shuffled.split([size * number for size, number in numbers.items()])
-    for rows, number in zip(parts, numbers.values(), strict=True):
-        yield from _equal_minibatches(rows, number, floor, parallel)
+    larger, smaller = shuffled.split([(size + 1) * remainder, size * (count - remainder)])
+    if remainder:
+        yield from _equal_minibatches(larger, remainder, floor, parallel)
+    yield from _equal_minibatches(smaller, count - remainder, floor, parallel)
 
 
 def _equal_minibatches(

@@ -29,7 +29,7 @@ FEW_VALUES = 20  # fewer values are drawn as points, too
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
 
 
-@dataclass
+@dataclass(eq=False)
 class LearningCurve(FileWriter):
     """Draws learning_curve.png when a run has finished or was stopped."""
 

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -87,7 +87,7 @@ class TrackerIds:
             write_file(path, json.dumps(self._by_name).encode())
 
 
-@dataclass
+@dataclass(eq=False)
 class Tracker(Observer):
     """Sends rows to a tracker, in a thread. No error of it ends the run: it is logged, and nothing more is sent."""
 
@@ -95,27 +95,27 @@ class Tracker(Observer):
     kind: type[Backend]
     thread: OutsideThread
     ids: TrackerIds
-    run: Backend | None = None
-    problem: str = ""
+    _run: Backend | None = field(default=None, init=False)
+    _problem: str = field(default="", init=False)
 
     def closing_notes(self) -> list[str]:
         """Add a line to the end of the run if something was not sent."""
-        if self.problem:
-            return [f"Tracking: {self.problem}"]
+        if self._problem:
+            return [f"Tracking: {self._problem}"]
         return []
 
     def _try(self, call: Callable[..., object], *args: object) -> None:
         """Make a call in the thread; log its error, and call no more."""
-        if self.problem:
+        if self._problem:
             return
         try:
             call(*args)
         except (Exception, SystemExit) as error:
-            self.run = None
-            self.problem = (
+            self._run = None
+            self._problem = (
                 f"nothing more is sent to {self.name} ({error!r}); metrics.jsonl is complete"
             )
-            logger.warning("%s", self.problem)
+            logger.warning("%s", self._problem)
 
     def on_start(self, run: RunInfo) -> None:
         """Begin a run of the tracker, or continue the resumed run's."""
@@ -123,19 +123,19 @@ class Tracker(Observer):
 
     def _begin(self, run: RunInfo) -> None:
         ids = TrackerIds.read(run)
-        self.run = self.kind(run, ids.get(self.name))
-        self.ids.write(run.run_dir / IDS_FILE, ids, self.name, self.run.id)
-        logger.info("%s: %s", self.name, self.run.place)
+        self._run = self.kind(run, ids.get(self.name))
+        self.ids.write(run.run_dir / IDS_FILE, ids, self.name, self._run.id)
+        logger.info("%s: %s", self.name, self._run.place)
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Send the row; do not wait for that."""
-        if not self.problem:
+        if not self._problem:
             send = partial(self._try, self._send, plain(row))
             self.thread.post("sending rows", send, 0)
 
     def _send(self, row: dict[str, float | None]) -> None:
-        if self.run is not None:
-            self.run.send(row)
+        if self._run is not None:
+            self._run.send(row)
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """End the tracker's run, as finished, failed, or killed by a signal."""
@@ -149,8 +149,8 @@ class Tracker(Observer):
         self.thread.close()
 
     def _end(self, state: str) -> None:
-        if self.run is not None:
-            self.run.end(state)
+        if self._run is not None:
+            self._run.end(state)
 
 
 def _state_of(result: Result | None, error: BaseException | None) -> str:

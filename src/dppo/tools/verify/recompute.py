@@ -102,7 +102,8 @@ class Comparison:
         if number not in self._rows:
             return ": has no row in metrics.jsonl"
         for stored in self._rows[number]:
-            for name in sorted(differing(stored, results)):
+            name = min(differing(stored, results), default=None)
+            if name is not None:
                 return f": {name} is {stored.get(name)} in metrics.jsonl, and {results.get(name)} computed again"
         return ""
 
