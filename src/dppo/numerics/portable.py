@@ -31,10 +31,10 @@ NATIVE = re.compile(
 
 
 def portable_numerics(argv: Sequence[str] = ()) -> None:
-    """Set the variables for this process and those that it starts; without effect once NumPy is loaded.
+    """Make last bits equal on x86-64 machines with AVX2; call it before NumPy is imported.
 
-    Call it first in a program that imports NumPy or torch before it calls dppo. Commands call it with their `argv`; it
-    does nothing if `argv`, a file that it names, or the variable DPPO_NUMERICS asks for native.
+    The variables hold for this process and those that it starts. Commands call it with their `argv`; it does nothing
+    if `argv`, a file that it names, or the variable DPPO_NUMERICS asks for native.
     """
     if "numpy" not in sys.modules and has_avx2() and not _native(argv):
         os.environ.update(VARIABLES)
