@@ -91,7 +91,7 @@ NOT_RUN = {  # a pattern of commands, and why
     r"^dppo verify .*--num-actors": "run by tests/test_verify.py: needs actors",
     r"--actors-per-node|--num-learners|--learner-gpus": "run by tests/cluster: needs nodes or a GPU",
 }
-OTHER_PACKAGES = {"channel", "mysim", "pi", "huggingface_hub", "envpool"}
+OTHER_PACKAGES = {"mysim", "huggingface_hub", "envpool"}
 RESULTS = ROOT / "benchmarks" / "results"
 """Pages whose trainings take minutes to hours: settings are checked in tests/test_readme.py."""
 
