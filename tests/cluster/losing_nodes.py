@@ -62,9 +62,14 @@ def a_run_that_loses_its_actors_node(cluster: Any, folder: Path) -> dict[str, An
 
 
 def lose_a_segment(cluster: Cluster, trainers: RayTrainers) -> dict[str, Any]:
-    """Lose the node that holds a segment; return what the update says, and whether it has changed the weights."""
+    """Lose the node that holds a segment; return what the update says, and whether it has changed anything."""
+
+    def learned() -> dict[str, bytes]:
+        arrays = {"weights": trainers.weights(), **trainers.state()}
+        return {name: array.tobytes() for name, array in arrays.items()}
+
     store = cluster.add_node(**NODE | {"num_cpus": 0}, resources={"store": 1})
-    before = trainers.weights()
+    before = learned()
     lost = large.remote()
     ray.wait([lost], fetch_local=False)
     cluster.remove_node(store, allow_graceful=False)
@@ -73,8 +78,7 @@ def lose_a_segment(cluster: Cluster, trainers: RayTrainers) -> dict[str, Any]:
         trainers.update(Experience([*some_segments()[:3], lost], POLICY, 1.0, 3))
     except SegmentsLost as lost_segments:
         error = str(lost_segments)
-    unchanged = trainers.weights().tobytes() == before.tobytes()
-    return {"lost segments": error, "nothing has changed": unchanged}
+    return {"lost segments": error, "nothing has changed": learned() == before}
 
 
 def lose_a_learner(cluster: Cluster, trainers: RayTrainers, nodes: list[Any]) -> dict[str, Any]:
