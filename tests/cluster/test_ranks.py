@@ -228,7 +228,9 @@ def test_a_rank_that_dies_while_the_group_starts_is_replaced(busy_with: str, row
 
     [incident] = update.incidents
     assert incident.kind == "learners_rebuilt"
-    assert re.match("a learner died: .*; all 2 are restarted", notes[0])
+    # on a busy machine, a line about a slow start comes first
+    [loss] = [note for note in notes if "restarted" in note]
+    assert re.match("a learner died: .*; all 2 are restarted", loss)
 
 
 @pytest.mark.slow
