@@ -392,7 +392,6 @@ def test_without_replay_open_episodes_are_abandoned_and_reported(tmp_path: Path)
 def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     import random
 
-    import numpy as np
     import torch
 
     def state() -> tuple[Any, ...]:

@@ -29,7 +29,6 @@ TAKEN = {
     "value.4.weight",
     "value.4.bias",
 }
-TAKEN |= {"value.2.weight", "value.4.weight"}
 
 
 def config_of(run_dir: Path, settings: dict[str, Any], **changes: Any) -> dppo.Config:
