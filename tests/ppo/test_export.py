@@ -108,7 +108,7 @@ def inputs_of(policy: Policy, obs: Any, mask: Any, state: Any) -> dict[str, np.n
     rows, *_ = _rows_of(obs, policy.spaces)
     inputs = {f"obs.{name}".rstrip("."): leaf.copy() for name, leaf in leaves(rows).items()}
     if mask is not None:
-        inputs["action_mask"] = mask[None]
+        inputs["action_mask"] = mask[None].copy()
     if policy.state_size:
         if state is None:
             state = np.zeros(policy.state_size, policy.spec.dtype)

@@ -95,14 +95,17 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
 def test_clipped_value_gradient_is_that_of_autograd(moved: float, dtype: torch.dtype) -> None:
     """Also where nothing is clipped, although old + (new - old) differs from new in the last bits."""
     clip_coef = 0.2
-    old = normal(2000, 6).to(dtype)
+    values = normal(2000, 6).to(dtype)
     returns = normal(2000, 7).to(dtype)
     step = normal(2000, 5, moved).to(dtype)
-    values = old + step
+    old = values - step
     values.requires_grad_()
 
     change = values - old
     clipped = old + change.clamp(-clip_coef, clip_coef)
+    is_rounded = (clipped != values) & (change.abs() <= clip_coef)
+    assert is_rounded.any()
+
     errors = (values - returns).square()
     clipped_errors = (clipped - returns).square()
     larger = torch.max(errors, clipped_errors)

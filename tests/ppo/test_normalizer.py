@@ -125,8 +125,8 @@ def test_value_targets_in_tiny_units_are_standardized() -> None:
     unit = 2.0**-40
     scale = ValueScale.of(Moments.of(targets))
     tiny = ValueScale.of(Moments.of(targets * unit))
-    assert tiny.mean == pytest.approx(scale.mean * unit, rel=1e-12)
-    assert tiny.std == pytest.approx(scale.std * unit, rel=1e-12)
+    assert_allclose(tiny.mean, scale.mean * unit, rtol=1e-12)
+    assert_allclose(tiny.std, scale.std * unit, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

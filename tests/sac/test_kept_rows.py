@@ -22,12 +22,8 @@ SPEED = ("speed", np.float32, ())
 PLACE = ("place", np.float64, (2,))
 DICT = np.dtype([SPEED, PLACE])
 OBS = pytest.mark.parametrize(
-    "dtype",
-    [
-        pytest.param(VECTOR, id="vector"),
-        pytest.param(DICT, id="dict"),
-    ],
-)  # fmt: skip
+    "dtype", [pytest.param(VECTOR, id="vector"), pytest.param(DICT, id="dict")]
+)
 ALL = 10**6
 
 
@@ -161,6 +157,8 @@ def test_a_smaller_limit_after_a_resume_drops_the_oldest() -> None:
     rows = KeptRows(limit, VECTOR)
     rows.load(state)
     check(rows, world.rows[-limit:])
+    places_of_exits = rows.state()["rows.exits"]
+    assert places_of_exits.min() >= 0
 
     rows.append(world.segments(6))
     check(rows, world.rows[-limit:])
@@ -205,7 +203,7 @@ def test_rows_of_a_checkpoint_without_log_probabilities_have_the_likelihood_zero
     places = rows.transitions()
 
     def likelihoods(drawn: np.ndarray) -> np.ndarray:
-        """Return those of the second steps, relative to a policy that is certain of them."""
+        """Return the likelihoods of the second steps, relative to a policy that is certain of them."""
         relative = []
 
         def extends(step: int, numbers: np.ndarray, later: LaterRows) -> np.ndarray:
