@@ -361,8 +361,8 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
     assert result.incidents == {"evaluation_fault": missing}
     assert missing == len(recorder.incidents) > 3
 
-    said = [text for text in notes.texts if "is left out" in text]
-    assert len(said) == 3
+    notes_of_faults = [text for text in notes.texts if "is left out" in text]
+    assert len(notes_of_faults) == 3
 
     whole = dppo.train(settings(tmp_path / "whole", **unreliable))
     assert result.weights_sha256 == whole.weights_sha256

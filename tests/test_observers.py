@@ -112,11 +112,11 @@ class Watcher(dppo.Observer):
     """Keeps the reports of progress."""
 
     def __init__(self) -> None:
-        self.seen: list[CollectionProgress] = []
+        self.reports: list[CollectionProgress] = []
 
     def on_progress(self, progress: CollectionProgress) -> None:
         assert threading.current_thread() is threading.main_thread()
-        self.seen.append(progress)
+        self.reports.append(progress)
 
 
 SLEEPY: dict[str, Any] = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
@@ -139,16 +139,16 @@ def test_progress_is_reported_while_a_slow_simulator_collects(
     }
     watcher = Watcher()
     dppo.train(settings(tmp_path / "run", **changes), observers=[watcher])
-    seen = watcher.seen
-    assert {progress.iteration for progress in seen} == set(range(1, iterations + 1))
+    reports = watcher.reports
+    assert {progress.iteration for progress in reports} == set(range(1, iterations + 1))
 
-    for progress in seen:
+    for progress in reports:
         before = batch * (progress.iteration - 1)
         assert 0 <= progress.steps <= batch
         assert progress.global_step == before + progress.steps
         assert progress.elapsed_s >= 1
         assert progress.processes == max(1, num_actors) or progress.steps > 0
-    assert any(0 < progress.steps < batch for progress in seen if progress.iteration == 1)
+    assert any(0 < progress.steps < batch for progress in reports if progress.iteration == 1)
 
     line = rf"^ +\d+ / {total} +\d+%   iteration 1: \d+ of {batch} steps(   \S+ ms per env step   left about \d.*)?$"
     assert re.search(line, capsys.readouterr().out, re.MULTILINE)

@@ -271,12 +271,12 @@ def stretch(first: int, last: int) -> Stretch:
 
 def test_the_newest_is_always_drawn_and_what_takes_far_longer_is_not() -> None:
     longest = stretch(1, 400)
-    others = [stretch(first, first) for first in range(401, 405)]
-    stretches = [longest, *others]
+    single = [stretch(first, first) for first in range(401, 405)]
+    stretches = [longest, *single]
     for seed in range(20):
         drawn = _drawn(stretches, 3, seed)
         assert len(drawn) == 3
-        assert drawn[-1] == others[-1]
+        assert drawn[-1] == single[-1]
         assert longest not in drawn
     again = _drawn(stretches, 3, 1)
     assert _drawn(stretches, 3, 1) == again

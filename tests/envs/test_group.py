@@ -36,13 +36,7 @@ def test_a_terminal_state_at_the_time_limit_has_both_flags_and_no_final_observat
 
 
 def summary(episode: Episode) -> tuple[Any, ...]:
-    return (
-        episode.env,
-        episode.index,
-        episode.episode_return,
-        episode.length,
-        episode.success,
-    )  # fmt: skip
+    return (episode.env, episode.index, episode.episode_return, episode.length, episode.success)
 
 
 def test_episodes_are_logged_once_with_their_success() -> None:

@@ -232,10 +232,7 @@ IMAGE_SHAPES = {
     "channels first": (3, 64, 64),
     "stack": (4, 84, 84, 1),
 }
-OTHER_SHAPES = {
-    "vector": (128,),
-    "matrix": (8, 8),
-}  # fmt: skip
+OTHER_SHAPES = {"vector": (128,), "matrix": (8, 8)}
 
 
 @pytest.mark.parametrize("kind", IMAGE_SHAPES | OTHER_SHAPES)

@@ -249,11 +249,8 @@ def test_norm_obs_keys_leaves_the_other_floats_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [
-        ("arm", "not a leaf .* Its leaves are "),
-        ("camera", r"no floating-point numbers \(uint8\)"),
-    ],
-)  # fmt: skip
+    [("arm", "not a leaf .* Its leaves are "), ("camera", r"no floating-point numbers \(uint8\)")],
+)
 def test_names_that_cannot_be_normalized_are_refused(key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"norm_obs_keys={key}: .*{words}"):
         described_whole(norm_obs_keys=(key,))
@@ -298,7 +295,7 @@ def test_an_image_gets_a_cnn_that_fits_its_size() -> None:
         convolution_size(8, 4, 32),
         convolution_size(4, 32, 64),
         convolution_size(3, 64, 64),
-    )  # fmt: skip
+    )
     features = 7 * 7 * 64 * 512 + 512
     means = 512 * 2 + 2
     value = 512 + 1

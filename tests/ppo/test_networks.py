@@ -284,13 +284,7 @@ def test_gradients_are_finite_differences(network: str) -> None:
         start += size
 
 
-SAMPLERS_AND_ROWS = [
-    (1, 2),
-    (2, 1),
-    (3, 5),
-    (8, 2),
-    (2, 33),
-]  # fmt: skip
+SAMPLERS_AND_ROWS = [(1, 2), (2, 1), (3, 5), (8, 2), (2, 33)]
 
 
 def of_sampler(array: np.ndarray | None, sampler: int) -> np.ndarray | None:

@@ -135,11 +135,7 @@ def share_of(batch: Batch, parallel: Parallel) -> Batch:
 
 def learned(trainer: PPOTrainer, figures: dict[str, float]) -> dict[str, Any]:
     """Return weights, optimizer state and metrics."""
-    return {
-        "weights": trainer.weights(),
-        "figures": figures,
-        **trainer.state(),
-    }  # fmt: skip
+    return {"weights": trainer.weights(), "figures": figures, **trainer.state()}
 
 
 def train_a_share(

@@ -61,12 +61,7 @@ def column(array: np.ndarray, env: int = 0) -> list[Any]:
     return result
 
 
-ENDS: Ends = [
-    {},
-    {"truncate_after": 2},
-    {"terminate_after": 3},
-    {"truncate_after": 5},
-]  # fmt: skip
+ENDS: Ends = [{}, {"truncate_after": 2}, {"terminate_after": 3}, {"truncate_after": 5}]
 
 
 def test_environments_of_one_sampler_keep_their_own_episodes() -> None:

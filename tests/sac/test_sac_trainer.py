@@ -102,10 +102,9 @@ def normalized(obs: np.ndarray) -> Any:
     speed = obs["speed"][:, None]
     columns = np.concatenate([speed, obs["place"]], axis=1)
     rows = normalized(columns)
-    return {
-        "speed": rows[:, 0],
-        "place": rows[:, 1:],
-    }  # fmt: skip
+    speeds = rows[:, 0]
+    places = rows[:, 1:]
+    return {"speed": speeds, "place": places}
 
 
 @pytest.mark.proves("SACTrainer")
@@ -177,8 +176,9 @@ def test_ranks_with_their_own_rows_take_the_steps_of_all_rows(size: int) -> None
     for trainer in trainers:
         assert_learned(trainer, twin, start)
 
-    first, *others = [bytes_of(trainer.learned_state()) for trainer in trainers]
-    assert all(state == first for state in others)
+    expected = bytes_of(trainers[0].learned_state())
+    for trainer in trainers[1:]:
+        assert bytes_of(trainer.learned_state()) == expected
 
 
 def twin_of(trainer: SACTrainer) -> PlainSAC:
@@ -253,6 +253,7 @@ def test_nothing_is_learned_from_too_few_rows() -> None:
     second = trainer.update(second_steps).figures
     assert first["gradient_steps"] == 0
     assert np.isnan(first["critic_loss"])
+
     assert second["gradient_steps"] == 6
     assert second["kept_rows"] == 48
     assert not np.array_equal(trainer.weights(), before)
@@ -274,6 +275,7 @@ def repeated(trainer: SACTrainer, fail: Callable[[], Any]) -> None:
     for steps in earlier:
         trainer.update(steps)
         undisturbed.update(steps)
+
     before = bits(trainer)
     snapshot = trainer.snapshot()
     fail()
