@@ -175,6 +175,7 @@ class CollectionEngine:
         self.wait_log.news_at = now
         early = actor.early_answers
         early[event.ask_id] = event.answer
+        # ids begin with 1, so that an empty queue ends the loop
         while (ask_id := next(iter(actor.queue), 0)) in early:
             self._process_answer(actor, ask_id, early.pop(ask_id), now)
 
