@@ -193,6 +193,10 @@ def telling_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
     return PolicySnapshot(version, spec.flatten(named))
 
 
+def bits_of(arrays: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
 def assert_same_bytes(record: Any, other: Any, *, but: Sequence[str] = ()) -> None:
     """Records of arrays, however nested, are equal bit for bit, apart from the fields named in `but`."""
     assert type(record) is type(other)

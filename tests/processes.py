@@ -28,6 +28,16 @@ def command_line(pid: int) -> str:
     )
 
 
+def alive(pid: int) -> bool:
+    """Return whether a process runs, and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    state = stat.rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
 def descendants(pid: int) -> set[int]:
     """Return all descendants of `pid`, none if it has ended."""
     with suppress(psutil.NoSuchProcess):

@@ -96,7 +96,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 """Pages whose trainings take minutes to hours: settings are checked in tests/test_readme.py."""
 
 
-def found(page: Path) -> dict[str, str]:
+def commands_to_run(page: Path) -> dict[str, str]:
     """Return the commands of a page that are run, and the words that make them short."""
     short = GUIDES[page.name].short
     chosen = {}
@@ -111,7 +111,7 @@ def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
     used = set()
     unknown = []
     for page in PAGES:
-        known = found(page) if page.name in GUIDES else {}
+        known = commands_to_run(page) if page.name in GUIDES else {}
         for command in commands(page):
             reasons = {pattern for pattern in NOT_RUN if re.search(pattern, command)}
             used |= reasons
@@ -123,10 +123,9 @@ def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
     for file in re.findall(r"tests/[\w/]+\.py", "".join(NOT_RUN.values())):
         assert (ROOT / file).is_file(), file
     for name, guide in GUIDES.items():
+        known = commands_to_run(ROOT / "docs" / name)
         for beginning in guide.short:
-            assert any(command.startswith(beginning) for command in found(ROOT / "docs" / name)), (
-                f"{name}: {beginning}"
-            )
+            assert any(command.startswith(beginning) for command in known), f"{name}: {beginning}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -169,7 +168,7 @@ def test_the_commands_of_a_guide_work(name: str, tmp_path: Path) -> None:
     guide = GUIDES[name]
     for command, words in [
         *((command, "") for command in guide.before),
-        *found(ROOT / "docs" / name).items(),
+        *commands_to_run(ROOT / "docs" / name).items(),
     ]:
         called = [*words_for_dppo(command), *shlex.split(words)]
         code, out, err = run(called, tmp_path, 250.0)

@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import wait_until
-from test_slots import alive
+from processes import alive, wait_until
 
 from dppo.hosts import keeper
 from dppo.slots import guard

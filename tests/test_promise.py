@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import matrix
-import numpy as np
 import pytest
-from builders import make_config
+from builders import bits_of, make_config
 from kinds import Settings
 from matrix import Cell
 from processes import Disturbance, in_the_middle_of_an_update, send
@@ -32,10 +31,6 @@ Patch = pytest.MonkeyPatch
 LEARNING = ("iteration", "global_step", "losses/", "charts/", "faults/", "info/")
 TWO_LEARNERS = {"num_actors": 1, "num_learners": 2, "cpus_per_actor": 0.5}
 TIMED = ("charts/SPS", "charts/SPS_iteration", "eval/s")
-
-
-def bits_of(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in arrays.items()}
 
 
 def outcome(result: dppo.Result) -> dict[str, Any]:
@@ -392,6 +387,7 @@ def test_without_replay_open_episodes_are_abandoned_and_reported(tmp_path: Path)
 def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:
     import random
 
+    import numpy as np
     import torch
 
     def state() -> tuple[Any, ...]:

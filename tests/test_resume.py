@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config
+from builders import bits_of, make_config
 from commandline import Command
 from recorder import Recorder
 from worlds.faulty import Faulty
@@ -204,10 +204,6 @@ def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(
 
 def first_weights(run: Path) -> bytes:
     return weights(run / "checkpoints" / "iter_000000")
-
-
-def bits_of(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in arrays.items()}
 
 
 def test_a_branch_starts_with_the_weights_and_its_own_rate(

@@ -15,7 +15,7 @@ import gymnasium as gym
 import psutil
 import pytest
 from builders import make_config
-from processes import wait_until
+from processes import alive, wait_until
 from remedies import executes
 
 import dppo
@@ -64,14 +64,6 @@ def mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return program
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs, and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @executes("slots/cores.py: Use fewer actors or samplers here, lower `ranks_per_env`")

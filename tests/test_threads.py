@@ -201,7 +201,7 @@ def test_ctrl_c_ends_a_run_whose_threads_are_in_the_middle_of_steps(tmp_path: Pa
 # ------------------------------------------------------------------ the host
 
 
-def made(index: int, host: Any, ledger: ReplayLedger | None = None) -> Any:
+def answer_to(index: int, host: Any, ledger: ReplayLedger | None = None) -> Any:
     spaces = host.spaces(0)
     samplers = range(2)
     weights = np.zeros(choose_network(PLAN.network, spaces).spec.num_parameters, np.float32)
@@ -229,14 +229,14 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     ledger = ReplayLedger(2, replay=True)
     plain = SamplerHost(PLAN, ActivityRecord())
     for index in range(2):
-        for report, _ in made(index, plain).made:
+        for report, _ in answer_to(index, plain).made:
             ledger.record(report)
-    expected = made(2, plain)
+    expected = answer_to(2, plain)
 
     shown = list[int]()
     record = ActivityRecord(on_step=shown.append)
     host = ThreadedHost(PLAN, record)
-    rebuilt = made(2, host, ledger)
+    rebuilt = answer_to(2, host, ledger)
     assert_same_bytes(rebuilt.made, expected.made, but=["env_s"])
 
     open_steps = open_steps_in(ledger)
@@ -263,12 +263,12 @@ def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> N
     host = ThreadedHost(PLAN, ActivityRecord())
     plain = SamplerHost(PLAN, ActivityRecord())
     with ThreadPoolExecutor() as pool:
-        later = [pool.submit(made, index, host) for index in (2, 1)]
+        later = [pool.submit(answer_to, index, host) for index in (2, 1)]
         time.sleep(0.05)
         assert not any(answer.done() for answer in later)
-        answers = [made(0, host), *(answer.result(20) for answer in reversed(later))]
+        answers = [answer_to(0, host), *(answer.result(20) for answer in reversed(later))]
     for index, answer in enumerate(answers):
-        assert_same_bytes(answer.made, made(index, plain).made, but=["env_s"])
+        assert_same_bytes(answer.made, answer_to(index, plain).made, but=["env_s"])
     host.close()
     plain.close()
 

@@ -145,12 +145,9 @@ def test_the_doctor_recommends_soft_actor_critic_where_it_is_faster(
 
 
 NUMBERS = gym.spaces.Box(-1.0, 1.0, (3,))
-BOUNDED = gym.spaces.Box(-2.0, 2.0, (2,))
-
-
 NAMED = gym.spaces.Dict(a=NUMBERS, b=gym.spaces.Discrete(3))
 PICTURE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
-
+BOUNDED = gym.spaces.Box(-2.0, 2.0, (2,))
 HALF_BOUNDED = gym.spaces.Box(-np.inf, 1.0, (2,))
 
 

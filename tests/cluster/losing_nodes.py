@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from builders import make_config, plan_of
+from builders import bits_of, make_config, plan_of
 from made_up import POLICY, SPACES, settings, some_segments
 from nodes import NODE, SIZES, print_report
 from ray.cluster_utils import Cluster
@@ -65,8 +65,7 @@ def lose_a_segment(cluster: Cluster, trainers: RayTrainers) -> dict[str, Any]:
     """Lose the node that holds a segment; return what the update says, and whether it has changed anything."""
 
     def learned() -> dict[str, bytes]:
-        arrays = {"weights": trainers.weights(), **trainers.state()}
-        return {name: array.tobytes() for name, array in arrays.items()}
+        return bits_of({"weights": trainers.weights(), **trainers.state()})
 
     store = cluster.add_node(**NODE | {"num_cpus": 0}, resources={"store": 1})
     before = learned()

@@ -16,7 +16,7 @@ import pytest
 from builders import tiny_run
 from children import with_children
 from commandline import SOURCE, TESTS
-from processes import actors_of_this_process, wait_until
+from processes import actors_of_this_process, alive, wait_until
 from recorder import Notes, Recorder
 
 import dppo
@@ -67,13 +67,6 @@ def ended(script: str, *arguments: Path) -> int:
     process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path})
     process.wait()
     return process.pid
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.proves("starts processes that outlive it, also detached ones")

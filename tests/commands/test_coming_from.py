@@ -116,7 +116,7 @@ def test_an_unknown_name_in_a_file_is_refused_with_its_line(
     assert f"config={file}, {answer}" in str(refused.value)
 
 
-def told(call: Any) -> str:
+def refusal_of(call: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         call()
     return str(refused.value)
@@ -130,17 +130,17 @@ def test_what_the_answers_tell_to_do_works(tmp_path: Path) -> None:
     for name, algo in {"PPO": "ppo", "make_vec_env": "ppo", "SAC": "sac"}.items():
         [code] = re.findall(r"dppo\.Config\([^()]*\)", ELSEWHERE[name])
         assert made_by(code).algo == algo
-    answer = told(lambda: anything.Config("CartPole-v1"))
+    answer = refusal_of(lambda: anything.Config("CartPole-v1"))
     code = answer.partition("Use ")[2].rstrip(".")
     assert made_by(code).env_id == "CartPole-v1"
 
-    answer = told(lambda: anything.Config(env_id="E-v0", learning_rate=max))
+    answer = refusal_of(lambda: anything.Config(env_id="E-v0", learning_rate=max))
     changes = re.findall(r"`(\w+)(?:=(\w+))?`", answer)
     assert changes == [("anneal_lr", "True"), ("desired_kl", "")]
     assert dppo.Config(env_id="E-v0", learning_rate=0.1, anneal_lr=True).anneal_lr
     assert dppo.Config(env_id="E-v0", desired_kl=0.01).desired_kl == 0.01
 
-    answer = told(lambda: anything.train(None, observer=[]))
+    answer = refusal_of(lambda: anything.train(None, observer=[]))
     keyword = answer.rpartition(" ")[2].rstrip("?")
     config = tiny_run(tmp_path / "run", steps=8, iterations=1)
     result = anything.train(config, **{keyword: [dppo.Observer()]})

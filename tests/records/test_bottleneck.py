@@ -21,7 +21,7 @@ def split_of(times: Sequence[float], rows: int = 5) -> TimeSplit:
     return split
 
 
-def said(*times: float, rows: int = 5, **changes: Any) -> str:
+def line_of(*times: float, rows: int = 5, **changes: Any) -> str:
     config = make_config({"env_id": "E-v0", "num_actors": 2} | changes)
     return bottleneck_line(split_of(times, rows), config)
 
@@ -74,19 +74,19 @@ def test_both_times_are_printed_and_fewer_epochs_where_updating_takes_the_longes
 
 
 def test_without_overlap_the_gain_by_overlap_is_named() -> None:
-    assert said(0.100, 0.062, 0.060, 0.038) == (
+    assert line_of(0.100, 0.062, 0.060, 0.038) == (
         "Bottleneck: the actors were idle for 38% of the time, during updates. overlap=True (--overlap) would be "
         "about 1.6 x as fast; its results differ."
     )
-    line = said(0.100, 0.020, 0.020, 0.075)
+    line = line_of(0.100, 0.020, 0.020, 0.075)
     assert "idle for 80% of the time, during updates" in line
     assert "about 1.2 x" in line
 
 
 def test_with_overlap_the_slower_side_is_named() -> None:
-    line = said(0.033, 0.033, 0.020, 0.031, overlap=True)
+    line = line_of(0.033, 0.033, 0.020, 0.031, overlap=True)
     assert line == "Bottleneck: the learner. More actors gain nothing."
-    assert said(0.100, 0.100, 0.098, 0.030, overlap=True) == (
+    assert line_of(0.100, 0.100, 0.098, 0.030, overlap=True) == (
         "Bottleneck: the actors. num_actors=8 (--num-actors 8) would be up to 3.3 x as fast if there are CPUs for "
         "them, with the same result."
     )
@@ -114,5 +114,5 @@ COLLECTING = (0.100, 0.100, 0.098, 0.030)
 def test_without_actors_rows_or_gain_nothing_is_reported(
     times: Any, changes: dict[str, Any]
 ) -> None:
-    assert said(*times, **changes) == ""
-    assert said(0.100, 0.088, 0.085, 0.012) != ""
+    assert line_of(*times, **changes) == ""
+    assert line_of(0.100, 0.088, 0.085, 0.012) != ""
