@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jsonschema
@@ -97,14 +97,15 @@ def test_a_job_that_is_submitted_trains_on_the_cluster_with_the_module_of_its_fo
             {train} --address auto --progress plain --run-dir {tmp_path}/run
     """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = fresh_environment(
-        PATH=path, RAY_TMPDIR=mkdtemp(dir="/tmp"), PYTHONPATH=os.pathsep.join(sys.path)
-    )
+    env = fresh_environment(PATH=path, PYTHONPATH=os.pathsep.join(sys.path))
     (tmp_path / "token").write_text("0123456789abcdef" * 4)
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
-    words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", script]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
-    )
+    namespaces = ["--mount", "--pid", "--mount-proc", "--kill-child"]  # nothing outlives a timeout
+    words = ["unshare", *namespaces, "bash", "-c", script]
+    with TemporaryDirectory(dir="/tmp") as short_folder:
+        env["RAY_TMPDIR"] = short_folder
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
+        )
     assert "Done after 512 steps" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "run" / "learning_curve.png").exists()

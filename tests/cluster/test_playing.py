@@ -137,9 +137,11 @@ def test_an_episode_of_a_lost_actor_is_played_again_by_its_successor() -> None:
     assert first.process == killed
     assert again.process == successor
 
-    late = Answered(killed, first.ask_id, EPISODE)
-    players.on(late)
+    # late
+    players.on(Answered(killed, first.ask_id, EPISODE))
+    players.on(Died(killed, "died"))
     assert players.outcomes() == []
+    assert players.kills == [killed], "its successor plays on"
 
     players.answer(again)
     assert players.outcomes() == [(1, 0, EPISODE)]
