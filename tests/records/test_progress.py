@@ -300,7 +300,8 @@ def test_the_step_time_is_that_of_one_process_and_is_measured_anew_after_a_loss(
     assert pace.steps_per_s == pytest.approx(4)
 
 
-def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> None:
+def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on(clock: Clock) -> None:
+    clock.now = 50.0
     live, _ = started(total_steps=64 * 10)
     for report in reports(1, 16, 0.5, processes=2):
         live.on_progress(report)
@@ -310,7 +311,7 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
     view.finished = False
 
     def assert_shown(seconds: float, *figures: str) -> None:
-        text = text_at(100, view, now=view.moved_at + seconds)
+        text = text_at(100, view, now=clock.now + seconds)
         for figure in figures:
             assert figure in text
 
@@ -318,7 +319,7 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on() -> Non
     assert_shown(6.0, *speed, "iteration 1: 16 of 64 steps", "left 2:30")
 
     view.row = row() | {"iteration": 1, "global_step": 64, "perf/iteration_s": 16.0}
-    view.row_at = view.moved_at
+    view.row_at = clock.now
     assert_shown(0.0, "iteration 1 ")  # it is over
 
     first, *_ = reports(2, 2, 0.5, processes=2)
