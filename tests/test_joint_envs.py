@@ -291,6 +291,17 @@ def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
     assert still_open["episodes"].tolist() == [1] * num_rows
 
 
+def test_a_row_between_two_episodes_loses_none_if_a_step_raises() -> None:
+    """The second row has ended its episode, and would begin the next one in the step that raises."""
+    stepper = Stepper(lambda: joint.Native(3, "NextStep", fails_at=4), 3)
+    for _ in range(3):
+        stepper.step(0, 0, 0)
+    assert stepper.step(0, 0, 0) == ["dropped c 0"] * 3
+    places = [(kind, env) for kind, env, _ in stepper.incidents()]
+    assert places == [("env_raised", 0), ("episode_abandoned", 2)]
+    assert stepper.episodes() == [(0, 0, 2), (1, 0, 3)]
+
+
 class Odd(joint.Native):
     """An action of 3 makes the observation of its row invalid."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.learning.prior import NearClone
 from dppo.ppo.learning.stages import CurrentNetwork
 from dppo.ppo.learning.states import StatesAlongSegments
-from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files import checkpoint as checkpoints
 from dppo.spaces.actions import (
     Actions,
@@ -155,32 +155,26 @@ class FixedReturns(Cloning):
         return rows
 
 
-def demonstrations(spec: NetworkSpec, obs: np.ndarray, intended: np.ndarray) -> Demonstrations:
+def demonstrations(model: PPOModel, obs: np.ndarray, intended: np.ndarray) -> Demonstrations:
     """Return the rows of a controller that intends these actions, with a return that is linear in `obs`."""
-    distribution = spec.distribution
-    head = distribution.head_at(intended, DEVIATIONS)
-    first, second = distribution.targets(head, intended)
-    of_first = distribution.log_prob(head, first)
-    of_second = distribution.log_prob(head, second)
-    likelihood = np.asarray((of_first + of_second) / 2)
     batch = batch_of(
         table=torch.from_numpy(obs),
         actions=torch.from_numpy(intended),
         returns=torch.from_numpy(0.5 * obs[:, 0] + 0.3),
     )
-    return Demonstrations(
-        batch, torch.from_numpy(first), torch.from_numpy(second), torch.from_numpy(likelihood)
-    )
+    actions_of_one_env = intended[:, None]
+    segment = SimpleNamespace(intended=actions_of_one_env, actions=actions_of_one_env)
+    experience: Any = SimpleNamespace(segments=[segment])
+    return Demonstrations.of(experience, batch, model, DEVIATIONS)
 
 
 def test_cloning_is_the_regression_of_the_controllers_actions() -> None:
     """A policy that is linear in one number: its clone is the line through the controller's actions."""
-    spec = spec_of(BOX, obs_size=1, hidden_sizes=())
-    model = PPOModel(spec, 1)
+    model = PPOModel(spec_of(BOX, obs_size=1, hidden_sizes=()), 1)
     start_from_deviations(model, DEVIATIONS)
     obs = np.random.default_rng(0).normal(size=(500, 1))
     intended = np.concatenate([0.5 * obs - 0.2, 0.1 - 0.3 * obs], axis=1)
-    rows = demonstrations(spec, obs, intended)
+    rows = demonstrations(model, obs, intended)
 
     fitting = FixedReturns(model, PLAIN, Parallel())
     experience: Any = None
