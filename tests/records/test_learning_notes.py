@@ -118,6 +118,8 @@ LEARNING: list[tuple[Changes, dict[str, Any]]] = [
     (FLAT | {"entropy": lambda i: 2.8 - 0.05 * i}, {"actions": BOX}),
     # narrow from the start, or wide and squashed
     (FLAT | {"entropy": -7.0}, {"actions": BOX}),
+    # a little narrower than at the start
+    (FLAT | {"entropy": lambda i: -7.0 - 0.03 * i}, {"actions": BOX}),
     (FLAT | NARROW, {"actions": BESIDE_A_CHOICE}),
     # a slow start
     (FLAT | {"explained_variance": lambda i: -0.5 if i < 25 else 0.5}, {}),
