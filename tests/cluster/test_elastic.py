@@ -59,6 +59,12 @@ def test_actors_join_and_leave_with_the_nodes() -> None:
     assert nodes.changes(**at) == ([], [6, 4, 5])
 
 
+def test_an_actor_that_has_not_started_leaves_before_one_that_runs() -> None:
+    nodes = Nodes(1, 5, 2)
+    nodes.found["0"] = {"CPU": 1.0}
+    assert nodes.changes(a1="0") == ([], [0])
+
+
 def test_there_are_never_fewer_than_the_lower_bound_and_pending_actors_make_a_cluster_grow() -> (
     None
 ):

@@ -126,6 +126,12 @@ def test_a_speed_up_above_its_limit_is_noise() -> None:
     assert noise["speed_up_is_noise"] is True
     assert not single["speed_up_is_noise"]
 
+    # a first group is compared with itself, however fast it was
+    fast = group_of([run(1, training_s=1.0)])
+    assert fast["speed_up"] == 1
+    assert fast["speed_up_limit"] < 1
+    assert not fast["speed_up_is_noise"]
+
 
 @pytest.mark.parametrize(
     ("training_s", "iteration_s", "shown"),
