@@ -493,6 +493,23 @@ def test_a_setting_of_actors_that_is_given_is_not_dropped_without_actors() -> No
     assert "cpus_per_actor=2.0 has no effect" in refusal(**effective)
 
 
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({"eval_every": 64, "baseline": "control:PI", "never_worse": True}, {"eval_every": None}),
+        ({"num_actors": 2, "num_learners": 2, "learner_cpus": 2}, {"num_actors": 0}),
+    ],
+    ids=["never_worse", "learner_cpus"],
+)
+def test_a_setting_whose_own_need_is_left_out_is_left_out_too(
+    settings: dict[str, Any], change: dict[str, Any]
+) -> None:
+    stored = plain_settings(config(**BEFORE | settings))
+    effective = leave_out_ineffective(stored, change, resume=("free", "close"))
+    assert not settings.keys() & effective.keys() - change.keys()
+    assert config(**effective).gamma == BEFORE["gamma"]
+
+
 YAML = (
     "env_id: CartPole-v1\ntotal-timesteps: 1e6\nhidden_sizes: [32, 32]\nversions: {dppo: 1}\n",
     "env: {env_id: CartPole-v1}\nrun: {total-timesteps: 1e6}\nnetwork:\n  hidden_sizes: [32, 32]\n",

@@ -7,9 +7,11 @@ import logging
 import re
 import runpy
 import shlex
+import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,7 +27,7 @@ from recorder import Notes, Recorder
 import dppo
 from dppo.__main__ import main
 from dppo.config.trust import resume_command
-from dppo.errors import CheckpointNotWritten, EnvironmentFault
+from dppo.errors import CheckpointNotWritten, ControllerFault, EnvironmentFault
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
@@ -356,6 +358,24 @@ def test_closing_notes_that_raise_do_not_hide_how_a_run_ended(tmp_path: Path) ->
     recorder = Recorder()
     dppo.train(settings(tmp_path / "run"), observers=[FailingNotes(), recorder])
     assert "FailingNotes.closing_notes raised RuntimeError('no notes')" in recorder.ending
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_cause_is_printed_once_where_the_error_follows_on_the_same_terminal(
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    config = settings(tmp_path / "run", prior="worlds.priors:outside", prior_steps=64)
+    with pytest.raises(ControllerFault):
+        dppo.train(config, observers=[recorder])
+    files = ["both", "both"] if together else ["out", "err"]
+    with ExitStack() as stack:
+        for name, file in zip(("stdout", "stderr"), files, strict=True):
+            stream = stack.enter_context((tmp_path / file).open("a"))
+            monkeypatch.setattr(sys, name, stream)
+        causes = [line for line in recorder.ending if line.startswith("Cause: prior=")]
+        monkeypatch.undo()
+    assert len(causes) == (0 if together else 1)
 
 
 def test_the_command_to_resume_quotes_a_folder_with_spaces() -> None:

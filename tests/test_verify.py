@@ -96,6 +96,17 @@ def test_actors_and_the_process_that_steps_the_environment_agree(
     assert "gymnasium" in written["simulator"]["packages"]
 
 
+def test_a_run_with_a_baseline_to_fall_back_to_is_verified(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without evaluations the baseline has no effect, and without the baseline `never_worse` has none."""
+    baseline: dict[str, Any] = {"baseline": "worlds.priors:balance", "never_worse": True}
+    run = train(tmp_path / "run", eval_every=64, eval_episodes=2, **baseline)
+    monkeypatch.setattr(certificate, "simulator", lambda settings, seconds: {})
+    assert verify(run, "--trust", "--iterations", "1") == 0
+    assert "equal" in capsys.readouterr().out
+
+
 def other_byte(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1

@@ -152,6 +152,25 @@ def test_a_fault_now_and_then_is_survived_with_the_setting_that_the_message_name
     assert problem(tmp_path, **in_package("Flaky"), **settings_in(message)) == ""
 
 
+@executes(
+    "records/closing_lines.py: Nothing to resume: no iteration has finished. Start again, in another folder"
+)
+def test_a_run_whose_controller_fails_at_first_is_started_again(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    plant: dict[str, Any] = {"env_id": "worlds.plants:Plant", "total_timesteps": 32}
+    plant["progress"] = "plain"
+    evaluated = {"eval_every": 16, "eval_episodes": 2}
+    for setting, needs in {"prior": {"prior_steps": 16}, "baseline": evaluated}.items():
+        message = problem(tmp_path, **plant | needs | {setting: "worlds.plants:wide"})
+        assert message.startswith(f"{setting}=worlds.plants:wide: in step 1 of episode 0")
+        printed = capsys.readouterr().out
+        assert "Start again, in another folder" in printed
+        assert "Resume with" not in printed
+        corrected = {setting: "worlds.plants:proportional"}
+        assert problem(tmp_path, **plant | needs | corrected) == ""
+
+
 @executes("records/files/episodes.py: {}. Train longer: {} --total-timesteps {}.")
 def test_a_run_without_a_finished_episode_says_how_to_go_on(
     tmp_path: Path, typed: Typed, refused: Typed

@@ -19,16 +19,20 @@ def leave_out_ineffective(
 ) -> dict[str, Any]:
     """Return settings | keep, without any of `settings` that have no effect beside `keep` and change no result.
 
-    With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out.
+    With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out, and so is all
+    that has no effect without settings that are left out.
 
     Args:
         resume: settings to leave out, by how a resume may change them; with "close", also what changes last bits.
     """
     merged = dict(settings) | dict(keep)
-    for name in {name for name, _ in without_effect(Settings(**merged))} - keep.keys():
-        if about(name).resume in resume:
-            merged.pop(name, None)
-    return merged
+    while True:
+        ineffective = {name for name, _ in without_effect(Settings(**merged))} - keep.keys()
+        idle = {name for name in ineffective & merged.keys() if about(name).resume in resume}
+        if not idle:
+            return merged
+        # others may depend on these, such as never_worse on the baseline
+        merged = {name: value for name, value in merged.items() if name not in idle}
 
 
 def for_branch(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,19 @@
 """The last lines of a run: its result, and the command with which to go on."""
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from dppo.config.trust import object_name, resume_command, trust_flags
-from dppo.errors import EnvironmentFault, TrainingDiverged, counted
+from dppo.errors import ConfigError, ControllerFault, EnvironmentFault, TrainingDiverged, counted
 from dppo.invocation import as_setting_and_flag, command
 from dppo.records.files.checkpoint import saved_iteration
 from dppo.records.observer import Result
 
 MAX_FAULT_LINES = 5  # lines about environments that failed
+FAULTS_OF_USER_CODE = (EnvironmentFault, ControllerFault, ConfigError)
+"""Errors that come again, in a run that is resumed, until the user has corrected something."""
 OTHER_CPU = (
     "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
 )
@@ -23,7 +27,7 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
 def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     """Yield the lines, where one that does not apply to this run is empty."""
     yield _ending(result, error)
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not _errors_are_printed_here():
         yield _cause(error)
     if result.recent_episodes:
         recent = counted(result.recent_episodes, "episode")
@@ -81,6 +85,14 @@ def _cause(error: Exception) -> str:
     return f"Cause: {cause}" if cause else ""
 
 
+def _errors_are_printed_here() -> bool:
+    """Return whether stdout and stderr are the same terminal or file, where the whole error follows these lines."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # a stream without a file
+        return False
+
+
 def _fault_lines(env_faults: dict[str, int]) -> Iterator[str]:
     """Yield the faults of environments, the most frequent first."""
     counts = dict(env_faults)
@@ -98,7 +110,7 @@ def _fault_lines(env_faults: dict[str, int]) -> Iterator[str]:
 def _how_to_go_on(result: Result, error: BaseException | None) -> str:
     if result.stopped_by is None:
         return _next_commands(result)
-    if isinstance(error, EnvironmentFault) and result.iterations == 0:
+    if isinstance(error, FAULTS_OF_USER_CODE) and result.iterations == 0:
         return (
             "Nothing to resume: no iteration has finished. Start again, in another folder, once the cause is "
             "corrected."
