@@ -40,7 +40,7 @@ class Instances:
         self.cpu_s = 0.0
         """CPU seconds of this process in resets and steps."""
         self.env_mb = 0.0
-        """Memory that the newest instance took, without the network, which is built later."""
+        """Memory that the newest instance took that replaced no other, without the network, which is built later."""
         self.has_rows = False
         """True if an instance steps several rows at once."""
 
@@ -76,8 +76,12 @@ class Instances:
 
     def _make(self, number: int, env_kwargs: dict[str, Any]) -> Any:
         """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
-        self._envs.pop(number, None)
-        mb_before = self._process.usage().mb
+        failed = self._envs.pop(number, None)
+        usage_before = None
+        if (
+            failed is None
+        ):  # measuring reads the table of all processes, and a failed instance may still hold memory
+            usage_before = self._process.usage()
         instance = Instance(
             seed=self._config.seed,
             num_rows=self._config.envs_per_sampler,
@@ -93,7 +97,8 @@ class Instances:
             env = make(replace(instance, sampler_id=number))
         self._envs[number] = env
         self._on_call["done"]()  # from here on, it is not the constructor that takes long
-        self.env_mb = max(0.0, self._process.usage().mb - mb_before)
+        if usage_before is not None:
+            self.env_mb = max(0.0, self._process.usage().mb - usage_before.mb)
         self.has_rows = joint_kind(env) is not None
         for name in self.answers:
             setattr(env, name, partial(self._call, name, getattr(env, name)))
