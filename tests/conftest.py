@@ -104,6 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let one process run all tests that use `ray_session`, so that one Ray starts; the others run the rest.
 
     The others of a file stay together, because they share what they set up. Those of schedules are too many for one.
+    Those of networks come last, one by one, so that no process has a long file left when the others are done.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -111,7 +112,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         if is_on_ray(nodeid, config):
             return "ray"
         file = nodeid.partition("::")[0]
-        if file.endswith("test_engine.py"):
+        if file.endswith(("test_engine.py", "test_networks.py")):
             return nodeid
         return file
 
