@@ -6,6 +6,7 @@ import io
 import json
 import math
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from dppo.records.terminal.panel import draw
 from dppo.records.terminal.plain import plain_line
 from dppo.records.terminal.view import View
 from dppo.run.baseline import Baseline
+from dppo.run.notices import Notices
 
 ROWS = 40
 ITERATIONS = 4
@@ -214,6 +216,33 @@ def test_a_controller_that_fails_ends_the_run_before_training(
     with pytest.raises(ControllerFault, match=reason):
         dppo.train(settings(tmp_path / "run", baseline=baseline), observers=[recorder])
     assert recorder.rows == []
+    assert not any("not all of its episodes" in line for line in recorder.ending)
+
+
+def test_long_episodes_in_this_process_show_their_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for duration in ("FIRST_S", "LATER"):  # a line at each step
+        monkeypatch.setattr(f"dppo.run.notices.{duration}", 0.0)
+    with Notes() as notes:
+        dppo.train(settings(tmp_path / "run"))
+    texts = "\n".join(notes.texts)
+    name = COMPARED["baseline"]
+    assert f"baseline {name}: 0 of {EPISODES} episodes; the current one: 1 step\n" in texts
+    evaluation = f"evaluation after {2 * ROWS} steps: 0 of {EPISODES} episodes"
+    assert f"{evaluation}; the current one: 1 step\n" in texts
+    assert "waiting for the evaluation" not in texts
+
+
+def test_lines_about_a_wait_become_rare_but_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    notices = Notices()
+    shown = []
+    for now in range(0, 2500, 10):
+        if notices.take_due():
+            shown.append(now)
+    assert shown == [10, 50, 250, 850, 1450, 2050]
 
 
 @pytest.mark.parametrize("baseline", ["worlds.plants:none", "nowhere:PI", "PI"])

@@ -466,7 +466,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever was too late is tried twice, other things three times; a hung step takes the longest timeout."""
-    monkeypatch.setattr("dppo.run.evaluations.NOTIFY_S", 0.1)
+    monkeypatch.setattr("dppo.run.notices.FIRST_S", 0.1)
     crashing: dict[str, Any] = CRASHING | {"segment_timeout_s": 5.0, "eval_every": 10**9}
     if fault == "garble":  # an answer that cannot be read, as of another version
         monkeypatch.setattr("dppo.transports.ray.transport.unpack", lambda _: int("answer"))

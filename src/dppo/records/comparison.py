@@ -41,7 +41,7 @@ class BaselineComparison:
     def __str__(self) -> str:
         """Return a sentence on both returns, one on what they show, and with `never_worse` one on what is deployed."""
         if math.isnan(self.mean_return):
-            return f"Baseline {self.name}: not played yet."
+            return f"Baseline {self.name}: not all of its episodes have been played."
         text = f"Baseline {self.name}: mean return {self.mean_return:.1f}."
         if self.difference is not None:
             text += f" The best evaluation (iter_{self.iteration or 0:06d}) differs by {self.difference}"

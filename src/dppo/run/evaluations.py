@@ -40,13 +40,13 @@ from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.context import RunContext
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
+from dppo.run.notices import Notices
 from dppo.run.open_evaluation import OpenEvaluation, metrics_of
 from dppo.run.outputs import call_disk
 from dppo.signals import StopRequested
 from dppo.spaces.actions import boxes
 
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
-NOTIFY_S = 10.0  # duration of a wait after which it is logged; then five times as long
 WAITING = (
     "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
     "plays it again"
@@ -81,6 +81,9 @@ class Evaluations(Observer):
         if run.rows:
             self._row |= run.rows[-1]
         self._waited_s = 0.0
+        self._notices = Notices()
+        if isinstance(players, InProcessPlayers):
+            players.stepped = self._stepped
         self._begun = False  # True if an evaluation has begun since the last checkpoint
         self._faults = 0
         self._open: dict[int, OpenEvaluation] = {}  # iteration of the policy -> evaluation
@@ -90,6 +93,7 @@ class Evaluations(Observer):
         self._baseline: Baseline | None = None
         self._baseline_play = OpenEvaluation("baseline")
         self._baseline_is_ready = True  # True if training may go on beside the baseline
+        self._baseline_has_failed = False  # True if that ends the run: the error describes it
         self._actions = run.actions
         # in the last evaluation that is over, if often enough to be named
         self._at_bound: AtBound | None = None
@@ -140,18 +144,13 @@ class Evaluations(Observer):
         """
         if self._baseline is None or self._baseline_is_ready:
             return
-        began = time.monotonic()
-        notify_s = NOTIFY_S
+        self._notices = Notices()
         with suppress(StopRequested):  # the first iteration will end with it
             while not self._baseline_is_ready:
                 self._stop.check()
                 self._take_in(self._players.outcomes(WAIT_S))
-                waited_s = time.monotonic() - began
-                if waited_s > notify_s:
-                    notify_s *= 5
-                    played = self._baseline_play.episodes()
-                    done = summary(played, self._config.eval_episodes, waited_s)
-                    logger.info("baseline %s, before training: %s", self._baseline.name, done)
+                if not self._baseline_is_ready and self._notices.take_due():
+                    self._log_progress(self._baseline_play)
 
     def not_saved(self, number: int) -> None:
         """Leave out an evaluation whose checkpoint could not be written: the best one must have its checkpoint."""
@@ -180,7 +179,7 @@ class Evaluations(Observer):
                 f"(iter_{best.iteration:06d})"
             )
         comparison = self.comparison()
-        if comparison is not None:
+        if comparison is not None and not self._baseline_has_failed:
             lines.append(str(comparison))
         if self._at_bound is not None:
             lines.append(f"In the last evaluation, {self._at_bound}")
@@ -283,7 +282,7 @@ class Evaluations(Observer):
         try:
             with suppress(StopRequested):  # what is not over is repeated when the run is resumed
                 if wait:
-                    self._wait_for_all(began)
+                    self._wait_for_all()
                 else:
                     while self._take_in(self._players.outcomes(0.0)):
                         pass
@@ -294,15 +293,32 @@ class Evaluations(Observer):
             self._waited_s += time.monotonic() - began
         return self._take_results()
 
-    def _wait_for_all(self, began: float) -> None:
-        notify_s = NOTIFY_S
+    def _wait_for_all(self) -> None:
+        self._notices = Notices()
         while self._is_waiting():
             self._stop.check()
             outcomes = self._players.outcomes(WAIT_S)
-            if time.monotonic() - began > notify_s:
-                notify_s *= 5
+            on_actors = self._config.num_actors != 0
+            if on_actors and self._notices.take_due():
                 logger.info(WAITING, self._describe_open(), self._config.eval_timeout_s)
             self._take_in(outcomes)
+
+    def _stepped(self, length: int) -> None:
+        """Log now and then how far the episodes in this process are; the current one has `length` steps."""
+        if not self._notices.take_due():
+            return
+        playing = [evaluation for evaluation in self._open.values() if not evaluation.is_played]
+        if not self._baseline_is_ready:
+            playing = [self._baseline_play]
+        for evaluation in playing[:1]:
+            self._log_progress(evaluation, length)
+
+    def _log_progress(self, evaluation: OpenEvaluation, length: int = 0) -> None:
+        seconds = time.monotonic() - evaluation.began
+        text = summary(evaluation.episodes(), self._config.eval_episodes, seconds)
+        if length:
+            text += f"; the current one: {counted(length, 'step')}"
+        logger.info("%s: %s", evaluation.name, text)
 
     def _is_waiting(self) -> bool:
         """Return whether an evaluation is not over: its episodes, or the baseline's, are still played."""
@@ -327,6 +343,7 @@ class Evaluations(Observer):
         self, baseline: Baseline, number: int, episode: int, outcome: Episode | DppoError
     ) -> None:
         if isinstance(outcome, ControllerFault) and not self._baseline_is_ready:
+            self._baseline_has_failed = True
             raise outcome
         if number == CHECK_NUMBER:
             self._baseline_is_ready = True

@@ -29,6 +29,8 @@ class InProcessPlayers:
         self._episodes = episodes
         self._timeout_s = timeout_s
         self._turn = turn
+        self.stepped: Callable[[int], object] = int
+        """Is called with the length of an episode after its reset and after each step."""
         self._progress = ActivityRecord()
         player.progress = self._progress
         self._tasks = deque[tuple[int, int, PolicySnapshot | ControllerTurn]]()
@@ -44,7 +46,8 @@ class InProcessPlayers:
         number, episode, policy = self._tasks.popleft()
         try:
             with SilenceWatch(self._progress, lambda _: "evaluation"), self._turn():
-                return [(number, episode, self._player.play(policy, episode, self._timeout_s))]
+                played = self._player.play(policy, episode, self._timeout_s, self.stepped)
+                return [(number, episode, played)]
         except DppoError as error:
             if isinstance(error, ClusterError):
                 self._tasks = deque(task for task in self._tasks if task[0] != number)
