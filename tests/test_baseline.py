@@ -148,8 +148,11 @@ def test_the_baseline_is_played_again_if_it_or_its_environment_changes(
         file.write_text(CONTROLLER.format(gain=3.0))
     else:
         changes["eval_env_kwargs"] = {"target": 0.4}
-    again = resumed(tmp_path / "run", **changes)
+    with Notes() as notes:
+        again = resumed(tmp_path / "run", **changes)
     assert counted.episodes == [*range(EPISODES)] * 2
+    [why] = [text for text in notes.texts if "is played again" in text]
+    assert why.startswith(f"baseline {changes['baseline']} is played again: its file, its environ")
 
     stored = json.loads((tmp_path / "run" / "baseline.json").read_text())
     assert stored["baseline"] == changes["baseline"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from recorder import Notes, Recorder
 
+import dppo
 from dppo.errors import ConfigError, ControllerFault
 from dppo.policies.controller import Controller, ControllerInstance
 from remedies import executes
+from remedies.running import TINY
 
 BOX = gym.spaces.Box(0, 1, (2,), np.float32)
 PLANT = SimpleNamespace(action_space=BOX, observation_space=BOX)
@@ -71,6 +75,34 @@ def test_a_file_is_imported_once_it_has_a_name_of_its_own(folder: Path) -> None:
     assert "Rename the file" in refused(f"{file}:half")
     renamed = file.rename(folder / "remedied_json.py")
     Controller(f"{renamed}:half")
+
+
+@executes("run/sources.py: Restore the file, or start again, in another folder")
+def test_a_changed_prior_is_restored_in_the_middle_of_its_iterations(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Once its iterations are over, nothing depends on the file."""
+    file = folder / "remedied.py"
+    text = file.read_text().replace("[0.5, 0.5]", "[0.5]")
+    file.write_text(text)
+    sizes: dict[str, Any] = {**TINY, "total_timesteps": 64, "prior_steps": 48}
+    plant = {"env_id": "worlds.plants:Plant", "prior": f"{file}:half"}
+
+    def notes_of(run: Path, stop_at: int | None) -> str:
+        config = dppo.Config(**sizes | plant, run_dir=run)
+        with Notes() as notes:
+            dppo.train(config, resume="auto", observers=[Recorder(interrupt_at=stop_at)])
+        return "\n".join(notes.texts)
+
+    assert "has changed" not in notes_of(tmp_path / "run", 1)
+    changed_run = shutil.copytree(tmp_path / "run", tmp_path / "changed")
+    file.write_text(text.replace("0.5", "0.25"))
+    changed = f"prior={file}:half: its file has changed after 1 of the 3 iterations"
+    assert changed in notes_of(changed_run, 2)
+    file.write_text(text)
+    assert "has changed" not in notes_of(tmp_path / "run", 3)
+    file.write_text(text.replace("0.5", "0.25"))
+    assert "has changed" not in notes_of(tmp_path / "run", None)
 
 
 class Scaled:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
 
 from dppo.config import Config, plain_settings
 from dppo.config.parts import about, names_of
@@ -27,7 +23,8 @@ from dppo.records.differences import (
 )
 from dppo.records.files import disk
 from dppo.records.files.run_files import BASELINE, json_in
-from dppo.user_code import import_path
+from dppo.run.context import RunContext
+from dppo.run.sources import source_sha256
 
 BASELINE_NUMBER = -1
 """The number of the baseline among evaluations, which are numbered by their iterations."""
@@ -46,8 +43,13 @@ class Baseline:
     what has changed.
     """
 
-    def __init__(self, config: Config, run_dir: Path, *, paired: bool) -> None:
-        """Read the stored returns if this controller made them; `paired`: seeds determine episodes."""
+    def __init__(
+        self, config: Config, run_dir: Path, *, paired: bool, resumed: bool = False
+    ) -> None:
+        """Read the stored returns if this controller made them, or log why not.
+
+        `paired`: seeds determine episodes. `resumed`: an earlier call may have played some.
+        """
         assert config.baseline_name is not None
         self.name = config.baseline_name
         self.is_over = False
@@ -58,11 +60,19 @@ class Baseline:
         self.version = _version(config)
         """Hash of the controller's file and of all that its returns depend on; None if it cannot be known."""
         self._returns: dict[int, float] = {}
-        if self.version is not None and self._path.exists():
+        if self.version is None and resumed:
+            self._log_again("it is no function or class in a file, so it may have changed")
+        elif self.version is not None and self._path.exists():
             self._read(self.version)
         if self.is_over:
             stored = f"{self.mean_return:.1f}, as stored in {BASELINE}"
             logger.info("baseline %s: mean return %s", self.name, stored)
+
+    @classmethod
+    def of_run(cls, run: RunContext) -> Baseline:
+        """Return the baseline of a run that is about to train."""
+        is_resumed = bool(run.resumed_from)
+        return cls(run.config, run.path, paired=run.deterministic, resumed=is_resumed)
 
     @property
     def mean_return(self) -> float:
@@ -107,14 +117,21 @@ class Baseline:
         return row
 
     def _read(self, version: str) -> None:
-        """Take over stored returns; anything else in the file, which may be a stranger's, counts as none."""
+        """Take over stored returns, or log why not; the file may be a stranger's, with any content."""
         content = json_in(self._path)
+        why = f"{BASELINE} is damaged"
         with suppress(KeyError, OverflowError, TypeError, ValueError):
             returns = [float(value) for value in content["returns"]]
-            is_complete = len(returns) == self._num_episodes and all(map(math.isfinite, returns))
-            if is_complete and content["version"] == version:
+            if content["version"] != version:
+                why = f"its file, its environment or a setting has changed since {BASELINE} was written"
+            elif len(returns) == self._num_episodes and all(map(math.isfinite, returns)):
                 self._returns = dict(enumerate(returns))
                 self.is_over = True
+                return
+        self._log_again(why)
+
+    def _log_again(self, why: str) -> None:
+        logger.info("baseline %s is played again: %s", self.name, why)
 
     def _log(self) -> None:
         if not self._returns:
@@ -140,9 +157,9 @@ def _version(config: Config) -> str | None:
 
     An object, a function within another one and a lambda may have any state, so they have no version.
     """
-    sources = [_source(config.baseline)]
+    sources = [source_sha256(config.baseline)]
     if ":" in config.env_name:
-        sources.append(_source(config.env_id))
+        sources.append(source_sha256(config.env_id))
     if None in sources:
         return None
     settings = plain_settings(config)
@@ -150,21 +167,3 @@ def _version(config: Config) -> str | None:
     named += ["baseline", "eval_env_kwargs", "eval_episodes", "seed", "num_samplers"]
     described = [sources, {name: settings[name] for name in named}]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-def _source(code: Any) -> str | None:
-    """Return the hash of the file that defines a function, a class or an import path; None without such a file."""
-    if not isinstance(code, str) and not inspect.isclass(code) and not inspect.isroutine(code):
-        return None
-    module, _, name = import_path(code).rpartition(":")
-    if "<" in name:  # a lambda, or a function within another one
-        return None
-    file: Any = module
-    if not module.endswith(".py"):
-        file = getattr(sys.modules.get(module), "__file__", None)
-        with suppress(ImportError, ValueError):
-            file = file or getattr(find_spec(module), "origin", None)
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except (OSError, TypeError):
-        return None

@@ -99,7 +99,7 @@ class Evaluations(Observer):
         self._at_bound: AtBound | None = None
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
         if self._config.baseline is not None:
-            self._baseline = Baseline(self._config, self._path, paired=run.deterministic)
+            self._baseline = Baseline.of_run(run)
             self._begin_baseline(self._baseline)
         state = run.resumed_from.get("evaluations")
         if state is not None:

@@ -8,6 +8,7 @@ from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe
 from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
 from dppo.run.parts import Parts
+from dppo.run.sources import warn_of_other_prior
 from dppo.run.state import RunState
 
 STATES_OF_ENVS = (".states", ".proofs", ".files")
@@ -56,6 +57,7 @@ def _resume(checkpoint: Checkpoint, parts: Parts, config: Config) -> None:
         }
     learner = parts.learner
     RunState(arrays, checkpoint.state).restore(learner)
+    warn_of_other_prior(checkpoint.state, config)
     parts.ledger.check(learner.iteration, config.envs_per_sampler, learner.trainers.spec)
 
 

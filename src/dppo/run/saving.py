@@ -26,6 +26,7 @@ from dppo.run.evaluations import Evaluations
 from dppo.run.iteration_row import mean_return
 from dppo.run.outputs import call_disk
 from dppo.run.parts import Parts
+from dppo.run.sources import prior_source
 from dppo.run.state import RunState
 
 # fewest episodes of a score: a score of fewer may be luck, and the best checkpoint is kept for ever
@@ -52,6 +53,7 @@ class RunCheckpoints:
         self.evaluations: Evaluations | None = None  # once they have been read
         self.row_sums: RowSums | None = None  # once the files with rows are open
         self.last_path = folder.path
+        self._prior_source = prior_source(config)
         self._keep = checkpoints.Keep(*config.run.kept_checkpoints)
         self._saved_iteration = -1
         if folder.start is not None:
@@ -168,4 +170,5 @@ class RunCheckpoints:
             "numerics": asdict(self._parts.numerics),
             "branched_from": self._folder.branched_from,
             "model": self._parts.model,
+            **self._prior_source,
         }
