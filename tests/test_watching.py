@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,8 @@ def test_an_examination_reports_whether_threads_hold_its_process(
     (tmp_path / "holding.py").write_text(HOLDING)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("dppo.tools.doctor.watching.PATIENCE_S", 0.5)
-    wanted = {"settings": {"env_id": env_id}, "seconds": 1.0, "sizes": [1]}
-    facts = Watch(watching.EXAMINATION, wanted, print).wait(60.0)
+    wanted = {"settings": {"env_id": env_id}, "seconds": 1.0, "sizes": [1], "asked_at": time.time()}
+    facts = Watch(watching.EXAMINATION, wanted | {"updates": False}, print).wait(60.0)
     is_holding = env_id == "holding:make"
     assert facts["threads_left"] == (["pump"] if is_holding else [])
     assert facts["threads_ended"] is not is_holding

@@ -13,6 +13,7 @@ from dppo.errors import counted
 
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUPS_OF_THIS_PROCESS = Path("/proc/self/cgroup")
+SCHEDULING_OF_THIS_THREAD = Path("/proc/thread-self/schedstat")
 
 
 def usable_cores() -> int:
@@ -55,6 +56,20 @@ def seconds_of_quota() -> tuple[float, float] | None:
     if used_s is None:
         return None
     return (used_s, cores * time.monotonic())
+
+
+def waited_for_a_core_s() -> float:
+    """Return the seconds for which this thread could run and had no core; 0 if the system does not count them."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(SCHEDULING_OF_THIS_THREAD.read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def load_average() -> float:
+    """Return the threads of this machine that wanted a core in the last minute; 0 if the system does not count them."""
+    with suppress(AttributeError, OSError):
+        return os.getloadavg()[0]
+    return 0.0
 
 
 def file_size_limits() -> tuple[int, int] | None:

@@ -31,6 +31,7 @@ DESCRIPTION = (
 NO_EFFECT = "the doctor trains nothing"
 DEFAULT_SECONDS = 60.0
 BARS = " ▁▂▃▄▅▆▇█"
+QUIET_SHARE = 0.8  # share of the needed time of a core; with less, a machine is busy
 QUANTILES = ("median", "p95", "p99", "worst")
 COMMAND = Command(
     prog="dppo doctor",
@@ -190,8 +191,23 @@ def _measured(facts: Facts) -> Iterator[str]:
         yield f"returns  {described(returns)}; {count} of each"
     if "busy" in facts:
         yield f"CPU      used {facts['busy']:.0%} of the time of steps and resets; otherwise it waits"
+    yield from _machine(facts)
     if "update_s" in facts:
-        yield f"update   {facts['update_s']:.3g} s"
+        yield f"update   {facts['update_s']:.3g} s of CPU time"
+
+
+def _machine(facts: Facts) -> Iterator[str]:
+    """Yield a line if other work took the cores while they were needed here."""
+    share = min(facts.get("core_share", 1.0), facts.get("core_share_of_updates", 1.0))
+    if share >= QUIET_SHARE:
+        return
+    load = ""
+    if facts["load"]:
+        load = f"the load average is {facts['load']:.1f} on {counted(facts['cpus'], 'core')}, and "
+    yield (
+        f"machine  busy with other work: {load}this process had a core for {share:.0%} of the time that it needed one. "
+        f"The times of start, step and reset include the rest; all below is for a quiet machine"
+    )
 
 
 def _times(times: dict[str, Any]) -> str:

@@ -63,10 +63,15 @@ def reason_to_leave_out(
         return f"no episode ended in {steps:,} steps"
     controllers = 2 if config.baseline is None else 3
     needed_s = MIN_EPISODES * controllers * fmean(lengths) * step_s
-    seconds = max(0.0, until - time.monotonic())
+    seconds = until - time.monotonic()
     if needed_s > seconds:
-        return f"{MIN_EPISODES} episodes of each take {needed_s:.0f} s, and {seconds:.0f} s are left for them"
+        needed = _in_words(needed_s)
+        return f"{MIN_EPISODES} episodes of each take {needed}, and {_in_words(seconds)} are left for them"
     return ""
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def play_controllers(env: Any, config: Config, until: float) -> Facts:

@@ -50,16 +50,18 @@ from dppo.tools.doctor.playing import (
     spread,
     steps_of,
 )
-from dppo.tools.doctor.process import ProcessWatch, threads_that_hold_the_process
+from dppo.tools.doctor.process import CoreClock, ProcessWatch, threads_that_hold_the_process
 from dppo.tools.doctor.updating import iteration_times, times_of_algorithms
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
 
-# Shares of the time left that stages may take.
+# Shares of the time left that stages may take. The environment is examined first, and updates are timed last.
 PLAY_SHARE = 0.35
-ITERATE_SHARE = 0.4
 CONTROLLERS_SHARE = 0.4
-COMPARE_SHARE = 0.8
+COMPARE_SHARE = 0.6
+ITERATE_SHARE = 0.5  # for the algorithm of the settings; others get the rest
+LEAST_S = 1.0  # seconds that each check of the environment gets, also when the time is up
+START_SHARE = 0.5  # share of the time that starting this process may take from the examination
 
 # The time of the first segment shows how many steps can follow.
 FIRST_STEPS, SECOND_STEPS = FIRST_SIZES
@@ -140,13 +142,16 @@ class Examination:
         self._process = ProcessWatch()
         self._instances = Instances(self._config, on_call, self._process)
 
-    def run(self, sizes: Sequence[int] = ()) -> None:
+    def run(self, sizes: Sequence[int] = (), *, updates: bool = True) -> None:
         """Run all stages; with `sizes`, the segment sizes of an earlier examination, only repeat these segments.
 
         Exceptions of the environment, and of settings that do not fit it, are reported as facts.
+
+        Args:
+            updates: time updates, after everything else.
         """
         try:
-            self._examine(sizes)
+            self._examine(sizes, updates)
         except (Exception, SystemExit) as error:  # user code may raise anything
             text = str(error) if isinstance(error, DppoError) else in_a_line(error)
             self._report(error=text)
@@ -155,22 +160,27 @@ class Examination:
         self._instances.close()
         self._report(close_s=time.monotonic() - began, left=self._process.usage().children)
 
-    def _examine(self, sizes: Sequence[int]) -> None:
+    def _examine(self, sizes: Sequence[int], updates: bool) -> None:
         built = self._make()
         began = time.monotonic()
         played = self._play(built, sizes)
         step_s = (time.monotonic() - began) / len(played.trace)
-        if sizes:
-            return
-        has_answers = all(self._instances.answers.values())
-        if has_answers or self._instances.has_rows:
-            self._iterate(built)
-        self._play_controllers(built, played, step_s)
-        self._compare(built.spaces, played, step_s)
+        try:
+            if not sizes:
+                self._play_controllers(built, played, step_s)
+                self._compare(built.spaces, played, step_s)
+        except Exception:
+            self._iterate(built, updates)
+            raise
+        self._iterate(built, updates)
 
     def _end_of_stage(self, share: float) -> float:
         """Return the time at which a stage must end if it may take `share` of the time left."""
         return share * self._until + (1 - share) * time.monotonic()
+
+    def _end_of_check(self, share: float) -> float:
+        """Return the time at which a check of the environment must end, which always gets some time."""
+        return max(self._end_of_stage(share), time.monotonic() + LEAST_S)
 
     def _make(self) -> BuiltSampler:
         self._report(stage="making")
@@ -213,6 +223,7 @@ class Examination:
         self._report(stage="playing")
         before = self._process.usage()
         played = Played(memory=[(0, before.mb)])
+        core = CoreClock()
         sizes_to_play = sizes or self._sizes(self._end_of_stage(PLAY_SHARE))
         for report, segment in guarded(segments([built.sampler], sizes_to_play)):
             played.add(report, segment, built.spaces)
@@ -223,15 +234,27 @@ class Examination:
                 played.memory.append((len(played.trace), usage.mb))
             if played.growth_mb() > MAX_GROWTH_MB:
                 break
-        self._report_played(played, before.children_cpu_s, built.spaces)
+        self._report_share_of_cpu(before.children_cpu_s, core.share())
+        self._report_played(played, built.spaces)
         return played
 
-    def _report_played(self, played: Played, children_cpu_before_s: float, spaces: Spaces) -> None:
+    def _report_share_of_cpu(self, children_cpu_before_s: float, core_share: float) -> None:
+        """Report how much the environment computes, without the time for which it wanted a core and had none."""
+        instances = self._instances
+        wall_s = sum(sum(instances.seconds[name]) for name in instances.answers)
+        cpu_s = instances.cpu_s + self._process.usage().children_cpu_s - children_cpu_before_s
+        quiet_s = max(wall_s - cpu_s * (1 / core_share - 1), min(wall_s, cpu_s))
+        self._report(
+            core_share=core_share,
+            undisturbed=quiet_s / wall_s,
+            busy=min(1.0, cpu_s / quiet_s),
+            own_busy=min(1.0, instances.cpu_s / quiet_s),
+        )
+
+    def _report_played(self, played: Played, spaces: Spaces) -> None:
         instances = self._instances
         faults = [(incident, incident.fault) for incident in played.incidents if incident.fault]
         rewards = [reward for step in played.trace for reward in step.rewards]
-        wall_s = sum(sum(instances.seconds[name]) for name in instances.answers)
-        children_cpu_s = self._process.usage().children_cpu_s - children_cpu_before_s
         stored_rows = MAX_STORED_ANSWERS + 3 * LATER_STEPS
         stored_mb = stored_rows * spaces.obs.itemsize / 2**20
         self._report(
@@ -239,8 +262,6 @@ class Examination:
             steps=len(played.trace),
             sizes=played.sizes,
             trace=played.trace,
-            busy=min(1.0, (instances.cpu_s + children_cpu_s) / wall_s),
-            own_busy=min(1.0, instances.cpu_s / wall_s),
             lengths=[episode.length for episode in played.episodes],
             returns=[episode.episode_return for episode in played.episodes],
             rewards=[min(rewards), max(rewards)],
@@ -259,7 +280,7 @@ class Examination:
         """Play some episodes with zero, random and baseline actions, unless they fail or take too long."""
         if self._instances.has_rows or any(incident.fault for incident in played.incidents):
             return
-        until = self._end_of_stage(CONTROLLERS_SHARE)
+        until = self._end_of_check(CONTROLLERS_SHARE)
         lengths = [episode.length for episode in played.episodes]
         left_out = reason_to_leave_out(lengths, len(played.trace), step_s, until, self._config)
         if left_out:
@@ -292,7 +313,7 @@ class Examination:
 
     def _compare(self, spaces: Spaces, played: Played, step_s: float) -> None:
         """Repeat the segments after other episodes and in other instances, then run Gymnasium's checker."""
-        until = self._end_of_stage(COMPARE_SHARE)
+        until = self._end_of_check(COMPARE_SHARE)
         self._report(stage="comparing with other episodes")
         if not spaces.deterministic:
             return
@@ -361,12 +382,14 @@ class Examination:
         except Exception as error:  # pickling may raise anything
             self._report(pickle=in_a_line(error))
 
-    def _iterate(self, built: BuiltSampler) -> None:
+    def _iterate(self, built: BuiltSampler, updates: bool) -> None:
         """Time collecting and updating with the settings of the run; the environment returns stored answers at once."""
-        self._report(stage="updating")
-        until = self._end_of_stage(ITERATE_SHARE)
-        env = self._instances.first()
         answers = self._instances.answers
+        has_answers = all(answers.values()) or self._instances.has_rows
+        if not updates or not has_answers:
+            return
+        self._report(stage="updating")
+        env = self._instances.first()
         if self._instances.has_rows:  # the first row takes the place of a single environment
             env = built.envs.rows.envs[0].env
             obs, info = env.last_reset
@@ -378,8 +401,11 @@ class Examination:
         steps = cycle(answers["step"])
         env.reset = lambda **_: next(resets)
         env.step = lambda _: next(steps)
+        core = CoreClock()
+        until = self._end_of_stage(ITERATE_SHARE)
         self._report(**iteration_times(self._config, env, built.spaces, until))
-        self._report(algorithms=times_of_algorithms(self._config, env, built.spaces, until))
+        times = times_of_algorithms(self._config, env, built.spaces, self._until)
+        self._report(algorithms=times, core_share_of_updates=core.share())
         env.reset = reset_method
         env.step = step_method
 
@@ -402,8 +428,11 @@ def main(descriptor: int, request: dict[str, Any]) -> None:
     for name in ("make", "done", "reset", "step"):
         on_call[name] = partial(os.write, descriptor, f"{name[0]}\n".encode())
     config = Config(**request["settings"])
-    examination = Examination(config, request["seconds"], report, on_call)
-    examination.run(request["sizes"])
+    seconds = request["seconds"]
+    start_s = time.time() - request["asked_at"]
+    seconds -= min(max(0.0, start_s), START_SHARE * seconds)
+    examination = Examination(config, seconds, report, on_call)
+    examination.run(request["sizes"], updates=request["updates"])
     atexit.register(report, threads_ended=True)  # Python joins threads before
     report(stage="over", threads_left=threads_that_hold_the_process())
 

@@ -47,8 +47,8 @@ def _about_the_end(facts: Facts) -> Findings:
     if facts.get("late"):
         yield (
             "note",
-            f"an update with these settings was not over after {facts['late']}: no speed is predicted, and episodes "
-            f"were not played again. Use smaller --num-steps for the doctor",
+            f"an update with these settings was not over after {facts['late']}: no speed is predicted. Use smaller "
+            f"--num-steps for the doctor",
         )
 
 

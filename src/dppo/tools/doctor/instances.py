@@ -57,6 +57,9 @@ class Instances:
         return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, rows), sampler_id)
 
     def first(self) -> Any:
+        """Return instance 0, which is made again if it was discarded."""
+        if 0 not in self._envs:
+            self.sampler(0)
         return self._envs[0]
 
     def last(self) -> Any:

@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,8 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
+from dppo.machine import waited_for_a_core_s
 from dppo.process_state.borders import forget_notes, take_changes
 from dppo.slots.program import processes_of_programs, running_programs
+
+LEAST_WANTED_S = 0.1  # time of a core that a thread must have wanted, for a share that is no noise
 
 
 class Usage(NamedTuple):
@@ -29,6 +33,23 @@ class Usage(NamedTuple):
     children_cpu_s: float
     children: list[str]
     """Names of the processes that were started."""
+
+
+class CoreClock:
+    """Measures for which share of the time that this thread wanted a core it had one."""
+
+    def __init__(self) -> None:
+        """Begin to measure."""
+        self._cpu_s = time.thread_time()
+        self._waited_s = waited_for_a_core_s()
+
+    def share(self) -> float:
+        """Return the share since the start, above 0; 1 if the thread hardly computed, or the system does not count."""
+        cpu_s = time.thread_time() - self._cpu_s
+        waited_s = waited_for_a_core_s() - self._waited_s
+        if cpu_s <= 0 or cpu_s + waited_s < LEAST_WANTED_S:
+            return 1.0
+        return cpu_s / (cpu_s + waited_s)
 
 
 class ProcessWatch:

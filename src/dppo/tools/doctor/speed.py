@@ -93,9 +93,10 @@ def iteration_s(facts: Facts, config: Config, collecting: Collecting) -> float:
 
 
 def env_step_s(facts: Facts) -> float:
-    """Return the mean seconds of a step in the environment, with its share of a reset."""
-    step_s = facts["step"]["mean"]
-    reset_s = facts["reset"]["mean"]
+    """Return the mean seconds of a step in the environment on a quiet machine, with its share of a reset."""
+    undisturbed = facts.get("undisturbed", 1.0)
+    step_s = undisturbed * facts["step"]["mean"]
+    reset_s = undisturbed * facts["reset"]["mean"]
     if "rows" in facts:
         resets_per_step = (facts["reset"]["count"] - 1) / facts["step"]["count"]
         return float((step_s + reset_s * resets_per_step) / facts["rows"])

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,11 +21,19 @@ from dppo.tools.doctor.playing import plan_of
 from dppo.transports.in_process import InProcessCollector
 
 MAX_ITERATIONS = 6
+UPDATE_SHARE = (
+    0.3  # share of the time left that an update may take; longer ones are measured in part
+)
+SUMS_OF_SAC = 3  # sums of gradients in a step: critics, policy, temperature
 MAX_GRADIENT_STEPS = 256  # gradient steps of soft actor-critic in a timed iteration
 
 
 def iteration_times(config: Config, env: Any, spaces: Spaces, until: float) -> dict[str, float]:
-    """Return the median seconds of collecting an iteration and of its update, for facts."""
+    """Return the median seconds of collecting an iteration and of its update, for facts.
+
+    These are seconds of CPU time, unless a GPU learns: other work on the machine does not change them. Updates that
+    take longer than there is time are measured in part.
+    """
     _warm_up, *times = _iterations(config, env, spaces, until)
     collect_s = median(collect_s for collect_s, _ in times)
     update_s = median(update_s for _, update_s in times)
@@ -66,25 +75,41 @@ def _iterations(
 ) -> Iterator[tuple[float, float]]:
     """Yield the seconds of collecting and updating of iterations until the time is up, at least of two."""
     from dppo.learners.trainers import LocalTrainer
+    from dppo.tools.doctor.sgd_clock import SGDClock
 
     sizes = (config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length)
     plan = plan_of(config, lambda **_: env, *sizes)
     ledger = ReplayLedger(config.num_samplers, replay=False)
     collector = InProcessCollector(plan, ledger)
     run_config, _ = resolve(config, facts_of(spaces.actions))
-    trainer = LocalTrainer(trainer_plan(run_config), spaces)
+    sgd = SGDClock()
+    trainer = LocalTrainer(trainer_plan(run_config), spaces, sgd)
+    if trainer.device.type != "cpu":
+        sgd.seconds = time.perf_counter
     reward_scale = 1.0 if config.norm_reward else None
     obs_scale = no_statistics(spaces, obs=config.norm_obs, returns=False).obs_scale()
     last_s = 0.0
     for iteration in range(MAX_ITERATIONS):
         if iteration >= 2 and time.monotonic() + last_s >= until:
             return
+        began = time.monotonic()
+        cpu_began = time.thread_time()
         policy = PolicySnapshot(iteration, trainer.weights(), obs_scale)
         collector.request(policy, iteration)
         collected = collector.receive(StopSignals())
-        began = time.monotonic()
+        collect_s = time.thread_time() - cpu_began
         experience = Experience(collected.segments, policy, reward_scale, iteration)
-        trainer.update(experience)
-        update_s = time.monotonic() - began
-        yield collected.collect_s, update_s
-        last_s = collected.collect_s + update_s
+        update_until = time.monotonic() + UPDATE_SHARE * (until - time.monotonic())
+        update = partial(trainer.update, experience)
+        update_s = sgd.time_of(update, _sums(run_config, iteration), update_until)
+        yield collect_s, update_s
+        last_s = time.monotonic() - began
+
+
+def _sums(config: Config, iteration: int) -> int:
+    """Return the sums of gradients in an update, of which there is one for each set of weights in a step of SGD."""
+    if config.algo == "sac":
+        return SUMS_OF_SAC * int(config.batch_size * config.gradient_steps)
+    assert config.update_epochs is not None
+    iterations_of_batch = min(iteration + 1, config.reuse)
+    return config.update_epochs * config.sizes.minibatches_per_epoch * iterations_of_batch

@@ -16,13 +16,15 @@ from typing import Any
 import psutil
 
 from dppo.envs.checks.faults import PACKAGE
-from dppo.machine import usable_cores
+from dppo.machine import load_average, usable_cores
 from dppo.tools.doctor.playing import FIRST_SIZES, WITH_SECOND, agreement, fingerprint_of
 from dppo.tools.doctor.speed import Facts
 
 # longest silence of a call after the time is up; three times the longest call so far if that is more
 PATIENCE_S = 10.0
-SLOW_S = 60.0  # longest silence of an update or of closing, after the time is up
+SLOW_S = 60.0  # longest silence of starting or closing, after the time is up
+UPDATING_S = 20.0  # longest silence of an update, after the time is up
+FIRST_SHARE = 0.8  # share of the time for the first process; the second one repeats its episodes
 MIN_SECOND_EXAMINATION_S = 5.0
 MAX_REPEATED_SEGMENTS = 6
 # reported call -> its description
@@ -42,6 +44,16 @@ STAGES = {
     "closing": "closing the environment",
 }
 STAGES_OF_SECOND = {**STAGES, "playing": "playing the same episodes again"}
+CHECKS = (
+    "playing controllers",
+    "comparing with other episodes",
+    WITH_SECOND,
+    "making a second instance in another process",
+    "asking Gymnasium's checker",
+)
+"""Stages between playing and updating."""
+TIMES = ("collect_s", "update_s", "algorithms", "core_share_of_updates")
+"""Facts of the stage `updating`."""
 Show = Callable[[str], None]
 """It is called with each stage."""
 EXAMINATION = ("-m", "dppo.tools.doctor.examination")
@@ -112,8 +124,10 @@ class Watch:
         """Return the longest time without a report that is allowed in this stage, once the time is up."""
         stage = self.facts["stage"]
         is_ending = stage == "over" and self.facts.get("threads_ended", False)
-        is_starting = stage == "making" and not self._call
-        if stage in ("updating", "closing") or is_ending or is_starting:
+        is_starting = stage in ("starting", "making") and not self._call  # imports take long
+        if stage == "updating":
+            return UPDATING_S
+        if stage == "closing" or is_ending or is_starting:
             return SLOW_S
         if stage == "over":  # its threads may still have to notice that they should end
             return PATIENCE_S
@@ -209,9 +223,21 @@ def examine_apart(
     seconds: float,
     sizes: Sequence[int] = (),
     show: Show = lambda stage: None,
+    *,
+    updates: bool = False,
 ) -> Facts:
-    """Return what a process of its own finds; with `sizes`, it only plays segments of these sizes."""
-    request = {"settings": settings, "seconds": seconds, "sizes": sizes}
+    """Return what a process of its own finds; with `sizes`, it only plays segments of these sizes.
+
+    Args:
+        updates: time updates, after everything else.
+    """
+    request = {
+        "settings": settings,
+        "seconds": seconds,
+        "asked_at": time.time(),
+        "sizes": sizes,
+        "updates": updates,
+    }
     return Watch(EXAMINATION, request, show).wait(seconds)
 
 
@@ -219,20 +245,35 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
     """Return the facts about the environment of these settings, measured in a process and repeated in another one."""
     until = time.monotonic() + seconds
 
-    def repeat(seconds: float) -> Facts:
+    def repeat(seconds: float, *, updates: bool = False) -> Facts:
         return examine_apart(
             settings,
             max(MIN_SECOND_EXAMINATION_S, seconds),
             facts.get("sizes", [])[:MAX_REPEATED_SEGMENTS],
             lambda stage: show(f"in a second process: {STAGES_OF_SECOND.get(stage, stage)}"),
+            updates=updates,
         )
 
-    facts = examine_apart(settings, seconds, show=lambda stage: show(STAGES.get(stage, stage)))
-    facts |= {"cpus": usable_cores(), "available_mb": psutil.virtual_memory().available / 2**20}
+    facts = examine_apart(
+        settings,
+        FIRST_SHARE * seconds,
+        show=lambda stage: show(STAGES.get(stage, stage)),
+        updates=True,
+    )
+    facts |= {
+        "cpus": usable_cores(),
+        "load": load_average(),
+        "available_mb": psutil.virtual_memory().available / 2**20,
+    }
     trace = facts.pop("trace", ())
     facts["fingerprint"] = fingerprint_of(trace)
-    if _trouble_with_two(facts):
-        return _examined_alone(facts, trace, repeat(PATIENCE_S).get("trace", ()))
+    has_trouble_with_two = _trouble_with_two(facts)
+    ended_early = _ended_in_a_check(facts)
+    if has_trouble_with_two or ended_early:
+        repeated = repeat(PATIENCE_S, updates=ended_early)
+        facts |= {name: repeated[name] for name in TIMES if ended_early and name in repeated}
+        if has_trouble_with_two:
+            return _examined_alone(facts, trace, repeated.get("trace", ()))
     same = facts.get("same", {})
     if not same or any(same.values()):
         return facts
@@ -251,6 +292,12 @@ def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
     facts = examine_apart(settings, seconds, FIRST_SIZES)
     fingerprint = fingerprint_of(facts.get("trace", ()))
     return {"packages": facts.get("packages", {}), "first_steps": fingerprint}
+
+
+def _ended_in_a_check(facts: Facts) -> bool:
+    """Return whether the process ended, or hung, between playing and timing updates."""
+    has_ended = bool(facts.keys() & {"hung", "died"})
+    return has_ended and "sizes" in facts and facts["stage"] in CHECKS
 
 
 def _trouble_with_two(facts: Facts) -> bool:
