@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,8 @@ def test_a_call_that_does_not_return_is_named_after_ten_seconds_and_each_time_it
     assert lines[10] == f"sampler 2 (mysim:make), env 1: {call} has not returned for 10 s"
     assert not still.look(seen(2, phase), 50.0)
     assert not still.look(seen(2, Phase.IDLE), 70.0)
+    assert not still.look(seen(3, Phase.BUILD), 90.0)
+    assert not still.look(seen(3, Phase.BUILD), 190.0)
 
 
 def test_a_simulator_that_is_always_slow_is_not_silent() -> None:
@@ -139,6 +142,52 @@ def test_a_run_in_process_says_where_it_stands(
     )
     hint = "There are 2 instances in this process. If it may have only one, use num_actors=2 (--num-actors 2), samplers"
     assert any(hint in line for line in lines()) == threads
+
+
+@pytest.mark.parametrize(
+    ("sampler", "is_advised"), [(0, False), (1, True)], ids=["first", "second"]
+)
+def test_only_a_second_instance_that_is_not_made_may_be_one_too_many(
+    sampler: int, is_advised: bool, lines: Callable[[], list[str]]
+) -> None:
+    record = ActivityRecord()
+    record.enter(place_of(Phase.MAKE, sampler))
+    with silence.SilenceWatch(record, of_samplers("mysim:make"), ". There are 2 instances"):
+        wait_until(lambda: bool(lines()))
+    assert lines()[0].endswith(". There are 2 instances") == is_advised
+
+
+class Fast(Faulty):
+    """Has a constructor that returns at once."""
+
+    def __init__(self) -> None:
+        super().__init__(episodes=(), length=8)
+
+
+def test_work_after_the_constructor_is_not_the_constructor(
+    lines: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, imports and networks take longer than ten seconds; so does the trainer."""
+    phases = list[Phase]()
+    records = list[ActivityRecord]()
+    begin = ActivityRecord.begin
+
+    def noted(record: ActivityRecord, *arguments: int) -> None:
+        records.append(record)
+        begin(record, *arguments)
+
+    monkeypatch.setattr(ActivityRecord, "begin", noted)
+    for place in ("dppo.hosts.builders.spaces_of", "dppo.learners.trainers.build_trainer"):
+        module, _, name = place.rpartition(".")
+        original = getattr(importlib.import_module(module), name)
+
+        def slow(*arguments: Any, original: Any = original, **keywords: Any) -> Any:
+            phases.append(records[-1].look().phase)
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(place, slow)
+    run_of("none", tmp_path / "run", env_id=Fast, env_kwargs={})
+    assert phases == [Phase.BUILD, Phase.IDLE]
 
 
 def test_evaluations_eval_and_replay_say_where_they_stand(

@@ -11,6 +11,7 @@ from dppo.ppo.exchange.questions import Answer
 FACTOR = 20  # limit, in units of the longest measured duration
 MEASURED = 8  # answers before measured durations count
 MIN_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
+COUNTED_AS = {Phase.REPLAY: Phase.STEP, Phase.BUILD: Phase.MAKE}
 SETTINGS = {
     Phase.MAKE: "start_timeout_s",
     Phase.RESET: "reset_timeout_s",
@@ -33,8 +34,7 @@ class Patience:
 
     def limit(self, phase: Phase, *, replaced: bool) -> Limit:
         """Return the setting that limits the time of a phase, and that time in seconds."""
-        if phase is Phase.REPLAY:
-            phase = Phase.STEP
+        phase = COUNTED_AS.get(phase, phase)
         setting = SETTINGS.get(phase, "")
         configured_s = self._limits.of_phases.get(setting)
         if configured_s is not None:

@@ -17,6 +17,8 @@ class Phase(IntEnum):
     STEP = 3
     REPLAY = 4
     CLOSE = 5
+    BUILD = 6
+    """After a constructor has returned: spaces, networks, imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Activity:
             Phase.RESET: "resetting",
             Phase.STEP: "stepping",
             Phase.CLOSE: "closing",
+            Phase.BUILD: "preparing",
         }
         text = f"{doing[self.phase]} env {self.env} of sampler {self.sampler_id}"
         if self.phase in (Phase.RESET, Phase.STEP):

@@ -48,7 +48,7 @@ class Stillness:
             self._since = now
             self._due_s = max(FIRST_S, USUAL * self._longest_s[activity.phase])
         silent_s = now - self._since
-        if activity.phase is Phase.IDLE or silent_s < self._due_s:
+        if activity.phase not in CALLS or silent_s < self._due_s:
             return ""
         self._due_s = 2 * silent_s
         call = CALLS[activity.phase].format(activity=activity, step=activity.length + 1)
@@ -74,7 +74,7 @@ class SilenceWatch:
     def __init__(
         self, record: ActivityRecord, owner: Callable[[Activity], str], hint: str = ""
     ) -> None:
-        """Watch `record`, with names by `owner`; the first line ends with `hint`."""
+        """Watch `record`, with names by `owner`; the first line ends with `hint`, if there may be a second instance."""
         self._record = record
         self._hint = hint
         self._stillness = Stillness(owner)
@@ -114,15 +114,22 @@ class SilenceWatch:
                 activity = self._record.look()
                 line = self._stillness.look(activity, time.monotonic())
                 if line:
-                    logger.warning("%s%s", line, self._hint, extra={"at_once": True})
-                    self._hint = ""
-                busy = activity.phase is not Phase.IDLE
+                    hint = "" if _makes_the_first(activity) else self._hint
+                    logger.warning("%s%s", line, hint, extra={"at_once": True})
+                    if hint:
+                        self._hint = ""
+                busy = activity.phase in CALLS
                 if busy or armed:
                     _expect_python(frozen_s if busy else 0.0)
                 armed = busy
         finally:
             if armed:
                 _expect_python(0.0)
+
+
+def _makes_the_first(activity: Activity) -> bool:
+    """Return whether the first instance of a process is made, beside which there is no other."""
+    return activity.phase is Phase.MAKE and activity.sampler_id == 0 and activity.env == 0
 
 
 def longer_patience(frozen_s: float, gap_s: float) -> float:

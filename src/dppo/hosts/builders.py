@@ -175,15 +175,20 @@ def _wide_exploration(plan: SamplerPlan, sampler_id: int) -> WideExploration | N
     return WideExploration(sampler_id, plan.sampling.num_steps, of_controller)
 
 
-def _make_in_turn(plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env: int) -> Any:
+def _make_in_turn(
+    plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env_index: int
+) -> Any:
     """Make an environment, in a thread of its own if it has standbys; wait `start_interval_s` after the last start."""
-    enter = partial(progress.enter, place_of(Phase.MAKE, sampler_id, env))
+    enter = partial(progress.enter, place_of(Phase.MAKE, sampler_id, env_index))
     _wait_for_start(plan.sampling.start_interval_s, enter)
-    name = f"sampler {sampler_id} ({plan.env.env_name}), env {env}"
-    make = partial(_make_env, plan, name, sampler_id, env)
+    name = f"sampler {sampler_id} ({plan.env.env_name}), env {env_index}"
+    make = partial(_make_env, plan, name, sampler_id, env_index)
     if plan.sampling.standby_envs:
-        return EnvThread(make, name)
-    return make()
+        env = EnvThread(make, name)
+    else:
+        env = make()
+    progress.enter(place_of(Phase.BUILD, sampler_id, env_index))
+    return env
 
 
 def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:

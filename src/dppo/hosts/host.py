@@ -50,7 +50,9 @@ class SamplerHost:
         """Create the environments of a sampler and return their spaces."""
         self._progress.begin()
         with as_usual():
-            return self._sampler(sampler_id).spaces
+            spaces = self._sampler(sampler_id).spaces
+        self._progress.enter(place_of(Phase.IDLE))
+        return spaces
 
     def collect(
         self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None

@@ -247,7 +247,9 @@ class EpisodePlayer:
                 env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance
             )
             check_statistics(made, env.running_statistics)
-            return made
+        if self.progress is not None:
+            self.progress.enter(place_of(Phase.IDLE))
+        return made
 
     def close(self) -> None:
         """Close the environment; the next episode makes another one."""

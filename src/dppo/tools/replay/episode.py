@@ -158,6 +158,7 @@ class _Replay:
             self.env = make_prepared(
                 config.env_id, config.env_kwargs, Preparation.by_attributes(config), instance
             )
+        self._activity.enter(place_of(Phase.BUILD))
         try:
             if joint_kind(self.env):
                 raise CheckpointError(
