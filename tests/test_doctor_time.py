@@ -253,11 +253,11 @@ def test_a_busy_machine_is_reported_in_a_line_with_its_numbers(facts: Facts, wor
 
 
 def test_the_time_of_starting_the_process_is_part_of_the_time(monkeypatch: Monkeypatch) -> None:
-    given = list[float]()
+    granted_s = list[float]()
 
     class Noted(Examination):
         def __init__(self, config: Config, seconds: float, *further: Any) -> None:
-            given.append(seconds)
+            granted_s.append(seconds)
             super().__init__(config, seconds, *further)
 
         def run(self, *_: Any, **__: Any) -> None:
@@ -272,7 +272,7 @@ def test_the_time_of_starting_the_process_is_part_of_the_time(monkeypatch: Monke
     request = {"settings": {"env_id": "CartPole-v1"}, "seconds": 40.0, "sizes": [], "updates": True}
     for asked_at in (990.0, 900.0, 1001.0):
         examination.main(1, request | {"asked_at": asked_at})
-    assert given == [30.0, 20.0, 40.0]
+    assert granted_s == [30.0, 20.0, 40.0]
 
 
 def test_a_process_that_hangs_in_a_check_has_its_updates_timed_by_another_one(
