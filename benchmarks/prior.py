@@ -3,9 +3,9 @@
     python benchmarks/prior.py run [--tasks pendulum tanks lander office] [--seeds 2] [--set reuse=4 num_steps=32]
     python benchmarks/prior.py table
 
-A run is stored in prior.jsonl as it ends. Each task has a controller that an engineer would write; it plays the
-episodes of the evaluations, too. The sides are `prior` and `none`, with equal settings otherwise. The office is
-EnergyPlus (pip install pyenergyplus-lbnl), and runs only if it is named.
+A run is stored in prior.jsonl as it ends, and is left out when the command is repeated. Each task has a controller that
+an engineer would write; it plays the episodes of the evaluations, too. The sides are `prior` and `none`, with equal
+settings otherwise. The office is EnergyPlus (pip install pyenergyplus-lbnl), and runs only if it is named.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +103,30 @@ def main() -> int:
         for pair in options.set:
             name, _, value = pair.partition("=")
             settings[name] = json.loads(value)
+        done = [run_of(line) for line in stored(options.store)]
         for seed in range(1, options.seeds + 1):
-            for name in options.tasks:
-                for side in options.sides:
-                    line = measured(name, side, seed, settings)
-                    with options.store.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
-                    print(json.dumps(line), flush=True)
+            for task, side in product(options.tasks, options.sides):
+                if (task, side, seed, settings) in done:
+                    continue
+                line = measured(task, side, seed, settings)
+                with options.store.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(json.dumps(line), flush=True)
         return 0
-    print_table([json.loads(line) for line in options.store.read_text().splitlines()])
+    print_table(stored(options.store))
     return 0
+
+
+def stored(store: Path) -> list[dict[str, Any]]:
+    """Read the lines of the runs that have ended."""
+    if not store.exists():
+        return []
+    return [json.loads(line) for line in store.read_text().splitlines()]
+
+
+def run_of(line: dict[str, Any]) -> tuple[str, str, int, dict[str, Any]]:
+    """Return what tells a run from the others of its store."""
+    return line["task"], line["side"], line["seed"], line["settings"]
 
 
 def print_table(lines: list[dict[str, Any]]) -> None:
