@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dppo.envs.names import solved_at
 from dppo.plugins import plugin
+from dppo.records.clone_note import CloneNote
 from dppo.records.files.episode_writer import EpisodeWriter
 from dppo.records.files.run_files import EPISODES, METRICS, TRACE
 from dppo.records.metrics.reading import read_metrics
@@ -80,6 +81,12 @@ def _learning_notes(context: RunContext) -> Observer:
     return LearningNotes(config, context.actions, context.rows, solved_at(config.env_name))
 
 
+def _clone_note(context: RunContext) -> Observer | None:
+    if context.config.prior is None:
+        return None
+    return CloneNote(context.config, context.rows)
+
+
 def _learning_curve(context: RunContext) -> FileWriter:
     curve: FileWriter = plugin("learning_curve")(
         f"{context.config.env_name}, seed {context.config.seed}"
@@ -93,5 +100,6 @@ FACTORIES: list[tuple[str, Factory]] = [
     (TRACE, _trace),
     (EPISODES, _episodes),
     ("notes on learning", _learning_notes),
+    ("the note on a clone", _clone_note),
     ("learning_curve.png", _learning_curve),
 ]
