@@ -58,6 +58,14 @@ CASES: dict[str, list[tuple[TaskFacts, dict[str, Any], Any]]] = {
         (DISCRETE, {"reuse": 4, "memory": "gru"}, 0.0064),
         (DISCRETE, {"reuse": 4, **OWN_MEMORY}, 0.0064),
     ],
+    "freeze_norm_after": [
+        (ONE, {}, None),
+        (ONE, PRIOR | {"prior_steps": 1000}, 1024),
+        (DISCRETE, PRIOR | {"prior_steps": 1000, "policy_lag": 1}, 1536),
+        (ONE, PRIOR | {"prior_steps": 1000, "algo": "sac"}, 1024),
+        (ONE, PRIOR | {"freeze_norm_after": 7}, 7),
+        (ONE, PRIOR | {"norm_obs": False, "norm_reward": False}, None),
+    ],
     "norm_adv": [
         (DISCRETE, {}, True),
         (ONE, {}, False),

@@ -83,6 +83,8 @@ class Row(NamedTuple):
     successor: Any
     logprob: float = 0.0
     num_steps: int = 1
+    intended: np.ndarray | None = None
+    """The controller's action."""
 
 
 @dataclass
@@ -97,6 +99,8 @@ class World:
     ends: float = 0.15
     """Probability of each kind of end, in each step."""
     invalid: float = 0.0
+    has_controller: bool = False
+    """A controller collects."""
     rows: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,6 +156,8 @@ class World:
         segment = Segment(
             obs, actions, logprobs, zeros, zeros, rewards, terminated, truncated, valid
         )
+        if self.has_controller:
+            segment = replace(segment, intended=actions - 0.1 * random.normal(size=actions.shape))
         return replace(segment, successors=led_to[segment.followed]), led_to
 
 
@@ -169,6 +175,7 @@ def rows_of(segment: Segment, led_to: np.ndarray) -> list[list[Row]]:
                 terminated=segment.terminated[place],
                 successor=led_to[place],
                 logprob=segment.logprobs[place],
+                intended=None if segment.intended is None else segment.intended[place],
             )
             rows.append(row)
         steps.append(rows)
@@ -201,7 +208,9 @@ class Minibatch(NamedTuple):
     """Rows as tensors."""
 
     obs: Any
-    actions: Tensor
+    sampled: Tensor
+    """Actions before squashing."""
+    intended: Tensor | None
     rewards: Tensor
     goes_on: Tensor
     successors: Any
@@ -216,10 +225,11 @@ def minibatch_of(rows: Sequence[Row], gamma: float, normalize: Any) -> Minibatch
     def stacked(name: str) -> np.ndarray:
         return np.stack([getattr(row, name) for row in rows])
 
-    actions = from_numpy(stacked("action"))
+    has_controller = rows[0].intended is not None
     return Minibatch(
         obs=normalize(stacked("obs")),
-        actions=torch.tanh(actions),
+        sampled=from_numpy(stacked("action")),
+        intended=from_numpy(stacked("intended")) if has_controller else None,
         rewards=column("reward"),
         goes_on=1 - column("terminated"),
         successors=normalize(stacked("successor")),
@@ -323,6 +333,9 @@ class PlainSAC:
         targets = self._targets(minibatch, noise_of_successors, temperature)
         self._move(self.of_critics, self._critic_loss(minibatch, targets))
         self._follow()
+        if minibatch.intended is not None:
+            self._move(self.of_policy, self._clone_loss(minibatch, minibatch.intended))
+            return
 
         actions, logprobs = self._draw(minibatch.obs, noise_of_obs)
         least = self._least(self.critics, minibatch.obs, actions)
@@ -345,10 +358,18 @@ class PlainSAC:
     def _critic_loss(self, minibatch: Minibatch, targets: Tensor) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64)
         for critic in self.critics:
-            value = self._value(critic, minibatch.obs, minibatch.actions)
+            value = self._value(critic, minibatch.obs, torch.tanh(minibatch.sampled))
             error = value - targets
             loss = loss + 0.5 * error.square().mean()
         return loss
+
+    def _clone_loss(self, minibatch: Minibatch, intended: Tensor) -> Tensor:
+        """Return the KL divergence from a controller with the noise of these rows, up to a constant."""
+        head, _ = self.policy(minibatch.obs)
+        mean, log_std = head.split(self.width, dim=1)
+        squares = (mean - intended).square() + (minibatch.sampled - intended).square()
+        losses = log_std + squares / (2 * (2 * log_std).exp())
+        return losses.sum(1).mean()
 
     @torch.no_grad()
     def _follow(self) -> None:

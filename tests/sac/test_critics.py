@@ -22,7 +22,7 @@ from dppo.hosts.sac import networks_in_words
 from dppo.ppo.distributions.simple import SquashedGaussian
 from dppo.sac.critics import Critics
 from dppo.sac.inputs import CriticInputs
-from dppo.sac.policy import MAX_LOG_STD, MIN_LOG_STD, head_gradient, sample
+from dppo.sac.policy import MAX_LOG_STD, MIN_LOG_STD, clone_gradient, head_gradient, sample
 from dppo.sac.trainer import SACTrainer
 from dppo.spaces.spaces import Spaces
 
@@ -137,6 +137,21 @@ def test_deviations_are_not_pushed_out_of_their_range() -> None:
     assert kept_at_largest == 0
     assert kept_at_smallest == 0
     assert lowered < 0
+
+
+@pytest.mark.proves("clone_gradient")
+def test_gradient_of_a_clone_is_that_of_autograd_within_the_range_of_deviations() -> None:
+    head = 0.3 * numbers(ROWS, 4)
+    head[0, 3] = MIN_LOG_STD
+    head.requires_grad_()
+    intended = numbers(ROWS, 2, seed=1)
+    actions = intended + 0.1 * numbers(ROWS, 2, seed=2)
+    intended[0] = actions[0] = head[0, :2].detach()  # without noise, the deviation would fall
+    losses, gradient = clone_gradient(head, intended, actions)
+    (expected,) = torch.autograd.grad(losses.sum(), head)
+    assert expected[0, 3] == 1
+    expected[0, 3] = 0
+    assert_close(gradient.detach(), expected)
 
 
 NUMBERS = spaces.Box(-9.0, 9.0, (3,))

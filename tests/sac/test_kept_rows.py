@@ -121,13 +121,14 @@ def test_an_iteration_is_kept_even_if_it_is_larger_than_the_limit() -> None:
 
 
 @OBS
+@pytest.mark.parametrize("has_controller", [False, True])
 @pytest.mark.parametrize("limit", [ALL, 4 * 8])
 def test_neither_chunks_nor_a_checkpoint_change_what_is_drawn(
-    dtype: np.dtype[Any], limit: int
+    dtype: np.dtype[Any], limit: int, has_controller: bool
 ) -> None:
-    same_world = World(dtype, ends=0.2, invalid=0.1)
+    same_world = World(dtype, ends=0.2, invalid=0.1, has_controller=has_controller)
     whole = kept(same_world, [6] * 4, limit)
-    world = World(dtype, ends=0.2, invalid=0.1)
+    world = World(dtype, ends=0.2, invalid=0.1, has_controller=has_controller)
     state = kept(world, [6, 6], limit).state()
     for array in state.values():
         array.flags.writeable = False
@@ -143,11 +144,30 @@ def test_neither_chunks_nor_a_checkpoint_change_what_is_drawn(
     for n_step in (1, 3):
         drawn = resumed.draw(places, n_step)
         expected = whole.draw(expected_places, n_step)
+        assert (drawn.intended is not None) == has_controller
         for column, expected_column in zip(drawn, expected, strict=True):
             assert same(column, expected_column)
 
     assert list(resumed.state()) == list(whole.state())
     assert_equal(resumed.state(), whole.state())
+
+
+def test_actions_of_a_controller_are_kept_while_all_rows_have_them() -> None:
+    world = World(VECTOR, has_controller=True)
+    rows = kept(world, [6, 6])
+    intended = rows.draw(rows.transitions()).intended
+    assert same(intended, [row.intended for row in world.rows])
+    snapshot = rows.snapshot()
+
+    world.has_controller = False
+    rows.append(world.segments(6))
+    assert rows.draw(rows.transitions()).intended is None
+    assert "rows.intended" not in rows.state()
+
+    rows.restore(snapshot)
+    world.has_controller = True
+    rows.append(world.segments(6))
+    assert rows.draw(rows.transitions()).intended is None
 
 
 def test_a_smaller_limit_after_a_resume_drops_the_oldest() -> None:
@@ -245,7 +265,10 @@ def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
     """The rows of all, cut into parts, are those that each rank would keep by itself, also after drops."""
-    worlds = [World(VECTOR, num_samplers=1, num_envs=2, seed=number) for number in range(4)]
+    worlds = []
+    for number in range(4):
+        world = World(VECTOR, num_samplers=1, seed=number, has_controller=True)
+        worlds.append(world)
     limit = 8 * 10
     limit_of_rank = limit // ranks
     num_samplers = len(worlds) // ranks

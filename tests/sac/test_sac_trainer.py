@@ -148,6 +148,37 @@ def test_targets_add_up_more_rewards_where_the_policy_would_act_alike() -> None:
     assert_learned(trainer, twin, start)
 
 
+@pytest.mark.proves("clone_gradient")
+def test_the_policy_becomes_a_clone_of_the_controller_that_collects() -> None:
+    """Only then: the last update is that of the paper again, on the rows of the controller as well."""
+    trainer = trainer_of()
+    twin = twin_of(trainer)
+    start = trainer.weights()
+    world = World(VECTOR, has_controller=True)
+
+    for iteration in range(3):
+        steps = experience(world, iteration)
+        first_policy = replace(steps.policy, obs_scale=None)
+        steps = replace(steps, policy=first_policy, next_obs_scale=SCALE)
+        figures = trainer.update(steps).figures
+        assert np.isnan(figures["q_mean"])
+        twin.update([scaled(world.rows)], iteration, 6)
+
+    assert_learned(trainer, twin, start)
+
+    world.has_controller = False
+    own_steps = experience(world, 3)
+    figures = trainer.update(own_steps).figures
+    assert np.isfinite(figures["q_mean"])
+    rows = []
+    for row in scaled(world.rows):
+        row_of_the_policy = row._replace(intended=None)
+        rows.append(row_of_the_policy)
+
+    twin.update([rows], 3, 6)
+    assert_learned(trainer, twin, start)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_with_their_own_rows_take_the_steps_of_all_rows(size: int) -> None:
     twin = twin_of(trainer_of())

@@ -73,6 +73,14 @@ def _starts_with_little_noise(config: Config, task: TaskFacts) -> bool:
     return config.prior is not None and not task.discrete and config.sizes.clone_kl > 0
 
 
+def _reads_what_it_cloned(config: Config, task: TaskFacts) -> bool:
+    return config.prior is not None and (config.norm_obs or config.norm_reward)
+
+
+def _steps_of_prior(config: Config) -> int:
+    return config.collected_by_prior * config.batch_size
+
+
 def _may_move_too_far(config: Config, task: TaskFacts) -> bool:
     sensitive = not task.discrete or (config.has_memory and config.reuse > 1)
     adapts = bool(config.desired_kl) or _starts_with_little_noise(config, task)
@@ -97,8 +105,16 @@ def _noise_adds_up(config: Config, task: TaskFacts) -> bool:
     return _initializes_std(config, task) and task.action_dims > 1
 
 
+CLONE_KEEPS_SCALE = Default(
+    "freeze_norm_after",
+    _steps_of_prior,
+    "the clone of a prior reads observations on the scale of the controller's env steps",
+    _reads_what_it_cloned,
+)
+
 DEFAULTS = {
     "ppo": (
+        CLONE_KEEPS_SCALE,
         Default(
             "update_epochs",
             20,
@@ -143,6 +159,7 @@ DEFAULTS = {
         Default("log_std_init", 0.0, "actions have one continuous component", _initializes_std),
     ),
     "sac": (
+        CLONE_KEEPS_SCALE,
         Default(
             "replay_rows", replay_rows_of, "algo=sac: all of the run, up to 1,000,000", _always
         ),
@@ -163,6 +180,11 @@ LINES: dict[str, tuple[str, Any]] = {
     "desired_kl": (
         "Learning rate: lowered where steps move the clone too far (a KL of more than twice {value}); {other}: never.",
         0.0,
+    ),
+    "freeze_norm_after": (
+        "Normalization: its statistics are those of the controller's {value:,} env steps, so that the clone goes on "
+        "reading what it was cloned with.",
+        None,
     ),
     "target_kl": (
         "Updates: one that moves the policy too far (KL above {value}) ends early; {other}: none does.",
@@ -224,5 +246,5 @@ def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
     # the policy starts with the deviations of another run
     if name == "log_std_init" and config.init_from is not None:
         return ""
-    other = as_setting_and_flag(name, alternative)
+    other = "" if alternative is None else as_setting_and_flag(name, alternative)
     return text.format(value=value, other=other, action_dims=task.action_dims)

@@ -38,7 +38,7 @@ def prior_line(config: Config) -> str:
     steps = counted(config.collected_by_prior * config.batch_size, "step")
     collects = f"{config.prior_name} collects the first {iterations} ({steps}) with noise"
     if config.algo == "sac":
-        return f"{collects}; the critics and the policy learn from these env steps, too."
+        return f"{collects}; the policy becomes its clone, and the critics learn from its rewards."
     cloned = "then it is cloned"
     if config.has_memory:
         cloned += ", in about a minute because of the memory"

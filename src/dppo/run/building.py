@@ -86,7 +86,7 @@ def build(
         ledger,
         statistics,
         policy_lag=config.lag,
-        freeze_norm_after=config.freeze_norm_after,
+        freeze_norm_after=resolved.freeze_norm_after,
     )
     learner.prior_versions = config.sizes.prior_iterations
     learner.env_faults = EnvFaults(ledger, config.env_faults, config.env.fault_budget)

@@ -27,7 +27,7 @@ class Minibatch(NamedTuple):
     obs: Any
     """A tensor [rows, *O], or a dict of tensors by the leaf's name."""
     actions: Tensor
-    """[rows, A] within (-1, 1)."""
+    """[rows, A] before squashing."""
     returns: Tensor
     """[rows], the discounted rewards of a row and of the steps after it that count."""
     discounts: Tensor
@@ -35,6 +35,8 @@ class Minibatch(NamedTuple):
     successors: Any
     num_steps: Tensor
     """[rows], the rewards that `returns` adds up."""
+    intended: Tensor | None
+    """[rows, A], actions of a controller without noise, before squashing; None after its steps."""
     noise: Tensor
     """[2, rows, A]: noise of the actions after the successors, and of the actions after the observations."""
 
@@ -79,7 +81,7 @@ class Minibatches:
             thresholds: [n_step - 1, rows] uniform in [0, 1), which decide where a target stops adding up rewards.
         """
         gamma = self.settings.gamma
-        obs_scale = experience.policy.obs_scale
+        obs_scale = experience.next_obs_scale or experience.policy.obs_scale
 
         def extends(step: int, indices: np.ndarray, later: LaterRows) -> np.ndarray:
             likelihoods = self._relative_likelihoods(later, obs_scale)
@@ -94,11 +96,12 @@ class Minibatches:
         discounts = np.where(drawn.terminated, 0.0, gamma**drawn.num_steps)
         return Minibatch(
             obs=self._inputs(drawn.obs, obs_scale),
-            actions=torch.tanh(self._tensor(drawn.actions)),
+            actions=self._tensor(drawn.actions),
             returns=self._tensor(returns),
             discounts=self._tensor(discounts),
             successors=self._inputs(drawn.successors, obs_scale),
             num_steps=self._tensor(drawn.num_steps.astype(self.spec.dtype)),
+            intended=None if drawn.intended is None else self._tensor(drawn.intended),
             noise=torch.empty(0),
         )
 
@@ -140,5 +143,6 @@ def _part(rows: Minibatch, chosen: slice, noise: Tensor) -> Minibatch:
         discounts=rows.discounts[chosen],
         successors=each_leaf(rows.successors, part),
         num_steps=rows.num_steps[chosen],
+        intended=None if rows.intended is None else rows.intended[chosen],
         noise=noise,
     )

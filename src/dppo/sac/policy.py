@@ -66,8 +66,36 @@ def head_gradient(head: Tensor, drawn: Sample, grad_actions: Tensor, temperature
     log_std = head[:, actions.shape[1] :]
     grad_mean = 2 * temperature * actions + grad_actions * (1 - actions.square())
     grad_log_std = grad_mean * drawn.deviations - temperature
-    # a step moves against the gradient
+    return torch.cat([grad_mean, _within_range(log_std, grad_log_std)], dim=1)
+
+
+def clone_gradient(head: Tensor, intended: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return L = log std + ((mean - c)^2 + (u - c)^2) / (2 std^2) of all components, and its gradient by the head.
+
+        dL/d mean = (mean - c) / std^2        dL/d log std = 1 - ((mean - c)^2 + (u - c)^2) / std^2
+
+    Up to a constant, the expectation over u = c + noise is the KL divergence of the policy from the controller with
+    noise; without the product of both differences, whose expectation is zero, it varies less than -log N(u).
+
+    Source: behavioral cloning by maximum likelihood, as in Pomerleau, "ALVINN" (1989).
+
+    Args:
+        head: [rows, 2 A]
+        intended: c [rows, A], the controller's actions before squashing.
+        actions: u [rows, A], these actions with noise.
+    """
+    mean, log_std = head.split(actions.shape[1], dim=1)
+    inverse_variance = (-2 * log_std).exp()
+    difference = mean - intended
+    ratio = (difference.square() + (actions - intended).square()) * inverse_variance
+    grad_log_std = _within_range(log_std, 1 - ratio)
+    gradient = torch.cat([difference * inverse_variance, grad_log_std], dim=1)
+    return log_std + ratio / 2, gradient
+
+
+def _within_range(log_std: Tensor, grad_log_std: Tensor) -> Tensor:
+    """Return the gradient without what pushes deviations out of their range; a step moves against the gradient."""
     leaves_range = ((log_std >= MAX_LOG_STD) & (grad_log_std < 0)) | (
         (log_std <= MIN_LOG_STD) & (grad_log_std > 0)
     )
-    return torch.cat([grad_mean, grad_log_std.masked_fill(leaves_range, 0.0)], dim=1)
+    return grad_log_std.masked_fill(leaves_range, 0.0)

@@ -14,6 +14,7 @@ from dppo.spaces.spaces import leaves, walk
 
 PREFIX = "rows."  # begins the names of all arrays of the state
 COLUMNS = ("obs", "actions", "logprobs", "rewards", "terminated", "valid")
+INTENDED = "intended"  # a column as long as a controller collects
 LOGPROBS = PREFIX + "logprobs"
 EXIT_PLACES = PREFIX + "exits"
 EXIT_OBS = PREFIX + "exit_obs"
@@ -47,6 +48,8 @@ class DrawnRows(NamedTuple):
     """True where the last of the steps ended in a terminal state."""
     successors: np.ndarray
     """Observations after the last of the steps; any observations where terminated."""
+    intended: np.ndarray | None
+    """Actions of the controller that collected, before noise was added; None after its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,10 @@ class KeptRows:
     def append(self, segments: Sequence[Segment]) -> None:
         """Keep the rows of segments, which are in sampler order."""
         columns = {name: merged(segments, name) for name in COLUMNS}
+        if self._keeps_intended(segments[0]):
+            columns[INTENDED] = merged(segments, INTENDED)
+        else:
+            self._columns.pop(INTENDED, None)
         num_steps, num_envs = columns["valid"].shape
         kept_steps = max(num_steps, self._limit // num_envs)
         self._reserve(kept_steps + num_steps, columns)
@@ -130,6 +137,11 @@ class KeptRows:
         self._end += num_steps
         self._first = max(self._first, self._end - kept_steps)
         self._exits = exits.where(exits.places >= self._first * num_envs)
+
+    def _keeps_intended(self, segment: Segment) -> bool:
+        """Return whether all rows have a controller's actions; those of older checkpoints have none."""
+        have_intended = not self.num_steps or INTENDED in self._columns
+        return have_intended and segment.intended is not None
 
     @property
     def _capacity(self) -> int:
@@ -193,7 +205,8 @@ class KeptRows:
         successors[is_exit] = exit_obs
         obs = self._at("obs", places)
         actions = self._at("actions", places)
-        return DrawnRows(obs, actions, rewards, num_steps, terminated, successors)
+        intended = self._at(INTENDED, places) if INTENDED in self._columns else None
+        return DrawnRows(obs, actions, rewards, num_steps, terminated, successors, intended)
 
     def _has_next(self, places: np.ndarray) -> np.ndarray:
         """Mark the `places` that have a next row in the same episode."""
@@ -248,8 +261,9 @@ class KeptRows:
         # Older checkpoints have no log-probabilities. With infinity in their place, the relative likelihoods are 0.
         defaults = {LOGPROBS: np.full(shape, np.inf, np.float32)}
         columns = defaults | dict(state)
-        for name in COLUMNS[1:]:
-            self._columns[name] = columns[PREFIX + name]
+        for name in (*COLUMNS[1:], INTENDED):
+            if PREFIX + name in columns:
+                self._columns[name] = columns[PREFIX + name]
         self._columns["obs"] = _structured(PREFIX + "obs", state, shape, self._obs)
         places = state[EXIT_PLACES]
         exits = Exits(places, _structured(EXIT_OBS, state, places.shape, self._obs))

@@ -21,7 +21,7 @@ from dppo.ppo.networks.parameters import FlatParameters
 from dppo.sac.critics import Critics
 from dppo.sac.inputs import CriticInputs
 from dppo.sac.minibatches import Minibatch, Minibatches
-from dppo.sac.policy import head_gradient, policy_network, sample
+from dppo.sac.policy import clone_gradient, head_gradient, policy_network, sample
 from dppo.sac.rows import KeptRows, RowsSnapshot
 from dppo.sac.settings import SACSettings
 from dppo.streams import Stream
@@ -76,6 +76,8 @@ class Snapshot(NamedTuple):
 
 class SACTrainer:
     """Learn a policy, K critics and a temperature from kept rows. It owns them; nothing else changes them.
+
+    As long as a controller collects, the policy becomes its clone, and the critics learn from its rewards.
 
     It may be one of several ranks. Each keeps and draws the rows of its own samplers; gradients are summed over all
     ranks, so that their weights stay equal.
@@ -170,11 +172,14 @@ class SACTrainer:
         critic_loss = self._critics_gradient(minibatch, temperature)
         critic_norm = self._move(self._critics_part, settings.critic_learning_rate, limit)
         self._critics.follow(settings.tau)
-        policy_loss, q_mean, entropy, action_std = self._policy_gradient(minibatch, temperature)
+        clones = minibatch.intended is not None
+        policy_gradient = self._clone_gradient if clones else self._policy_gradient
+        policy_loss, q_mean, entropy, action_std = policy_gradient(minibatch, temperature)
         norm = self._move(self._policy_part, settings.learning_rate, limit)
-        target_entropy = settings.target_entropy * self._size
-        self._log_temperature.gradient.fill_(entropy - target_entropy)
-        self._move(self._temperature_part, settings.temperature_learning_rate, math.inf)
+        if not clones:  # a controller's noise is not the policy's
+            target_entropy = settings.target_entropy * self._size
+            self._log_temperature.gradient.fill_(entropy - target_entropy)
+            self._move(self._temperature_part, settings.temperature_learning_rate, math.inf)
         figures = (critic_loss, critic_norm, policy_loss, norm, q_mean, entropy)
         target_steps = minibatch.num_steps.mean()
         return torch.stack([*figures, temperature.squeeze(0), action_std, target_steps])
@@ -191,7 +196,7 @@ class SACTrainer:
         values -= temperature * following.logprobs
         targets = minibatch.returns + minibatch.discounts * values
         outputs, residuals = self._critics.forward(
-            self._critic_inputs(minibatch.obs, minibatch.actions)
+            self._critic_inputs(minibatch.obs, torch.tanh(minibatch.actions))
         )
         errors = outputs - targets
         self._critics.backward(residuals, errors / errors.shape[1])
@@ -216,6 +221,19 @@ class SACTrainer:
         q_mean = least.mean()
         action_std = head[:, self._size :].exp().mean()
         return -temperature.squeeze(0) * entropy - q_mean, q_mean, entropy, action_std
+
+    def _clone_gradient(self, minibatch: Minibatch, temperature: Tensor) -> tuple[Tensor, ...]:
+        """Store the gradient of the policy's distance from the controller; return the same as `_policy_gradient`.
+
+        The critics are not asked, so the mean of Q is nan.
+        """
+        assert minibatch.intended is not None
+        head, head_values, residuals = self._network.forward(minibatch.obs)
+        losses, grad_heads = clone_gradient(head, minibatch.intended, minibatch.actions)
+        self._network.backward(residuals, grad_heads / len(head), torch.zeros_like(head_values))
+        entropy = -sample(head, minibatch.noise[1]).logprobs.mean()
+        action_std = head[:, self._size :].exp().mean()
+        return losses.sum(dim=1).mean(), torch.full_like(entropy, math.nan), entropy, action_std
 
     def _move(self, part: _Part, learning_rate: float, limit: float) -> Tensor:
         """Take a step by the mean gradient of all ranks, of a norm up to `limit`; return its norm before."""
@@ -244,7 +262,7 @@ class SACTrainer:
         column = batch.values
         actions = column.unsqueeze(1).repeat(1, self._size)
         noise = torch.zeros_like(actions).repeat(2, 1, 1)
-        minibatch = Minibatch(batch.obs, actions, column, column, batch.obs, column, noise)
+        minibatch = Minibatch(batch.obs, actions, column, column, batch.obs, column, None, noise)
         temperature = self._log_temperature.weights.exp()
         self._critics_gradient(minibatch, temperature)
         self._policy_gradient(minibatch, temperature)

@@ -75,7 +75,11 @@ EPISODES = (
 PPO_ONLY = "with `--algo ppo`"
 SAC_ONLY = "with `--algo sac`"
 LEARNING = (
-    Metric("losses/policy_loss", "", "clipped surrogate, or the loss of soft actor-critic"),
+    Metric(
+        "losses/policy_loss",
+        "",
+        "clipped surrogate, or the loss of soft actor-critic; that of cloning while the controller of `--prior` acts",
+    ),
     Metric(
         "losses/value_loss",
         "reward^2",
@@ -154,7 +158,7 @@ LEARNING = (
         "losses/q_mean",
         "reward",
         "mean value of the policy's actions, by the lower critic; of scaled rewards. If it rises without the return, "
-        "actions are overestimated",
+        "actions are overestimated. Missing while the controller of `--prior` acts",
         SAC_ONLY,
     ),
     Metric("losses/temperature", "", "weight of the entropy", SAC_ONLY),
