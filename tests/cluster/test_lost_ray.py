@@ -193,10 +193,40 @@ def test_a_call_that_does_not_end_is_told_and_ends_the_run() -> None:
         watched.let_pass(int(CALL_LOST_S))
         [line] = watched.lines
         assert line.startswith("Ray (starting an actor) has not answered for 11 s. ")
+        assert f"{CALL_LOST_S:.0f} s at most" in line
+        assert "Look at the network" in line
         with pytest.raises(
             ClusterError, match=r"Ray .* has not answered for 91 s \(starting an actor\).*--resume"
         ):
             watched.let_pass(1)
+    finally:
+        over.set()
+        assert calls.close(60)
+
+
+def test_a_ray_that_does_not_start_here_is_no_matter_of_the_network_and_leaves_nothing_to_resume() -> (
+    None
+):
+    watched = Watched()
+    watched.watch = ClusterWatch(watched.lines.append, watched.clock, started_here=True)
+    watched.watch.is_starting = True
+    over = threading.Event()
+    calls = RayCalls("test", watched.clock.awake)
+    watched.watch.add_calls(calls)
+    calls.post(lambda: over.wait(60), "starting Ray")
+    wait_until(lambda: calls.waiting()[1])
+    try:
+        watched.let_pass(int(CALL_LOST_S))
+        [line] = watched.lines
+        assert f"{CALL_LOST_S:.0f} s at most" in line
+        assert "Ray runs on this machine alone, which may be too busy" in line
+        assert "network" not in line
+        nothing = (
+            r"cannot start without it\. Nothing was trained .* Start again, or use `num_actors=0`"
+        )
+        with pytest.raises(ClusterError, match=nothing) as lost:
+            watched.let_pass(1)
+        assert "--resume" not in str(lost.value)
     finally:
         over.set()
         assert calls.close(60)

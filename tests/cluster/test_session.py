@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import logging
 import os
 import re
 import shutil
@@ -22,9 +23,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import tiny_run
 from commandline import fresh_environment, run
 from processes import in_ray_thread
+from remedies import executes
 
+import dppo
 from dppo import machine
 from dppo.config import Actors, Learners
 from dppo.errors import ClusterError, ConfigError
@@ -413,7 +417,7 @@ def test_a_run_with_more_actors_than_cores_says_at_its_end_whether_the_cores_wer
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_ray_is_started_once_more_if_it_fails(
-    failures: int, monkeypatch: pytest.MonkeyPatch
+    failures: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """On a busy machine, its start is given up with a bare Exception."""
     import ray
@@ -424,6 +428,8 @@ def test_ray_is_started_once_more_if_it_fails(
     def init(**options: Any) -> None:
         calls.append(options)
         if len(calls) <= failures:
+            ray._private.services.logger.error("Failed to start the dashboard\n, return code 1")
+            ray._private.services.logger.error("Please report an issue to Ray github")
             raise Exception("The current node timed out during startup. This could happen because")
 
     monkeypatch.setattr(ray, "init", init)
@@ -431,7 +437,8 @@ def test_ray_is_started_once_more_if_it_fails(
     demand = capacity.Demand(1, {"CPU": 1.0}, 0, {}, 0, ())
     with (
         pytest.raises(
-            ClusterError, match=r"could not be started here: Exception: .* timed out .*num_actors=0"
+            ClusterError,
+            match=r"could not be started here: Exception: .* timed out .* Start again, or use `num_actors=0`, which",
         )
         if failures == 2
         else nullcontext()
@@ -439,4 +446,27 @@ def test_ray_is_started_once_more_if_it_fails(
         in_ray_thread(lambda: session._start(ray, demand, 1, True, notes.append))
     assert len(calls) == 2
     assert "timed out during startup" in notes[-1]
+    first = "Ray logged 2 lines, the first: Failed to start the dashboard , return code 1"
+    assert first in notes[-1]
+    assert "github" not in capfd.readouterr().err
+    assert logging.getLogger("ray._private").propagate
     assert notes[-1].endswith("trying once more")
+
+
+@executes("transports/ray/watch.py: Start again, or use `num_actors=0`, which needs no Ray")
+def test_a_run_whose_ray_does_not_start_has_trained_nothing_and_needs_none_without_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    folder = tmp_path / "run"
+    with pytest.raises(ClusterError, match="Nothing was trained, and no checkpoint was written"):
+        dppo.train(tiny_run(folder, num_actors=1))
+    assert not list(folder.rglob("*.safetensors"))
+    assert dppo.train(tiny_run(folder, num_actors=0)).metrics

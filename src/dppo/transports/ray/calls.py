@@ -137,7 +137,8 @@ class RayCalls:
             return
         if isinstance(error, OSError) or type(error).__module__.startswith("ray."):
             raise ClusterError(
-                f"Ray has failed: {in_a_line(error)[:300]}. Resume from the last checkpoint (--resume)."
+                f"Ray has failed: {in_a_line(error)[:300]}. Resume from the last checkpoint (--resume); before the "
+                f"first one, start again."
             )
         raise error
 

@@ -144,6 +144,31 @@ def quiet_init() -> Iterator[None]:
         ray_logger.setLevel(level)
 
 
+@contextmanager
+def log_lines(lines: list[str]) -> Iterator[None]:
+    """Add what Ray's Python code logs to `lines`, each record as one line, instead of printing it."""
+    handler = _Lines(lines)
+    rays_logger = logging.getLogger("ray._private")
+    propagates = rays_logger.propagate
+    rays_logger.addHandler(handler)
+    rays_logger.propagate = False
+    try:
+        with quiet_init():
+            yield
+    finally:
+        rays_logger.propagate = propagates
+        rays_logger.removeHandler(handler)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(" ".join(record.getMessage().split()))
+
+
 def long_reconnect() -> AbstractContextManager[None]:
     """Let this process outlive Ray's GCS by `RECONNECT_S` instead of a minute; Ray's own processes keep the minute.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dppo.config.parts import Actors, Learners
-from dppo.errors import ClusterError, ConfigError
+from dppo.errors import ClusterError, ConfigError, counted
 from dppo.log import logger
 from dppo.machine import file_size_limits, file_size_remedy
 from dppo.signals import leave_at_exit
@@ -25,7 +25,7 @@ from dppo.transports.ray.clock import RunClock
 from dppo.transports.ray.connecting import check_answers, check_connected, connect, wanted_cluster
 from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
 from dppo.transports.ray.folder import ray_folder, usable_folder
-from dppo.transports.ray.watch import ClusterWatch, Endpoint
+from dppo.transports.ray.watch import START_AGAIN, ClusterWatch, Endpoint
 from dppo.user_code import in_a_line
 
 T = TypeVar("T")
@@ -96,7 +96,8 @@ class RaySession:
             source, cluster = wanted_cluster(actors.address)
         self.started_here = self._ours and cluster is None
         self.clock = RunClock()
-        self._watch = ClusterWatch(notify, self.clock)
+        self._watch = ClusterWatch(notify, self.clock, started_here=self.started_here)
+        self._watch.is_starting = True
         self._check_waiting = check
         self._all_calls: list[RayCalls] = []
         self.pool: ElasticPool | None = None  # nodes of actors that join and leave
@@ -112,13 +113,19 @@ class RaySession:
         self._calls = self._new_calls("session")
         try:
             if self.started_here:
-                start = partial(_start, ray, demand, store_bytes, actors.dashboard, notify)
+
+                def noted(text: str) -> None:
+                    notify(text)
+                    self._calls.heard()  # a second try has its own time
+
+                start = partial(_start, ray, demand, store_bytes, actors.dashboard, noted)
                 with environment.signal_handlers_kept():
                     demand = self._call(start, "starting Ray")
             else:
                 self._connect(source, cluster, actors.dashboard)
             self.demand = self._look_at_nodes(demand, notify)
             """The processes at the start."""
+            self._watch.is_starting = False
         except BaseException:
             self.close()
             raise
@@ -298,21 +305,24 @@ def _start_processes(ray: Any, options: dict[str, Any], notify: Callable[[str], 
     # "local": never join a cluster of others
     options |= {"address": "local", "log_to_driver": False, "logging_level": logging.ERROR}
     for retry in (True, False):
+        lines = list[str]()
         try:
             with (
                 environment.long_reconnect(),
                 environment.one_hash_seed(),
-                environment.quiet_init(),
+                environment.log_lines(lines),
             ):
                 ray.init(**options)
             return
         except Exception as error:  # Ray raises a bare one, too
             reason = in_a_line(error)[:300]
+            if lines:
+                reason += f"; Ray logged {counted(len(lines), 'line')}, the first: {lines[0][:200]}"
             ray.shutdown()
             if not retry:
                 raise ClusterError(
                     f"Ray could not be started here: {reason}. Its logs are under "
-                    f"{ray_folder()}/ray/session_latest/logs. `num_actors=0` trains without Ray."
+                    f"{ray_folder()}/ray/session_latest/logs. {START_AGAIN}"
                 ) from None
             notify(f"Ray did not start ({reason}); trying once more")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dppo.errors import ClusterError
+from dppo.machine import cores_in_words, load_average
 from dppo.transports.ray.calls import RayCalls
 from dppo.transports.ray.clock import RunClock
 from dppo.transports.ray.connections import end_those_to, probe_all
@@ -19,6 +20,11 @@ PROBE_S = 5.0  # between two looks for new connections
 NOTIFY_S = 10.0  # without an answer, before a line is logged
 LOST_S = 75.0  # without an answer, after which Ray counts as lost: a cluster itself gives up a node after a minute
 CALL_LOST_S = 90.0  # time after which a call counts as lost while the processes of Ray answer
+RESUME = "Resume from the last checkpoint (--resume); before the first one, start again."
+START_AGAIN = (
+    "Nothing was trained, and no checkpoint was written. Start again, or use `num_actors=0`, which needs no "
+    "Ray."
+)
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 # First bytes of a gRPC client, which any gRPC server answers: the preface of HTTP/2, and no settings.
@@ -84,9 +90,17 @@ class ClusterWatch:
     the local raylet has died it waits without limit, or ends this process at the next access to the object store.
     """
 
-    def __init__(self, notify: Callable[[str], None], clock: RunClock) -> None:
-        """Watch nothing yet: see `add_endpoints` and `add_calls`."""
+    def __init__(
+        self, notify: Callable[[str], None], clock: RunClock, *, started_here: bool = False
+    ) -> None:
+        """Watch nothing yet: see `add_endpoints` and `add_calls`.
+
+        `started_here`: whether this process starts Ray, on this machine alone.
+        """
         self._notify = notify
+        self._started_here = started_here
+        self.is_starting = False
+        """True while Ray is started or connected, before anything is trained."""
         self._clock = clock
         self._endpoints: list[Endpoint] = []
         self._calls: list[RayCalls] = []
@@ -133,14 +147,13 @@ class ClusterWatch:
 
     def _report(self) -> None:
         now = self._clock.awake()
-        since, name = self._longest_silence(now)
+        since, name, limit_s = self._longest_silence(now)
         silent_s = now - since
         if silent_s > NOTIFY_S and self._reported_silence is None:
             self._reported_silence = since
             self._notify(
-                f"{name} has not answered for {silent_s:.0f} s. The run waits where it has to, {LOST_S:.0f} s at most, "
-                f"and goes on with the same result. Look at the network between this host and that of Ray's "
-                f"head{self._head()}"
+                f"{name} has not answered for {silent_s:.0f} s. The run waits where it has to, {limit_s:.0f} s at "
+                f"most, and goes on with the same result. {self._place_to_look_at()}"
             )
         elif silent_s <= NOTIFY_S and self._reported_silence is not None:
             self._notify(
@@ -148,10 +161,21 @@ class ClusterWatch:
             )
             self._reported_silence = None
 
-    def _longest_silence(self, now: float) -> tuple[float, str]:
-        """Return the start of the longest silence, and the silent process; `now` and "" if all have answered."""
+    def _place_to_look_at(self) -> str:
+        if self._started_here:
+            load = load_average()
+            busy = f": its load average is {load:.1f} on {cores_in_words()}" if load else ""
+            return f"Ray runs on this machine alone, which may be too busy{busy}"
+        return f"Look at the network between this host and that of Ray's head{self._head()}"
+
+    def _longest_silence(self, now: float) -> tuple[float, str, float]:
+        """Return the start of the longest silence, the silent process, and the longest silence that it may have.
+
+        `now` and "" if all have answered.
+        """
         since = now
         name = ""
+        limit_s = LOST_S
         for endpoint in self._endpoints:
             failing_since = endpoint.failing_since
             if failing_since is not None and failing_since < since:
@@ -164,7 +188,8 @@ class ClusterWatch:
             if now - waited_s < since - CONNECT_S:  # otherwise the silent process is the reason
                 since = now - waited_s
                 name = f"Ray ({action})"
-        return since, name
+                limit_s = CALL_LOST_S
+        return since, name, limit_s
 
     def _head(self) -> str:
         if not self._endpoints:
@@ -205,4 +230,7 @@ class ClusterWatch:
         self._clock.set_silent(self._silent_since is not None)
 
     def _lose(self, fact: str) -> None:
-        self._lost = f"{fact}, and the run cannot continue without it. Resume from the last checkpoint (--resume)."
+        if self.is_starting:
+            self._lost = f"{fact}, and the run cannot start without it. {START_AGAIN}"
+        else:
+            self._lost = f"{fact}, and the run cannot continue without it. {RESUME}"
