@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from builders import BOX, PLAIN, collect, make_config, parts_of, spec_of, tiny_run
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from torch import Tensor
 from worlds import priors
 
@@ -20,7 +21,7 @@ from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
-from dppo.ppo.exchange.records import PolicySnapshot, Segment
+from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment
 from dppo.ppo.learning import cloning
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
@@ -260,6 +261,53 @@ def test_the_distance_from_the_clone_adds_its_own_gradient() -> None:
 def test_the_noise_is_a_share_of_the_range() -> None:
     phase = ControllerPhase.of(BoxActions(LOW, HIGH), 3, 0.2)
     np.testing.assert_allclose(np.exp(phase.log_std), [0.1, 0.4])
+
+
+def test_episodes_that_the_controller_began_are_not_the_policys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither in the mean return, nor in the score by which the best checkpoint is chosen."""
+    monkeypatch.setattr(cloning, "EPOCHS", 2)
+    monkeypatch.setattr(PendulumEnv, "step", ended_by_the_clock)
+    for lag in (0, 1):
+        config = pendulum(tmp_path / f"run{lag}", prior=priors.Integrator, policy_lag=lag)
+        collected = config.collected_by_prior
+        rows = dppo.train(config).metrics
+        of_controller = rows[:collected]
+        assert all(row["charts/episodes"] > 0 for row in of_controller)
+        assert not any("charts/episodic_return" in row for row in of_controller)
+        later = rows[collected]
+        ended = later["charts/episodes"] - of_controller[-1]["charts/episodes"]
+        # one of each sampler was begun by the controller
+        assert later["charts/recent_episodes"] == ended - 2
+
+
+def ended_by_the_clock(env: Any, action: Any) -> Any:
+    """End each episode after its fifth step."""
+    env.steps = getattr(env, "steps", 0) + 1
+    return np.zeros(3, np.float32), -1.0, env.steps % 5 == 0, False, {}
+
+
+@pytest.mark.parametrize(
+    ("length", "end", "index", "is_controllers"),
+    [
+        (3, 8, 2, False),
+        (8, 8, 2, False),
+        (9, 8, 2, True),  # its first step was the last one of segment 1
+        (3, 8, 1, True),
+        (1, 1, 2, False),
+        (30, 8, 4, True),
+        (24, 8, 4, False),
+    ],
+)
+def test_an_episode_is_the_controllers_if_it_began_in_its_segments(
+    length: int, end: int, index: int, is_controllers: bool
+) -> None:
+    phase = ControllerPhase.of(BoxActions(LOW, HIGH), 1, 0.2, lag=1)
+    assert phase.segments == 2
+    episode = Episode(0, 0, 1.0, length, None, end=end)
+    [marked] = phase.marked([episode], index, num_steps=8)
+    assert marked.explored == is_controllers
 
 
 def test_the_controller_collects_at_first_and_its_rows_are_dropped_after_the_clone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,6 +156,40 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
         assert not any(part.overlaps(other) for other in parts[index + 1 :])
         assert 0 <= part.x0 < part.x1 <= figure.bbox.width
         assert 0 <= part.y0 < part.y1 <= figure.bbox.height
+
+
+def test_evaluations_are_points_beside_the_line_of_a_controller(
+    desk: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The curve is of other episodes than the controller's line, above which it may be although the policy is worse."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save", lambda figure, _: drawn.append(figure))
+    for seed in (1, 2):
+        a_run(f"run{seed}", 10.0, seed=seed, baseline="pi:PI", eval_every=512)
+        metrics = Path(f"run{seed}", "metrics.jsonl")
+        lines = metrics.read_text().splitlines()
+        evaluation = {"eval/episodic_return": 3.0 + seed, "eval/global_step": 100}
+        row = json.loads(lines[-1]) | evaluation | {"eval/baseline_return": 7.0}
+        metrics.write_text("\n".join([*lines[:-1], json.dumps(row)]) + "\n")
+    text = typed("plot run1 run2")
+    assert "(2 seeds), on the evaluations' episodes: 4.5\n" in text
+    assert "your controller pi:PI, on the evaluations' episodes: 7\n" in text
+
+    [figure] = drawn
+    [axis] = figure.axes
+    curve_line, *points, controller = axis.lines
+    assert [list(line.get_ydata()) for line in points] == [[4.0], [5.0]]
+    assert {line.get_color() for line in points} == {curve_line.get_color()}
+    assert list(controller.get_ydata()) == [7.0, 7.0]
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        curve_line.get_label(),
+        "points: evaluations",
+        "your controller pi:PI, on the evaluations' episodes: 7",
+    ]
+
+    typed("plot run1 --metric time/training_s")
+    assert len(drawn[1].axes[0].lines) == 1
 
 
 def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, typed: Typed) -> None:

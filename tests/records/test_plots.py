@@ -102,7 +102,7 @@ def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(
     [figure] = drawn
     for axis in figure.axes:
         line = next(line for line in axis.lines if "controller" in str(line.get_label()))
-        assert line.get_label() == "your controller: -26.7"
+        assert line.get_label() == "your controller, on the evaluations' episodes: -26.7"
         assert list(line.get_ydata()) == [-26.7, -26.7]
 
 

@@ -225,6 +225,19 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     assert f"20 pairs of episodes): {verdict}." in shown
     # both charts of the return, that of the evaluations, and that of the difference
     assert html.count('class="level"') == 4
+    assert "your controller, on the evaluations' episodes 10" in shown
+    assert html.count('class="points"') == 2
+    # in the colour of the line
+    assert html.count('<span class="k0">points: evaluations <b>12.5</b>') == 2
+
+
+def test_the_best_return_is_that_of_the_policy_and_not_of_its_controller(tmp_path: Path) -> None:
+    lines = rows(6)
+    for number, row in enumerate(lines):
+        row["charts/episodic_return"] = 70.0 if number < 2 else 5.0
+    sizes = {"num_samplers": 8, "num_steps": 32}
+    run = a_run(tmp_path / "run", lines, prior="pi:PI", prior_steps=2 * 256, **sizes)
+    assert "best return5.00" in words_of(checked(page(facts_of(run))))
 
 
 def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(

@@ -122,7 +122,8 @@ def _phase(plan: SamplerPlan, spaces: Spaces) -> ControllerPhase | None:
     from dppo.ppo.exchange.phase import ControllerPhase
 
     sizes = plan.sizes
-    return ControllerPhase.of(spaces.actions, sizes.prior_iterations, sizes.prior_noise)
+    lag = plan.sampling.lag
+    return ControllerPhase.of(spaces.actions, sizes.prior_iterations, sizes.prior_noise, lag)
 
 
 def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:

@@ -18,6 +18,7 @@ from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import Rows, sampled_metrics
 
 RETURN = "charts/episodic_return"
+EVALUATED_RETURN = "eval/episodic_return"
 # Settings that may differ between repetitions of one experiment.
 NOT_COMPARED = ("seed", "run_dir", "progress")
 MAX_POINTS = 4000  # points of a drawn line; longer lines are thinned out
@@ -35,7 +36,9 @@ class Curve(NamedTuple):
     values: np.ndarray
     settings: Mapping[str, Any] = {}
     baseline: float | None = None
-    """Mean return of the user's controller; None without one."""
+    """Mean return of the user's controller on the evaluations' episodes; None without one."""
+    evaluations: "Curve | None" = None
+    """Mean returns of the policy on these episodes; None if they are not drawn."""
 
     def time_to(self, target: float | None) -> float | None:
         """Return the seconds of training until the value reached `target`; None if it never did."""
@@ -204,6 +207,16 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
         value_text = value if isinstance(value, str) else json.dumps(value)
         texts.append(f"{name}={value_text}")
     return ", ".join(texts)
+
+
+def with_evaluations(run: Path, curve: Curve) -> Curve:
+    """Return the curve of a run with its evaluations, if it was compared with the user's controller.
+
+    The mean return of training is of other episodes than that of the controller.
+    """
+    if curve.baseline is None:
+        return curve
+    return curve._replace(evaluations=read_curve(run, EVALUATED_RETURN))
 
 
 def baselines_of(groups: Sequence[CurveGroup]) -> dict[str, float]:

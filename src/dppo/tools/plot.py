@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files.disk import writing
 from dppo.tools.curves import (
+    EVALUATED_RETURN,
     RETURN,
     CurveGroup,
     baselines_of,
@@ -17,9 +19,10 @@ from dppo.tools.curves import (
     interval,
     read_curve,
     run_folders,
+    with_evaluations,
 )
 from dppo.tools.pictures.comparison import draw_together
-from dppo.tools.pictures.style import MEAN_RETURN
+from dppo.tools.pictures.style import MEAN_RETURN, ON_EVALUATIONS
 
 PROG = "dppo plot"
 DESCRIPTION = (
@@ -60,6 +63,8 @@ def plot(
     if out.suffix not in KINDS:
         raise ConfigError(f"out={out}: must end in {' or '.join(KINDS)}.")
     curves = {run: read_curve(run, metric) for run in run_folders(runs)}
+    if metric == RETURN:
+        curves = {run: with_evaluations(run, curve) for run, curve in curves.items()}
     for run, curve in curves.items():
         if not len(curve.values):
             yield f"{run}: has no {metric} yet, and is left out"
@@ -74,7 +79,7 @@ def plot(
     environments = dict.fromkeys(str(run.settings.get("env_id")) for run in drawn)
     title = printable(", ".join(environments))[:MAX_TITLE_LENGTH]
     axis_label = printable(MEAN_RETURN if metric == RETURN else metric)
-    baselines = baselines_of(groups) if metric in (RETURN, "eval/episodic_return") else {}
+    baselines = baselines_of(groups) if metric in (RETURN, EVALUATED_RETURN) else {}
     with writing(f"out={out}"):
         draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
@@ -84,9 +89,19 @@ def plot(
         if len(group.runs) > 1:
             spread = f", 95 % interval {low:.4g} to {high:.4g}"
         yield f"{group}: {mean:.4g}{spread}"
+    yield from _last_evaluations(groups)
     for name, mean_return in baselines.items():
-        yield f"your controller {name}: {mean_return:.4g}"
+        yield f"your controller {name}, {ON_EVALUATIONS}: {mean_return:.4g}"
     yield f"Picture: {out}"
+
+
+def _last_evaluations(groups: Sequence[CurveGroup]) -> Iterator[str]:
+    """Yield the mean return of the last evaluations of each group, which compares with that of a controller."""
+    for group in groups:
+        evaluations = [run.evaluations for run in group.runs if run.evaluations is not None]
+        last_values = [curve.values[-1] for curve in evaluations if len(curve.values)]
+        if last_values:
+            yield f"{group}, {ON_EVALUATIONS}: {fmean(last_values):.4g}"
 
 
 def _named(groups: Sequence[CurveGroup], labels: Sequence[str]) -> list[CurveGroup]:

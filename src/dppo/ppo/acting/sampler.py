@@ -159,6 +159,8 @@ class PPOSampler:
         episodes = log.episodes
         if self.wide is not None:
             episodes = self.wide.marked(episodes, request.index)
+        if self.phase is not None:
+            episodes = self.phase.marked(episodes, request.index, self.num_steps)
         open_actions = [
             _last_actions(segment, env, self.num_steps, length)
             for env, length in enumerate(carry.episode_lengths)

@@ -173,7 +173,7 @@ class Episode:
     measured: dict[str, EpisodeInfo] = field(default_factory=dict)
     at_bounds: np.ndarray | None = field(default=None, compare=False)
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
-    # whether wide exploration chose some of its actions, so that its return is not the policy's
+    # whether wide exploration or a controller chose some of its actions, so that its return is not the policy's
     explored: bool = field(default=False, compare=False)
     # False: an episode of one of several rows, which depends on the other rows
     alone: bool = field(default=True, compare=False)

@@ -51,7 +51,8 @@ EPISODES = (
     Metric(
         "charts/recent_episodes",
         "count",
-        "the last 100 of them at most, without those of up to 3,072 steps with wide exploration (`--noise wide`)",
+        "the last 100 of them at most, without those of up to 3,072 steps with wide exploration (`--noise wide`), and "
+        "without those that a controller began (`--prior`)",
         ONE_EPISODE,
     ),
     Metric(

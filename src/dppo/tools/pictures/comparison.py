@@ -81,7 +81,8 @@ def draw_together(
 ) -> None:
     """Draw groups into the PNG or SVG `path`: means over env steps or time; `label` names the values.
 
-    `baselines` are mean returns of the user's controllers, each drawn as a horizontal line.
+    `baselines` are mean returns of the user's controllers, each drawn as a horizontal line. Evaluations of the policy
+    on the same episodes are points in the colour of the group.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -104,6 +105,7 @@ def draw_together(
                 "label": name,
             }
             _draw_band(axis, x, band, shade=0.15, line=line)
+        _draw_evaluations(axis, groups, scale, over_time=over_time)
         for index, (name, mean_return) in enumerate(baselines.items()):
             draw_baseline(axis, mean_return, f"your controller {name}", DASHES[1:][index % 2])
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
@@ -111,6 +113,22 @@ def draw_together(
         axis.set_ylabel(label, color=INK, fontsize=9)
         figure.legend(loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=INK)
         save(figure, path)
+
+
+def _draw_evaluations(
+    axis: Any, groups: Sequence[CurveGroup], scale: float, *, over_time: bool
+) -> None:
+    label = "points: evaluations"
+    for index, group in enumerate(groups):
+        for run in group.runs:
+            evaluations = run.evaluations
+            if evaluations is None or not len(evaluations.values):
+                continue
+            x = evaluations.seconds / scale if over_time else evaluations.steps
+            colour = COLOURS[index % len(COLOURS)]
+            points = {"color": colour, "markeredgecolor": "white", "markersize": 6}
+            axis.plot(x, evaluations.values, "o", label=label, **points)
+            label = "_another run"  # names with this prefix are not in a legend
 
 
 def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float | None:

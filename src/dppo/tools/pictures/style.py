@@ -24,6 +24,7 @@ LEGEND: dict[str, Any] = {
     "columnspacing": 1.2,
     "labelspacing": 0.3,
 }
+ON_EVALUATIONS = "on the evaluations' episodes"
 BASELINE_DASHES = (0, (4, 2))
 STEPS = "env steps"
 MEAN_RETURN = "mean return of the last 100 episodes"
@@ -62,7 +63,7 @@ def draw_baseline(
     axis: Any, mean_return: float, name: str = "your controller", dashes: Any = BASELINE_DASHES
 ) -> None:
     """Draw the return of the user's controller as a dashed horizontal line, with its figure in the legend."""
-    label = f"{name}: {mean_return:.4g}"
+    label = f"{name}, {ON_EVALUATIONS}: {mean_return:.4g}"
     axis.axhline(mean_return, color=INK, linewidth=1.2, linestyle=dashes, label=label)
 
 

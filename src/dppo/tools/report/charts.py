@@ -5,7 +5,7 @@ Places are shares of a chart, in percent, so that it is as wide as the page; onl
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 from typing import NamedTuple
@@ -89,6 +89,8 @@ class Figure:
     """Value of each name."""
     lanes: int = 0
     """Number of lanes of a figure that has lanes."""
+    colours: Mapping[str, int] = field(default_factory=dict)
+    """Number of the colour of each name that has the colour of another name."""
 
     def around(self, drawing: str) -> str:
         """Put `drawing`, in percent of both axes, inside of the figure; return HTML."""
@@ -107,7 +109,8 @@ class Figure:
     def _legend(self) -> str:
         entries = ""
         for number, (name, value) in enumerate(self.legend.items()):
-            entries += f'<span class="k{number}">{text(name)} <b>{value}</b></span>'
+            colour = self.colours.get(name, number)
+            entries += f'<span class="k{colour}">{text(name)} <b>{value}</b></span>'
         return entries
 
     def _grid(self) -> str:
@@ -137,11 +140,23 @@ class Line(NamedTuple):
     high: np.ndarray
 
 
+class Points(NamedTuple):
+    """Single points in a chart, [n] each, all finite."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+NO_POINTS = Points("", np.empty(0), np.empty(0))
+
+
 class Level(NamedTuple):
-    """A horizontal line in a chart."""
+    """A horizontal line in a chart, and points that compare with it."""
 
     name: str
     value: float
+    points: Points = NO_POINTS
 
 
 def chart(
@@ -160,7 +175,7 @@ def chart(
     across = _axis(x, 0.0, label)
     ends = [low, high]
     if level is not None:
-        ends.append(np.array([level.value]))
+        ends.append(np.array([level.value, *level.points.y]))
     up = _axis(np.concatenate(ends), 0.05)
     places = across.percent(x)
     middle, bottom, top = 100 - up.percent(np.array([mean, low, high]))
@@ -171,17 +186,23 @@ def chart(
         drawing += f'<path class="mark {mark.kind}" d="{path}">{title_of_mark}</path>'
     drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
     legend = {name: f"{mean[-1]:.4g}"}
+    colours = dict[str, int]()
     if level is not None:
         drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
         legend[level.name] = f"{level.value:.4g}"
+        points = level.points
+        if len(points.y):
+            dots = _dots(across.percent(points.x), 100 - up.percent(points.y))
+            drawing += f'<path class="points" d="{dots}"/>'
+            legend[points.name] = f"{points.y[-1]:.4g}"
+            colours[points.name] = 0
     path = _line_path(places, middle)
     if len(x) < FEW_POINTS:
-        # lines of length zero, which the style sheet draws with round ends
-        dots = "".join(f"M{point}h0" for point in _points(places, middle))
-        drawing += f'<path class="line few" d="{path}{dots}"/>'
+        drawing += f'<path class="line few" d="{path}{_dots(places, middle)}"/>'
     else:
         drawing += f'<path class="line" d="{path}"/>'
-    return Figure(title, across, list(up.ticks()), legend).around(drawing)
+    ticks = list(up.ticks())
+    return Figure(title, across, ticks, legend, colours=colours).around(drawing)
 
 
 def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:
@@ -272,6 +293,11 @@ def _line_path(x: np.ndarray, y: np.ndarray) -> str:
 
 def _points(x: np.ndarray, y: np.ndarray) -> Iterable[str]:
     return [f"{across:.2f} {up:.2f}" for across, up in zip(x, y, strict=True)]
+
+
+def _dots(x: np.ndarray, y: np.ndarray) -> str:
+    """Return lines of length zero, which the style sheet draws with round ends."""
+    return "".join(f"M{point}h0" for point in _points(x, y))
 
 
 def _area_path(x: np.ndarray, bottom: np.ndarray, top: np.ndarray) -> str:

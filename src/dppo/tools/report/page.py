@@ -18,9 +18,27 @@ from dppo.errors import counted
 from dppo.records.metrics.reading import Row, Rows
 from dppo.records.terminal.figures import duration, number, signed
 from dppo.records.terminal.view import PHASES
-from dppo.tools.curves import RETURN, baseline_return, resumed, training_times
-from dppo.tools.pictures.style import STEPS, time_axis
-from dppo.tools.report.charts import Bar, Level, Line, Mark, chart, lanes, stacked, text
+from dppo.tools.curves import (
+    EVALUATED_RETURN,
+    RETURN,
+    baseline_return,
+    curve_of,
+    resumed,
+    training_times,
+)
+from dppo.tools.pictures.style import ON_EVALUATIONS, STEPS, time_axis
+from dppo.tools.report.charts import (
+    MAX_VALUE,
+    Bar,
+    Level,
+    Line,
+    Mark,
+    Points,
+    chart,
+    lanes,
+    stacked,
+    text,
+)
 
 Columns = dict[str, np.ndarray]
 """The rows of a run by key, each [n]; NaN where a row has no such key."""
@@ -183,7 +201,8 @@ def _settings(config: Config) -> Iterator[str]:
 def _tiles(facts: Facts) -> dict[str, str]:
     row = facts.last_row
     config = facts.config
-    returns = [row.get(RETURN, math.nan) for row in facts.rows]
+    of_policy = (row for row in facts.rows if row.get("iteration", 0) > config.collected_by_prior)
+    returns = [row.get(RETURN, math.nan) for row in of_policy]
     best_return = max(filter(math.isfinite, returns), default=math.nan)
     seconds = [math.nan, *training_times(facts.rows)][-1]
     incidents = sum(count for key, count in row.items() if key.startswith("incidents/"))
@@ -253,7 +272,14 @@ def baseline_level(rows: Rows) -> Level | None:
     mean_return = baseline_return(rows)
     if mean_return is None:
         return None
-    return Level("your controller", mean_return)
+    return Level(f"your controller, {ON_EVALUATIONS}", mean_return)
+
+
+def _evaluations(rows: Rows, *, over_steps: bool, scale: float) -> Points:
+    """Return the mean returns of the policy on the episodes of the controller."""
+    curve = curve_of(rows, EVALUATED_RETURN)
+    x = curve.steps if over_steps else curve.seconds / scale
+    return Points("points: evaluations", x, np.clip(curve.values, -MAX_VALUE, MAX_VALUE))
 
 
 def comparison_sentence(facts: Facts) -> str:
@@ -289,13 +315,17 @@ def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
     if RETURN in columns:
         for x, label in ((columns["global_step"], STEPS), (seconds / scale, time_label)):
             line = _with_spread(columns, RETURN, x)
+            level = controller
+            if controller is not None:
+                points = _evaluations(facts.rows, over_steps=label == STEPS, scale=scale)
+                level = controller._replace(points=points)
             drawn = chart(
                 "Episode return",
                 line,
                 label,
                 name="mean of the last 100",
                 marks=marks(facts.rows, x),
-                level=controller,
+                level=level,
             )
             figures.append(drawn)
     if not any(figures):
