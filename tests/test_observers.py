@@ -360,6 +360,15 @@ def test_closing_notes_that_raise_do_not_hide_how_a_run_ended(tmp_path: Path) ->
     assert "FailingNotes.closing_notes raised RuntimeError('no notes')" in recorder.ending
 
 
+def test_the_first_lines_name_the_epochs_of_this_run(tmp_path: Path) -> None:
+    """They follow from the actions, which are known before the lines are shown."""
+    recorder = Recorder()
+    config = tiny_run(tmp_path / "run", samplers=1, iterations=1, update_epochs=None)
+    dppo.train(config, observers=[recorder])
+    assert recorder.run is not None
+    assert recorder.run.lines[0].endswith("then trains on them for 20 epochs.")
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_the_cause_is_printed_once_where_the_error_follows_on_the_same_terminal(
     together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

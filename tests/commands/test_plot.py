@@ -13,6 +13,7 @@ import pytest
 from builders import written_run
 from commandline import Typed
 
+from dppo.config import Config, plain_settings
 from dppo.tools.curves import Curve, CurveGroup, curve_of, grouped_by_settings, interval, over_seeds
 from dppo.tools.pictures import comparison as plots
 from dppo.tools.pictures.comparison import draw_together
@@ -70,7 +71,24 @@ def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
     assert names(times) == ["num_actors=1 (1 seed)", "num_actors=8 (1 seed)"]
 
     of_another_version = [rising(), rising(), rising(unknown=1)]
-    assert names(of_another_version) == ["unknown=null (2 runs)", "unknown=1 (1 seed)"]
+    assert names(of_another_version) == ["unknown=none (2 runs)", "unknown=1 (1 seed)"]
+
+
+def test_labels_leave_out_what_follows_from_the_algorithm() -> None:
+    """Batches differ here, and with them the minibatches."""
+
+    def stored(**settings: Any) -> Curve:
+        return rising(**plain_settings(Config(env_id="E-v0", num_samplers=2, **settings)))
+
+    assert names([stored(), stored(algo="sac")]) == ["algo=ppo (1 seed)", "algo=sac (1 seed)"]
+    rates = [stored(algo="sac"), stored(algo="sac", learning_rate=1e-3), stored(target_kl=0.0)]
+    assert names(rates) == [
+        "algo=sac, learning_rate=0.0005, target_kl=none (1 seed)",
+        "algo=sac, learning_rate=0.001, target_kl=none (1 seed)",
+        "algo=ppo, learning_rate=0.0003, target_kl=0.0 (1 seed)",
+    ]
+    sizes = [stored(num_steps=64), stored(num_steps=128)]
+    assert names(sizes) == ["num_steps=64 (1 seed)", "num_steps=128 (1 seed)"]
 
 
 def test_mean_and_spread_are_those_where_all_runs_have_values() -> None:

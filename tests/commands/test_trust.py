@@ -84,6 +84,13 @@ def test_with_trust_the_code_is_printed_and_run(evil: None, typed: Typed) -> Non
     assert "and calls make(command='rm')." in first
 
 
+def test_code_that_two_settings_name_is_printed_once(modules: Path, typed: Typed) -> None:
+    controller = "worlds.priors:balance"
+    run_of(Path("run"), prior=controller, baseline=controller, eval_every=64, eval_episodes=2)
+    printed = typed("train --resume run --trust")
+    assert printed.count("run imports worlds.priors and calls balance().") == 1
+
+
 def test_an_environment_of_the_user_replaces_that_of_the_folder(
     evil: None, typed: Typed, refused: Typed
 ) -> None:

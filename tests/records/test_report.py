@@ -210,6 +210,8 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     lines[-1] |= {
         "eval/iteration": 4,
         "eval/global_step": 1024,
+        "eval/episodes": 20,
+        "eval/s": 3.0,
         "eval/episodic_return": 12.5,
         "eval/baseline_return": 10.0,
         "eval/baseline_difference": (low + high) / 2,
@@ -229,6 +231,9 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     assert html.count('class="points"') == 2
     # in the colour of the line
     assert html.count('<span class="k0">points: evaluations <b>12.5</b>') == 2
+    titles = ("eval/episodic_return", "eval/baseline_difference", "eval/episodes", "eval/s")
+    places = [shown.index(title) for title in titles]
+    assert places == sorted(places)
 
 
 def test_the_best_return_is_that_of_the_policy_and_not_of_its_controller(tmp_path: Path) -> None:
@@ -238,6 +243,25 @@ def test_the_best_return_is_that_of_the_policy_and_not_of_its_controller(tmp_pat
     sizes = {"num_samplers": 8, "num_steps": 32}
     run = a_run(tmp_path / "run", lines, prior="pi:PI", prior_steps=2 * 256, **sizes)
     assert "best return5.00" in words_of(checked(page(facts_of(run))))
+
+
+def test_settings_are_written_as_flags_and_compared_with_the_defaults_of_the_algorithm(
+    tmp_path: Path,
+) -> None:
+    lines = rows(4)
+    lines[-1]["charts/recent_episodes"] = 40
+    run = a_run(tmp_path / "run", lines, eval_every=1024, update_epochs=20, norm_adv=True)
+    html = page(facts_of(run))
+    assert "<td>update_epochs</td><td>20</td><td>depends on the task</td>" in html
+    assert "<td>norm_adv</td><td>true</td><td>depends on the task</td>" in html
+    assert "<td>eval_every</td><td>1024</td><td>none</td>" in html
+    assert not re.search("<td>(None|True|False)</td>", html)
+    assert "<dt>return, last 40</dt>" in html
+
+    html = page(facts_of(a_run(tmp_path / "sac", rows(4), algo="sac")))
+    changed = html[html.index("<h2>Settings</h2>") : html.index("<details>")]
+    assert "<td>algo</td><td>sac</td><td>ppo</td>" in changed
+    assert "learning_rate" not in changed
 
 
 def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(

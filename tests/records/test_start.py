@@ -96,6 +96,7 @@ def test_sizes_are_those_of_the_run() -> None:
     rounded = replace(config, total_timesteps=1200)
     assert sizes_line(rounded).startswith("1,200 env steps in 4 iterations: each")
     assert sizes_line(config).endswith("for 10 epochs, or 20 if actions are discrete.")
+    assert sizes_line(config, epochs=20).endswith("for 20 epochs.")
 
     reusing = Config(
         env_id="E-v0", total_timesteps=3 * 512, minibatch_size=256, update_epochs=2, reuse=2

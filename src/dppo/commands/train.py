@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
             f"{error}\nThe preset {arguments.preset} applies; --preset none disables it."
         ) from None
     if isinstance(arguments.resume, Path):
-        for action in code_named_by(arguments.settings).values():
+        # a prior may also be the baseline
+        for action in dict.fromkeys(code_named_by(arguments.settings).values()):
             print(printable(f"{arguments.resume} {action}."), flush=True)
 
     from dppo.run.runner import train

@@ -20,14 +20,19 @@ OF_DEFAULT_NETWORK = {"state_dependent_std", "hidden_sizes", "activation"}
 """Settings that a network of the user's does not read."""
 
 
+def own_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults that the algorithm of flat settings has instead of the shared ones."""
+    if settings.get("algo") != "sac":
+        return {}
+    if settings.get("model") is None:
+        return dict(SAC_DEFAULTS)
+    return {name: value for name, value in SAC_DEFAULTS.items() if name not in OF_DEFAULT_NETWORK}
+
+
 def with_algorithm(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return flat settings, with the defaults of soft actor-critic where `algo` is sac."""
-    if settings.get("algo") != "sac":
+    defaults = own_defaults(settings)
+    if not defaults:
         return dict(settings)
     user_settings = {name: value for name, value in settings.items() if value is not None}
-    defaults = SAC_DEFAULTS
-    if "model" in user_settings:
-        defaults = {
-            name: value for name, value in defaults.items() if name not in OF_DEFAULT_NETWORK
-        }
     return dict(settings) | defaults | user_settings

@@ -46,6 +46,13 @@ def plain(value: Any, *, outermost: bool = True) -> Any:
         return _plain_object(value)
 
 
+def as_typed(value: Any) -> str:
+    """Return the value of a setting as flags and documents write it: none, true, [64, 64], or text as it is."""
+    if isinstance(value, str):
+        return value
+    return "none" if value is None else json.dumps(plain(value))
+
+
 def _has_other_keys(value: Any) -> bool:
     """Return whether a dict in `value` has keys such as 1, None or True, which JSON turns into other keys."""
     if isinstance(value, dict):

@@ -233,11 +233,14 @@ def _player_of_run(
 
 def _log_code(settings: Mapping[str, Any], passed: Mapping[str, Any], run: Path) -> None:
     """Log the code that will be imported, and whether the user passed it or the run names it."""
+    lines = dict[str, None]()
     for name, action in code_named_by(settings).items():
         source = str(run)
         if name in passed:
             source = f"{name}={passed[name]}"
-        logger.info("%s %s.", source, action)
+        lines[f"{source} {action}."] = None
+    for line in lines:
+        logger.info("%s", line)
 
 
 def _checked_kwargs(env_kwargs: Any) -> dict[str, Any]:

@@ -30,8 +30,10 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     if isinstance(error, Exception) and not _errors_are_printed_here():
         yield _cause(error)
     if result.recent_episodes:
-        recent = counted(result.recent_episodes, "episode")
-        line = f"Mean return of the last {recent}: {result.episodic_return:.1f}"
+        line = f"Return of the only episode: {result.episodic_return:.1f}"
+        if result.recent_episodes > 1:
+            recent = counted(result.recent_episodes, "episode")
+            line = f"Mean return of the last {recent}: {result.episodic_return:.1f}"
         if result.config is not None and result.config.noise == "wide":
             line += ", with the noise of training and without episodes of wide exploration"
         yield line

@@ -38,6 +38,11 @@ class Observers:
         self._started.append(self._display)
         self._display.prepare(text)
 
+    def describe(self, run: RunInfo) -> None:
+        """Describe the run more exactly, unless the observers have started."""
+        if self._run is not None:
+            self._run = run
+
     def note(self, text: str) -> None:
         """Show `text` on the display at once, unless the run is over; may be called from any thread."""
         if self._started:

@@ -8,8 +8,11 @@ from dppo.invocation import as_setting_and_flag
 from dppo.records.files.checkpoint import LoadedCheckpoint
 
 
-def sizes_line(config: Config) -> str:
-    """Describe the number of env steps, and the batch and the epochs of an iteration."""
+def sizes_line(config: Config, epochs: int | None = None) -> str:
+    """Describe the number of env steps, and the batch and the epochs of an iteration.
+
+    `epochs`: those of this run; None if they depend on its actions, which are not known yet.
+    """
     total_steps = config.total_steps
     total = counted(total_steps, "env step")
     iterations = counted(config.iterations, "iteration")
@@ -20,16 +23,22 @@ def sizes_line(config: Config) -> str:
         steps = counted(round(config.gradient_steps * config.batch_size), "gradient step")
         trains = f"takes {steps} on rows of all segments so far"
         return f"{total} in {iterations}: each collects {batch}, then {trains}."
-    # the default depends on whether actions are continuous, which is not known yet
-    epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
-    discrete_epochs = value_of("update_epochs", config, TaskFacts(action_dims=0))
     batches = "them"
     if config.reuse > 1:
         batches = f"them and those of {counted(config.reuse - 1, 'iteration')} before,"
-    trains = f"trains on {batches} for {counted(epochs, 'epoch')}"
-    if discrete_epochs > epochs:
-        trains += f", or {discrete_epochs} if actions are discrete"
+    trains = f"trains on {batches} for {_epochs(config, epochs)}"
     return f"{total} in {iterations}: each collects {batch}, then {trains}."
+
+
+def _epochs(config: Config, epochs: int | None) -> str:
+    if epochs is not None:
+        return counted(epochs, "epoch")
+    continuous_epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
+    discrete_epochs = value_of("update_epochs", config, TaskFacts(action_dims=0))
+    text = counted(continuous_epochs, "epoch")
+    if discrete_epochs > continuous_epochs:
+        text += f", or {discrete_epochs} if actions are discrete"
+    return text
 
 
 def prior_line(config: Config) -> str:

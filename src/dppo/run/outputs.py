@@ -49,9 +49,12 @@ def check_code(config: Config) -> None:
             Controller(named, name)
 
 
-def describe_run(config: Config, folder: RunFolder) -> RunInfo:
-    """Return the description of a run that is about to start, for its observers."""
-    lines = [sizes_line(config), hosting_line(config), f"Run folder: {folder.path}"]
+def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -> RunInfo:
+    """Return the description of a run that is about to start, for its observers.
+
+    `epochs`: those of an update, once they are known.
+    """
+    lines = [sizes_line(config, epochs), hosting_line(config), f"Run folder: {folder.path}"]
     if config.prior is not None:
         lines.insert(1, prior_line(config))
     resumed_at = None

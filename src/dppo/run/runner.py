@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
@@ -108,6 +109,8 @@ def _run(
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
                 parts.learner.env_options = lambda: info.options.now
+                lines = outputs.describe_run(config, folder, parts.epochs).lines
+                watching.describe(replace(info, lines=lines))
                 watching.start()
                 info.options.fixed = False
                 return Run(config, folder, watching, parts, disk, times).train(stop)

@@ -1,17 +1,19 @@
 """Learning curves of single runs and of groups of runs, and confidence intervals of their results."""
 
 import difflib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dppo.config.algorithms import own_defaults
 from dppo.config.parts import about, default_of, settings_by_name
-from dppo.config.plain import plain
+from dppo.config.plain import as_typed, plain
+from dppo.config.settings import Settings
 from dppo.errors import DppoError, counted, printable
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import settings_to_resume
@@ -174,10 +176,13 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     defaults = {name: default_of(name) for name in names if name in settings_by_name()}
     values = []
     for run in runs:
-        settings_of_run = {**defaults, **run.settings}
+        settings_of_run = {**defaults, **own_defaults(run.settings), **run.settings}
         values.append({name: plain(settings_of_run.get(name)) for name in names})
     differing = [
-        name for name in names if any(settings[name] != values[0][name] for settings in values)
+        name
+        for name in names
+        if any(settings[name] != values[0][name] for settings in values)
+        and any(_is_chosen(name, settings) for settings in values)
     ]
     effective = [name for name in differing if _may_change_results(name)]
     groups: dict[tuple[str, str], list[Curve]] = {}
@@ -195,6 +200,21 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     return named
 
 
+def _is_chosen(name: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether a setting of a run has another value than follows from its other settings."""
+    value = settings[name]
+    if name not in settings_by_name():  # of another version
+        return True
+    if value == plain(own_defaults(settings).get(name, default_of(name))):
+        return False
+    if name != "minibatch_size":
+        return True
+    known = {key: settings[key] for key in settings if key in settings_by_name()}
+    with suppress(DppoError, TypeError, ValueError):  # a stranger's settings may be invalid
+        return bool(value != Settings(**known | {name: None}).sizes.minibatch_rows)
+    return True
+
+
 def _may_change_results(setting: str) -> bool:
     return setting not in settings_by_name() or about(setting).resume == "fixed"
 
@@ -203,9 +223,7 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`."""
     texts = []
     for name in names:
-        value = settings[name]
-        value_text = value if isinstance(value, str) else json.dumps(value)
-        texts.append(f"{name}={value_text}")
+        texts.append(f"{name}={as_typed(settings[name])}")
     return ", ".join(texts)
 
 

@@ -16,6 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from dppo.errors import counted
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
@@ -221,7 +222,7 @@ def _evaluation(row: dict[str, float]) -> RenderableType:
         _item("+-", number(row.get("eval/return_std"))),
         _item("after", f"{row['eval/global_step']:,.0f} steps"),
         _item("length", number(row.get("eval/episodic_length"))),
-        Text(f"{row['eval/episodes']:.0f} episodes", style="dim"),
+        Text(counted(int(row["eval/episodes"]), "episode"), style="dim"),
     ]
     return _Flow(items)
 

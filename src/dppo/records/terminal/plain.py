@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Literal, TextIO
 
+from dppo.errors import counted
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
@@ -97,7 +98,7 @@ def plain_line(view: View) -> str:
     episodes = int(row.get("charts/recent_episodes", 0))
     parts = [
         _steps(row.get("global_step", 0), view),
-        f"return {number(row.get('charts/episodic_return')):>7} ({episodes} episodes)",
+        f"return {number(row.get('charts/episodic_return')):>7} ({counted(episodes, 'episode')})",
     ]
     if view.evaluation:
         parts.append(_evaluation(view.evaluation))

@@ -50,7 +50,7 @@ CURVE = "learning_curve.png"
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 FIGURES = {
-    "charts/episodic_return": "mean return of the last 100 training episodes",
+    "charts/episodic_return": "mean return of the last {recent:.0f} training episodes",
     "charts/SPS": "env steps per second",
     "time/training_s": "seconds of training",
 }
@@ -112,7 +112,7 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
         shape = ", ".join(map(str, ("n", *dtype.shape)))
         inputs.append(f"{name} {dtype.base}[{shape}]")
     facts = f"{path}: {', '.join(inputs)} -> {', '.join(module.output_names)}. {checked}"
-    return f"{facts} {statement_on(policy)}".rstrip()
+    return f"{facts}\n{statement_on(policy)}".rstrip()
 
 
 def statement_on(policy: Policy) -> str:
@@ -397,7 +397,8 @@ def _card(policy: Policy, played: Evaluation | None, row: Row, *, checked: str, 
         ]
     for name, words in FIGURES.items():
         if math.isfinite(row.get(name, math.nan)):
-            figures[words] = f"{row[name]:,.1f}"
+            recent = row.get("charts/recent_episodes", 0)
+            figures[words.format(recent=recent)] = f"{row[name]:,.1f}"
     return TEMPLATE.read_text(encoding="utf8").format(
         front=yaml.safe_dump(front, sort_keys=False),
         algo=algo.upper(),

@@ -27,7 +27,7 @@ LEGEND: dict[str, Any] = {
 ON_EVALUATIONS = "on the evaluations' episodes"
 BASELINE_DASHES = (0, (4, 2))
 STEPS = "env steps"
-MEAN_RETURN = "mean return of the last 100 episodes"
+MEAN_RETURN = "mean return of the last 100 episodes at most"
 MAX_SECONDS_IN_S = 300  # longer times are shown in minutes
 MAX_SECONDS_IN_MIN = 3 * 3600  # longer times are shown in hours
 

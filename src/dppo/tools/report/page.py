@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from dppo.config import Config
+from dppo.config.algorithms import own_defaults
 from dppo.config.parts import default_of, settings_by_name
-from dppo.config.plain import plain
+from dppo.config.plain import as_typed, plain
+from dppo.config.resolve import DEFAULTS
 from dppo.errors import counted
 from dppo.records.metrics.reading import Row, Rows
 from dppo.records.terminal.figures import duration, number, signed
@@ -60,8 +62,17 @@ ENDS_OF_OTHERS = (
     "eval/baseline_pairs",
 )
 MEMORY = "actors/memory_gb"
-SECTIONS = {  # keys, and prefixes of keys, in the order in which they are drawn
-    "Evaluation": ("eval/",),
+SECTIONS = {  # keys, and prefixes of other keys, in the order in which they are drawn
+    "Evaluation": (
+        "eval/episodic_return",
+        "eval/baseline_difference",
+        "eval/success_rate",
+        "eval/episodic_length",
+        "eval/info/",
+        "eval/",
+        "eval/episodes",
+        "eval/s",
+    ),
     "Reported by the environment": ("info/",),
     "Losses and policy": (
         "losses/policy_loss",
@@ -184,15 +195,19 @@ def _incidents(facts: Facts) -> str:
 def _settings(config: Config) -> Iterator[str]:
     changed = []
     unchanged = []
+    defaults = own_defaults({"algo": config.algo, "model": config.model})
+    of_task = {default.setting for default in DEFAULTS[config.algo]}
     for name in settings_by_name():
         value = plain(getattr(config, name))
-        default = plain(default_of(name))
+        default = plain(defaults.get(name, default_of(name)))
         if name == "env_id":
             continue
         if value == default:
-            unchanged.append((name, value))
+            unchanged.append((name, as_typed(value)))
+        elif name in of_task:
+            changed.append((name, as_typed(value), "depends on the task"))
         else:
-            changed.append((name, value, default))
+            changed.append((name, as_typed(value), as_typed(default)))
     yield f"<h2>Settings</h2>{_table(changed, ('setting', 'value', 'default'))}"
     summary = f"{counted(len(unchanged), 'setting')} with their defaults"
     yield f"<details><summary>{summary}</summary>{_table(unchanged)}</details>"
@@ -209,11 +224,13 @@ def _tiles(facts: Facts) -> dict[str, str]:
     actors = "in process"
     if config.num_actors:
         actors = number(row.get("actors/alive"), 0)
+    recent = row.get("charts/recent_episodes", 0)
+    return_name = f"return, last {recent:.0f}" if recent > 1 else "return"
     return {
         "state": facts.state,
         "env steps": f"{row.get('global_step', 0):,.0f} of {config.total_steps:,}",
         "episodes": number(row.get("charts/episodes"), 0),
-        "return, last 100": number(row.get(RETURN)),
+        return_name: number(row.get(RETURN)),
         "best return": number(best_return),
         "training": duration(float(seconds)),
         "env steps / s": number(row.get("charts/SPS")),
@@ -265,7 +282,14 @@ def _drawn_keys(columns: Columns, prefixes: Sequence[str]) -> list[str]:
     has_chart = [
         key for key in columns if not key.endswith(ENDS_OF_OTHERS) or f"{key}_min" in columns
     ]
-    return [key for prefix in prefixes for key in has_chart if key.startswith(prefix)]
+    places = dict[str, int]()
+    for key in has_chart:
+        prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), "")
+        if key in prefixes:
+            prefix = key
+        if prefix:
+            places[key] = prefixes.index(prefix)
+    return sorted(places, key=places.__getitem__)
 
 
 def baseline_level(rows: Rows) -> Level | None:
@@ -323,7 +347,7 @@ def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
                 "Episode return",
                 line,
                 label,
-                name="mean of the last 100",
+                name="mean of the last 100 at most",
                 marks=marks(facts.rows, x),
                 level=level,
             )
