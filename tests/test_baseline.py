@@ -342,6 +342,14 @@ def test_never_worse_deploys_the_best_policy_that_is_shown_to_be_better(
     assert any(deployed in line for line in result.notes)
 
 
+def test_an_export_prints_the_comparison_in_a_line_of_its_own(
+    whole: dppo.Result, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript")
+    _, statement = dppo.export_onnx(whole.run_dir, tmp_path / "policy.onnx").splitlines()
+    assert statement.startswith("This is the policy of iter_000004. Baseline worlds.plants:")
+
+
 @executes("policies/deployed.py: To use the policy all the same, pass {}")
 def test_never_worse_deploys_the_baseline_if_no_policy_is_shown_to_be_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
