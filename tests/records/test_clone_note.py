@@ -7,85 +7,111 @@ from typing import Any
 
 import pytest
 from builders import make_config
+from remedies import executes
 
 import dppo
-from dppo.records import clone_note
+from dppo.ppo.exchange.records import Episode
 from dppo.records.clone_note import CloneNote
+from dppo.records.observer import RunInfo
 
-CONTROLLER = {"iteration": 2, "charts/recent_episodes": 10}
-CLONE = {"iteration": 3, "eval/iteration": 2, "eval/episodes": 20}
-CONFIG = {"env_id": "E-v0", "prior": "json:dumps", "num_steps": 128, "prior_steps": 1000}
+CONFIG = {
+    "env_id": "E-v0",
+    "prior": "json:dumps",
+    "num_samplers": 4,
+    "num_steps": 128,
+    "prior_steps": 1000,
+}
+WORSE = [-20.0, -30.0, -10.0]
+"""Returns of a controller, beside which a clone with -90 is worse."""
 
 
-def note_of(
-    controller: tuple[float, float], clone: tuple[float, float], **settings: Any
-) -> str | None:
-    """Return the note on a mean and a deviation of the controller's returns, and those of its clone."""
-    mean, std = controller
-    first = CONTROLLER | {"charts/episodic_return": mean, "charts/episodic_return_std": std}
+def notes_of(
+    caplog: pytest.LogCaptureFixture,
+    returns: list[float],
+    clone: tuple[float, float],
+    *,
+    resumed_at: int | None = None,
+    **settings: Any,
+) -> list[str]:
+    """Return the notes after these returns of the controller, and a mean and a deviation of its clone's returns."""
+    config = make_config(CONFIG | settings)
+    note = CloneNote(config)
+    note.on_start(RunInfo(config, Path(), "", (), 0, resumed_at))
+    for episode_return in returns:
+        note.on_episode(Episode(0, 0, episode_return, 200, None))
+    note.on_iteration({"iteration": 2})
+    note.on_episode(Episode(0, 0, 1e6, 200, None))
     mean, std = clone
-    second = CLONE | {"eval/episodic_return": mean, "eval/return_std": std}
-    note = CloneNote(make_config(CONFIG | {"num_samplers": 4} | settings))
-    assert note.note(first) is None
-    return note.note(second)
+    evaluation = {"eval/episodic_return": mean, "eval/return_std": std, "eval/episodes": 20}
+    note.on_iteration({"iteration": 3, "eval/iteration": 2} | evaluation)
+    return caplog.messages
 
 
 @pytest.mark.parametrize(
-    ("controller", "clone", "is_noted"),
+    ("returns", "clone"),
     [
-        pytest.param((-20, 5), (-90, 10), True, id="worse"),
-        pytest.param((-20, 5), (-15, 5), False, id="better"),
-        pytest.param((-20, 40), (-40, 40), False, id="within the error"),
-        pytest.param((100, 1), (95, 1), False, id="a small difference"),
+        pytest.param(WORSE, (-15, 5), id="better"),
+        pytest.param([-60, 20, -20], (-60, 40), id="within the error"),
+        pytest.param([100.0] * 5, (95, 1), id="a small difference"),
+        pytest.param([-20], (-90, 10), id="a single episode"),
     ],
 )
-def test_a_clone_that_is_clearly_worse_is_noted(
-    controller: tuple[float, float], clone: tuple[float, float], is_noted: bool
+def test_a_clone_that_is_not_clearly_worse_is_not_noted(
+    returns: list[float], clone: tuple[float, float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    note = note_of(controller, clone)
-    assert (note is not None) == is_noted
-    if note is not None:
-        assert (
-            "a mean return of -90 in 20 episodes, and json:dumps with noise has -20 in 10" in note
-        )
-        assert "prior_steps=2048 instead of 1024" in note
+    assert notes_of(caplog, returns, clone) == []
+
+
+def test_a_worse_clone_is_noted_with_the_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    (note,) = notes_of(caplog, WORSE, (-90, 10))
+    assert "a mean return of -90 in 20 episodes, and json:dumps with noise has -20 in 3" in note
+    assert "prior_steps=2048 instead of 1024" in note
+
+
+def test_a_run_that_was_resumed_after_the_controller_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert notes_of(caplog, WORSE, (-90, 10), resumed_at=2) == []
 
 
 @pytest.mark.parametrize(
     ("settings", "has_memory"), [({}, True), ({"memory": "gru"}, False), ({"algo": "sac"}, False)]
 )
-def test_a_memory_is_advised_where_it_helps(settings: dict[str, Any], has_memory: bool) -> None:
-    note = note_of((-20, 5), (-90, 10), **settings)
-    assert note is not None
+def test_a_memory_is_advised_where_it_helps(
+    settings: dict[str, Any], has_memory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (note,) = notes_of(caplog, WORSE, (-90, 10), **settings)
     assert ("--memory lstm" in note) == has_memory
 
 
-def test_a_run_compares_its_first_evaluation_with_the_controller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(clone_note, "_is_worse", lambda clone, controller: True)
+def remembering(run_dir: Path, **settings: Any) -> dppo.Config:
+    """Return a run that starts from a controller which remembers its first observation."""
     config = {
-        "env_id": "CartPole-v1",
-        "prior": "worlds.priors:balance",
-        "prior_steps": 128,
-        "algo": "ppo",
+        "env_id": "worlds.priors:Cue",
+        "prior": "worlds.priors:Remembering",
+        "prior_steps": 512,
         "num_samplers": 2,
-        "num_steps": 32,
-        "total_timesteps": 256,
-        "eval_every": 64,
-        "eval_episodes": 2,
+        "num_steps": 64,
+        "total_timesteps": 640,
+        "eval_every": 128,
         "num_actors": 0,
-        "run_dir": tmp_path / "run",
+        "run_dir": run_dir,
     }
-    dppo.train(make_config(config))
-    notes = [text for text in caplog.messages if text.startswith("the clone is worse")]
-    assert len(notes) == 1
-    assert "worlds.priors:balance with noise has" in notes[0]
+    return make_config(config | settings)
 
 
-def test_a_resumed_run_does_not_repeat_the_note() -> None:
-    first = CONTROLLER | {"charts/episodic_return": -20, "charts/episodic_return_std": 5}
-    second = CLONE | {"eval/episodic_return": -90, "eval/return_std": 10}
-    config = make_config(CONFIG | {"num_samplers": 4})
-    assert CloneNote(config, [first]).note(second) is not None
-    assert CloneNote(config, [first, second]).note({"iteration": 4}) is None
+@pytest.mark.slow
+@executes("records/clone_note.py: , or give the policy a memory ({})")
+def test_a_memory_makes_the_clone_as_good_as_a_controller_that_remembers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def notes() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("the clone is worse")]
+
+    dppo.train(remembering(tmp_path / "without"))
+    assert len(notes()) == 1
+    assert "worlds.priors:Remembering with noise has" in notes()[0]
+
+    caplog.clear()
+    dppo.train(remembering(tmp_path / "with", memory="lstm"))
+    assert notes() == []

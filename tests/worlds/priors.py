@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 
@@ -45,3 +46,33 @@ def swing_up(obs: np.ndarray) -> np.ndarray:
         energy = speed**2 / 6 + 5 * (cosine - 1)
         torque = -2 * energy * (1 if speed >= 0 else -1)
     return np.clip([torque], -2, 2)
+
+
+class Cue(gym.Env[np.ndarray, np.ndarray]):
+    """Rewards the action that equals the first observation of an episode; later observations are zero."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self._cue = float(self.np_random.choice([-0.5, 0.5]))
+        self._steps = 0
+        return np.array([self._cue], np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Any]:
+        self._steps += 1
+        reward = 1 - abs(float(action[0]) - self._cue)
+        return np.zeros(1, np.float32), reward, False, self._steps == 8, {}
+
+
+class Remembering:
+    """Return the first observation of the episode at each step."""
+
+    def reset(self) -> None:
+        self._first: np.ndarray | None = None
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        if self._first is None:
+            self._first = np.array(obs)
+        return self._first

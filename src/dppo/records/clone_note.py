@@ -1,14 +1,15 @@
 """CloneNote: an observer that warns of a clone that is worse than the controller it was cloned from."""
 
 import math
-from collections.abc import Iterable, Mapping
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.errors import counted
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
-from dppo.records.observer import Observer
+from dppo.ppo.exchange.records import Episode
+from dppo.records.observer import Observer, RunInfo
 
 CERTAIN = 2.0  # standard errors of the difference
 CLEAR = 0.1  # share of the return, below which a difference does not matter
@@ -29,37 +30,32 @@ class _Returns(NamedTuple):
 class CloneNote(Observer):
     """Compares the first evaluation, which is that of a clone, with the episodes of its controller.
 
-    Those episodes have noise and other seeds, so a clone that acts as the controller is at least as good.
+    Those episodes have noise and other seeds, so a clone that acts as the controller is at least as good. A run that
+    was resumed in between says nothing.
     """
 
-    def __init__(self, config: Config, rows: Iterable[Mapping[str, float]] = ()) -> None:
-        """Start after the earlier `rows` of a resumed run, whose note is not repeated."""
+    def __init__(self, config: Config) -> None:
+        """Prepare for a run of `config`, whose `prior` collects the first iterations."""
         self._config = config
         self._iteration = config.collected_by_prior
-        self._controller: _Returns | None = None
-        for row in rows:
-            self.note(row)
+        self._is_collecting = False
+        self._returns: list[float] = []
+
+    def on_start(self, run: RunInfo) -> None:
+        self._is_collecting = (run.resumed_at or 0) < self._iteration
+
+    def on_episode(self, episode: Episode) -> None:
+        if self._is_collecting:
+            self._returns.append(episode.episode_return)
 
     def on_iteration(self, row: dict[str, float]) -> None:
-        note = self.note(row)
-        if note is not None:
-            logger.warning("%s", note)
-
-    def note(self, row: Mapping[str, float]) -> str | None:
-        """Return the note that is due after `row`, the next one of the run."""
-        if row["iteration"] == self._iteration:
-            self._controller = _returns(
-                row,
-                "charts/episodic_return",
-                "charts/episodic_return_std",
-                "charts/recent_episodes",
-            )
-        if row.get("eval/iteration") != self._iteration:
-            return None
-        clone = _returns(row, "eval/episodic_return", "eval/return_std", "eval/episodes")
-        if clone is None or self._controller is None or not _is_worse(clone, self._controller):
-            return None
-        return self._text(clone, self._controller)
+        self._is_collecting = row["iteration"] < self._iteration
+        if row.get("eval/iteration") != self._iteration or len(self._returns) < 2:
+            return
+        controller = _Returns(fmean(self._returns), stdev(self._returns), len(self._returns))
+        clone = _Returns(row["eval/episodic_return"], row["eval/return_std"], row["eval/episodes"])
+        if clone.episodes >= 2 and _is_worse(clone, controller):
+            logger.warning("%s", self._text(clone, controller))
 
     def _text(self, clone: _Returns, controller: _Returns) -> str:
         config = self._config
@@ -74,12 +70,6 @@ class CloneNote(Observer):
             f"controller use what the observation lacks, such as an integral? {advice}. Otherwise collect more of its "
             f"env steps: prior_steps={2 * steps} instead of {steps}"
         )
-
-
-def _returns(row: Mapping[str, float], mean: str, std: str, episodes: str) -> _Returns | None:
-    """Read returns from a row; None if they are of fewer than two episodes."""
-    returns = _Returns(*(row.get(name, math.nan) for name in (mean, std, episodes)))
-    return returns if returns.episodes >= 2 else None
 
 
 def _is_worse(clone: _Returns, controller: _Returns) -> bool:

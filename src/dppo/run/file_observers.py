@@ -84,7 +84,7 @@ def _learning_notes(context: RunContext) -> Observer:
 def _clone_note(context: RunContext) -> Observer | None:
     if context.config.prior is None:
         return None
-    return CloneNote(context.config, context.rows)
+    return CloneNote(context.config)
 
 
 def _learning_curve(context: RunContext) -> FileWriter:
