@@ -30,7 +30,7 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     if isinstance(error, Exception) and not _errors_are_printed_here():
         yield _cause(error)
     if result.recent_episodes:
-        line = f"Return of the only episode: {result.episodic_return:.1f}"
+        line = f"The only episode has a return of {result.episodic_return:.1f}"
         if result.recent_episodes > 1:
             recent = counted(result.recent_episodes, "episode")
             line = f"Mean return of the last {recent}: {result.episodic_return:.1f}"
@@ -38,7 +38,7 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
             line += ", with the noise of training and without episodes of wide exploration"
         yield line
     elif result.episodes:
-        yield "Each episode so far has had wide exploration, so there is no return of the policy alone."
+        yield "Wide exploration or a controller had a part in each episode so far: there is no return of the policy alone."
     else:
         yield "No episode has finished yet."
     yield f"Checkpoint: {result.checkpoint}"

@@ -101,7 +101,8 @@ class Result:
     """Env steps over all environments, from the start of the run."""
     episodes: int
     episodic_return: float
-    """Mean return of the last 100 episodes at most, without those of wide exploration; nan if none has finished."""
+    """Mean return of the last 100 episodes at most, without those of wide exploration and those that a controller
+    began; nan if none has finished."""
     wall_s: float
     """Seconds from the call of `train` to the last checkpoint."""
     training_s: float

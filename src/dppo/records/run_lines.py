@@ -43,9 +43,11 @@ def _epochs(config: Config, epochs: int | None) -> str:
 
 def prior_line(config: Config) -> str:
     """Describe the iterations that a controller collects."""
-    iterations = counted(config.collected_by_prior, "iteration")
+    iterations = "the first iteration"
+    if config.collected_by_prior > 1:
+        iterations = f"the first {config.collected_by_prior:,} iterations"
     steps = counted(config.collected_by_prior * config.batch_size, "step")
-    collects = f"{config.prior_name} collects the first {iterations} ({steps}) with noise"
+    collects = f"{config.prior_name} collects {iterations} ({steps}) with noise"
     if config.algo == "sac":
         return f"{collects}; the policy becomes its clone, and the critics learn from its rewards."
     cloned = "then it is cloned"
