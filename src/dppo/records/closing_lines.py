@@ -38,7 +38,9 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
             line += ", with the noise of training and without episodes of wide exploration"
         yield line
     elif result.episodes:
-        yield "Wide exploration or a controller had a part in each episode so far: there is no return of the policy alone."
+        yield (
+            "Wide exploration or a controller had a part in each episode so far: the policy alone has no return yet."
+        )
     else:
         yield "No episode has finished yet."
     yield f"Checkpoint: {result.checkpoint}"
