@@ -517,6 +517,12 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
 
     lag, standby = advice(facts, config)
     assert "--policy-lag 1" in lag
+    assert lag.endswith("It changes what is learned.")
+    soft_actor_critic = make_config(
+        {"env_id": "x:y", "num_samplers": 8, "num_steps": 64, "algo": "sac"}
+    )
+    lag_of_sac, _ = advice(facts, soft_actor_critic)
+    assert lag_of_sac.endswith("hardly any env steps on three known tasks.")
     # an episode takes half the time of a reset
     assert standby.startswith("--standby-envs 2 ")
 

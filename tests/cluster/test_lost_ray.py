@@ -222,7 +222,7 @@ def test_a_ray_that_does_not_start_here_is_no_matter_of_the_network_and_leaves_n
         assert "Ray runs on this machine alone, which may be too busy" in line
         assert "network" not in line
         nothing = (
-            r"cannot start without it\. Nothing was trained .* Start again, or use `num_actors=0`"
+            r"cannot start without it\. Nothing was trained, .* Start again, or use `num_actors=0`"
         )
         with pytest.raises(ClusterError, match=nothing) as lost:
             watched.let_pass(1)
