@@ -26,7 +26,10 @@ SIZES = {
 
 
 def report_of(program: str, folder: Path, **env: str) -> Any:
-    """Run a program of this folder in a process of its own, and return what it reports."""
+    """Run a program of this folder in a process of its own, and return what it reports.
+
+    A test that calls this has a timeout above the 400 s that it may take.
+    """
     words = (str(Path(__file__).with_name(program)), str(folder))
     with Command([], folder, program=words, **QUICK_CHECKS, **env) as command:
         assert command.wait(400) == 0

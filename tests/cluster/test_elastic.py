@@ -136,6 +136,7 @@ def test_an_actor_that_joins_again_while_it_finishes_its_question_gets_another_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_pending_actors_make_a_cluster_grow_while_training_goes_on(tmp_path: Path) -> None:
     """With Ray's own autoscaler."""
     report = report_of("growing_cluster.py", tmp_path, RAY_AUTH_MODE="disabled")
@@ -150,6 +151,7 @@ def test_pending_actors_make_a_cluster_grow_while_training_goes_on(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_run_follows_the_nodes_of_its_cluster(tmp_path: Path) -> None:
     report = report_of("changing_nodes.py", tmp_path, RAY_AUTH_MODE="disabled")
     assert report["same"] is True

@@ -311,6 +311,7 @@ def test_the_measured_worth_in_words(shared_ms: float, words: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_learners_and_segments_of_lost_nodes_are_replaced(tmp_path: Path) -> None:
     report = report_of("losing_nodes.py", tmp_path)
     assert report["lost segments"].startswith(
