@@ -250,3 +250,19 @@ def finished(run_dir: Path = Path("run"), **changes: Any) -> Result:
         "checkpoint": run_dir / "c",
     }
     return Result(**facts | changes)
+
+
+SLOW_STEPS: dict[str, Any] = {
+    "step": {"mean": 0.02, "median": 0.02, "worst": 0.02},
+    "reset": {"mean": 0.0},
+    "lengths": [100],
+    "busy": 0.05,
+    "own_busy": 0.05,
+    "cpus": 2,
+    "collect_s": 0.02,
+    "update_s": 0.06,
+    "env_mb": 1,
+    "available_mb": 8000,
+    "continuous": True,
+}
+"""Facts of the doctor about an environment whose steps take 20 ms."""

@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config, tiny_run
+from builders import SLOW_STEPS, make_config, tiny_run
 from commandline import Typed, parse
 from worlds.faulty import Faulty
 
@@ -33,19 +33,6 @@ from dppo.tools.doctor.updating import times_of_algorithms
 ROOT = Path(__file__).parents[1]
 CENTRED = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
 VALVES = BoxActions(np.full(2, 0.0, np.float32), np.full(2, 1.0, np.float32))
-FACTS: dict[str, Any] = {
-    "step": {"mean": 0.02, "median": 0.02, "worst": 0.02},
-    "reset": {"mean": 0.0},
-    "lengths": [100],
-    "busy": 0.05,
-    "own_busy": 0.05,
-    "cpus": 2,
-    "collect_s": 0.02,
-    "update_s": 0.06,
-    "env_mb": 1,
-    "available_mb": 8000,
-    "continuous": True,
-}
 
 
 class Bench:
@@ -130,7 +117,7 @@ def test_the_doctor_recommends_soft_actor_critic_where_it_is_faster(
     facts: dict[str, Any], settings: dict[str, Any], flags: str | None
 ) -> None:
     config = make_config({"env_id": "Pendulum-v1"} | settings)
-    here = best_way(FACTS | facts, config, settings.keys())
+    here = best_way(SLOW_STEPS | facts, config, settings.keys())
     assert (here and here.way.flags) == flags
 
     if here is not None and here.way is MEASURED:
@@ -217,7 +204,7 @@ def test_the_doctor_recommends_reuse_where_steps_take_time(
     facts: dict[str, Any], settings: dict[str, Any], flags: str | None
 ) -> None:
     config = make_config({"env_id": "CartPole-v1"} | settings)
-    here = best_way(FACTS | facts, config, settings.keys())
+    here = best_way(SLOW_STEPS | facts, config, settings.keys())
     assert (here and here.way.flags) == flags
     if here is not None and flags:
         assert here.config.reuse == 4
@@ -245,7 +232,7 @@ def test_the_command_that_the_doctor_prints_has_it(
     monkeypatch: pytest.MonkeyPatch,
     typed: Typed,
 ) -> None:
-    facts = FACTS | of_sac | {"stage": "over", "output": 0}
+    facts = SLOW_STEPS | of_sac | {"stage": "over", "output": 0}
     monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
     report = json.loads(typed(f"doctor {env_id} --gamma 0.9 --preset none --json"))
     words = shlex.split(report["command"])[2:]

@@ -57,7 +57,7 @@ class Instances:
         return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, rows), sampler_id)
 
     def first(self) -> Any:
-        """Return instance 0, which is made again if it was discarded."""
+        """Return instance 0; make it again if it was discarded."""
         if 0 not in self._envs:
             self.sampler(0)
         return self._envs[0]
@@ -81,9 +81,8 @@ class Instances:
         """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
         failed = self._envs.pop(number, None)
         usage_before = None
-        if (
-            failed is None
-        ):  # measuring reads the table of all processes, and a failed instance may still hold memory
+        # a measurement reads the table of all processes, and a failed instance may still hold memory
+        if failed is None:
             usage_before = self._process.usage()
         instance = Instance(
             seed=self._config.seed,

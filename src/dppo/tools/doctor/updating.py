@@ -22,7 +22,7 @@ from dppo.transports.in_process import InProcessCollector
 
 MAX_ITERATIONS = 6
 UPDATE_SHARE = (
-    0.3  # share of the time left that an update may take; longer ones are measured in part
+    0.3  # share of the time left that an update may take; a longer update is measured in part
 )
 SUMS_OF_SAC = 3  # sums of gradients in a step: critics, policy, temperature
 MAX_GRADIENT_STEPS = 256  # gradient steps of soft actor-critic in a timed iteration
@@ -34,10 +34,19 @@ def iteration_times(config: Config, env: Any, spaces: Spaces, until: float) -> d
     These are seconds of CPU time, unless a GPU learns: other work on the machine does not change them. Updates that
     take longer than there is time are measured in part.
     """
+    config = _without_a_start(config)
     _warm_up, *times = _iterations(config, env, spaces, until)
     collect_s = median(collect_s for collect_s, _ in times)
     update_s = median(update_s for _, update_s in times)
     return {"collect_s": collect_s, "update_s": config.reuse * update_s}
+
+
+def _without_a_start(config: Config) -> Config:
+    """Return settings with which the first iterations are like all later ones: no controller acts, and SGD begins."""
+    changes: dict[str, Any] = {"prior": None, "prior_steps": None, "prior_noise": None}
+    if config.algo == "sac":
+        changes["learning_starts"] = 0
+    return replace(config, **changes)
 
 
 def times_of_algorithms(
@@ -55,7 +64,7 @@ def times_of_algorithms(
             continue
         assert isinstance(actions, BoxActions)
         per_step = min(changed.gradient_steps, MAX_GRADIENT_STEPS / changed.batch_size)
-        measured = replace(changed, learning_starts=0, gradient_steps=per_step)
+        measured = replace(changed, gradient_steps=per_step)
         squashed_actions = replace(actions, bounds="squash")
         squashed = replace(spaces, actions=squashed_actions)
         of_algorithm = iteration_times(measured, env, squashed, until)
