@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -184,12 +184,7 @@ def test_a_short_silence_of_a_busy_machine_is_no_doubt_about_actors_that_start()
 def test_a_call_that_does_not_end_is_told_and_ends_the_run() -> None:
     """While the processes of Ray answer: packets are lost now and then, or the GCS is stuck."""
     watched = Watched()
-    over = threading.Event()
-    calls = RayCalls("test", watched.clock.awake)
-    watched.watch.add_calls(calls)
-    calls.post(lambda: over.wait(60), "starting an actor")
-    wait_until(lambda: calls.waiting()[1])
-    try:
+    with waiting_for(watched, "starting an actor"):
         watched.let_pass(int(CALL_LOST_S))
         [line] = watched.lines
         assert line.startswith("Ray (starting an actor) has not answered for 11 s. ")
@@ -199,6 +194,18 @@ def test_a_call_that_does_not_end_is_told_and_ends_the_run() -> None:
             ClusterError, match=r"Ray .* has not answered for 91 s \(starting an actor\).*--resume"
         ):
             watched.let_pass(1)
+
+
+@contextmanager
+def waiting_for(watched: Watched, action: str) -> Iterator[None]:
+    """Wait in another thread for a call that does not end meanwhile."""
+    over = threading.Event()
+    calls = RayCalls("test", watched.clock.awake)
+    watched.watch.add_calls(calls)
+    calls.post(lambda: over.wait(60), action)
+    wait_until(lambda: calls.waiting()[1])
+    try:
+        yield
     finally:
         over.set()
         assert calls.close(60)
@@ -210,12 +217,7 @@ def test_a_ray_that_does_not_start_here_is_no_matter_of_the_network_and_leaves_n
     watched = Watched()
     watched.watch = ClusterWatch(watched.lines.append, watched.clock, started_here=True)
     watched.watch.is_starting = True
-    over = threading.Event()
-    calls = RayCalls("test", watched.clock.awake)
-    watched.watch.add_calls(calls)
-    calls.post(lambda: over.wait(60), "starting Ray")
-    wait_until(lambda: calls.waiting()[1])
-    try:
+    with waiting_for(watched, "starting Ray"):
         watched.let_pass(int(CALL_LOST_S))
         [line] = watched.lines
         assert f"{CALL_LOST_S:.0f} s at most" in line
@@ -227,9 +229,6 @@ def test_a_ray_that_does_not_start_here_is_no_matter_of_the_network_and_leaves_n
         with pytest.raises(ClusterError, match=nothing) as lost:
             watched.let_pass(1)
         assert "--resume" not in str(lost.value)
-    finally:
-        over.set()
-        assert calls.close(60)
 
 
 def test_a_process_that_was_stopped_counts_no_time_meanwhile() -> None:

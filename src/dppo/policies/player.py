@@ -233,13 +233,13 @@ def _player_of_run(
 
 def _log_code(settings: Mapping[str, Any], passed: Mapping[str, Any], run: Path) -> None:
     """Log the code that will be imported, and whether the user passed it or the run names it."""
-    lines = dict[str, None]()
+    lines = []
     for name, action in code_named_by(settings).items():
         source = str(run)
         if name in passed:
             source = f"{name}={passed[name]}"
-        lines[f"{source} {action}."] = None
-    for line in lines:
+        lines.append(f"{source} {action}.")
+    for line in dict.fromkeys(lines):  # a prior may also be the baseline
         logger.info("%s", line)
 
 

@@ -307,11 +307,12 @@ class Evaluations(Observer):
         """Log now and then how far the episodes in this process are; the current one has `length` steps."""
         if not self._notices.take_due():
             return
-        playing = [evaluation for evaluation in self._open.values() if not evaluation.is_played]
-        if not self._baseline_is_ready:
-            playing = [self._baseline_play]
-        for evaluation in playing[:1]:
-            self._log_progress(evaluation, length)
+        playing: OpenEvaluation | None = self._baseline_play
+        if self._baseline_is_ready:
+            unplayed = (other for other in self._open.values() if not other.is_played)
+            playing = next(unplayed, None)
+        if playing is not None:
+            self._log_progress(playing, length)
 
     def _log_progress(self, evaluation: OpenEvaluation, length: int = 0) -> None:
         seconds = time.monotonic() - evaluation.began

@@ -18,7 +18,7 @@ class Notices:
         self._due_s = FIRST_S
 
     def take_due(self) -> bool:
-        """Return whether a line is due; the next one is due later."""
+        """Return whether a line is due; if so, begin to wait for the next one."""
         waited_s = time.monotonic() - self._began
         if waited_s < self._due_s:
             return False
