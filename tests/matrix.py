@@ -79,6 +79,9 @@ PRIOR: Settings = CONTINUOUS | {
     "num_steps": 40,
     "prior_steps": 2 * 2 * 40,
 }
+SAC_AFTER_PRIOR: Settings = {
+    name: value for name, value in (SAC | PRIOR).items() if name != "learning_starts"
+}
 PRIOR_OF_CHOICES: Settings = (
     CARTPOLE
     | single(2, 40)
@@ -138,7 +141,7 @@ RUNS: dict[str, Settings] = {
     "prior, memory": sized(PRIOR | {"memory": "lstm", "memory_size": 8}, 5),
     "prior, reuse of 3": sized(PRIOR | {"reuse": 3, "recompute_advantages": True}, 5),
     "prior of choices, lag": sized(PRIOR_OF_CHOICES, 7),
-    "prior, sac": sized(SAC | PRIOR, 5),
+    "prior, sac": sized(SAC_AFTER_PRIOR, 5),
     "evaluations": sized(
         CARTPOLE | single(2, 32) | {"norm_obs": True, "eval_every": 128, "eval_episodes": 4}, 6
     ),

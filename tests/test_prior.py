@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +67,17 @@ def test_soft_actor_critic_explores_widely_only_after_the_controller(
     covered = [index for index in range(12) if wide.covers(index)]
     built.envs.close()
     assert covered == [*range(first, 12)]
+
+
+def test_soft_actor_critic_clones_the_controller_in_its_first_iteration(tmp_path: Path) -> None:
+    """These are fewer env steps than `learning_starts` asks for where a new policy collects."""
+    config = pendulum(
+        tmp_path / "run", prior=priors.zeros, prior_steps=64, algo="sac", update_epochs=None
+    )
+    first, second, *_ = dppo.train(config).metrics
+    assert first["losses/gradient_steps"] == 64
+    assert math.isnan(first["losses/q_mean"])
+    assert math.isfinite(second["losses/q_mean"])
 
 
 @pytest.mark.parametrize("bounds", ["clip", "rescale", "squash"])

@@ -133,6 +133,10 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("there is no controller to start from. Set `prior`, or leave it out", {"prior_steps": 5000}),
     ("the clone of a prior starts with the deviation", {"log_std_init": -1.0} | PRIOR),
+    (
+        "soft actor-critic learns from the first env steps of a prior on",
+        {"algo": "sac", "learning_starts": 500} | PRIOR,
+    ),
     ("the clone of a prior replaces the weights", {"init_from": "runs/other"} | PRIOR),
     ("stacks of frames in parts, which are not kept for cloning", {"frame_stack": 2} | PRIOR),
     ("sets states without a replay, by which the controller", {"env_state": "own"} | PRIOR),

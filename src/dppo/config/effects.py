@@ -177,6 +177,11 @@ NEEDS = (
         "the clone of a prior starts with the deviation of its noise. Use `prior_noise`, or leave it out",
     ),
     Need(
+        "learning_starts",
+        lambda c: c.prior is None,
+        "soft actor-critic learns from the first env steps of a prior on. Leave it out",
+    ),
+    Need(
         "init_from",
         lambda c: c.prior is None,
         "the clone of a prior replaces the weights. Leave one of them out",

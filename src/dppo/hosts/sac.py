@@ -91,7 +91,9 @@ def sac_trainer(plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel) -> SAC
     from dppo.sac.settings import SACSettings
     from dppo.sac.trainer import SACTrainer
 
-    values = vars(plan.ppo) | vars(plan.sac) | {"first_rows": plan.sac.learning_starts}
+    # what a controller does is worth learning from its first steps on
+    first_rows = 0 if plan.sizes.prior_iterations else plan.sac.learning_starts
+    values = vars(plan.ppo) | vars(plan.sac) | {"first_rows": first_rows}
     shared = {
         field.name: values[field.name] for field in fields(SACSettings) if field.name in values
     }

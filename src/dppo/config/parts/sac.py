@@ -16,7 +16,8 @@ class SAC:
     """Gradient steps per env step. 0.5 takes half of the time of updates, and up to twice the env steps; where env
     steps are very slow, try 2."""
     learning_starts: int = setting(1000, ge=0)
-    """Env steps before the first gradient step, which the new policy collects."""
+    """Env steps before the first gradient step, which the new policy collects; with prior, gradient steps begin at
+    once."""
     tau: float = setting(0.01, gt=0, le=1)
     """Part of the way that the target critics move to the critics in each gradient step."""
     target_entropy: float = setting(-1.0, ge=-10, lt=0.69)
