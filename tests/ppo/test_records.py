@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Float, TypeCheckError, jaxtyped
-from shapes import checked
+from jaxtyping import Bool, Float, TypeCheckError, jaxtyped
+from shapes import MODULES, checked, once_a_kind
 
 from dppo.ppo.exchange.records import PolicySnapshot, Rebuild, SamplerCarry, Segment
 from dppo.ppo.exchange.scales import ObsScale
@@ -104,6 +107,65 @@ def test_a_wrong_shape_fails_where_anything_may_be_returned() -> None:
     returning_anything(np.zeros((T, E)))
     with pytest.raises(TypeCheckError):
         returning_anything(np.zeros(T))
+
+
+@once_a_kind
+def chosen(
+    columns: dict[str, Float[np.ndarray, "T E"]],
+    rows: Bool[np.ndarray, " T"],
+    give: Callable[[], Any] = zeros,
+    *,
+    flags: Bool[np.ndarray, "T E"] | None = None,
+) -> tuple[Float[np.ndarray, "T E"], int]:
+    return give(), 0
+
+
+def test_a_wrong_shape_fails_after_right_ones_have_passed() -> None:
+    rows = np.ones(T, bool)
+    right = {"x": zeros()}
+    for _ in range(2):
+        chosen(right, rows)
+        chosen(right, rows, flags=no_flags())
+    wrong: list[Callable[[], object]] = [
+        lambda: chosen({"x": TOO_WIDE, "y": zeros()}, rows),
+        lambda: chosen({"x": zeros().astype(int)}, rows),
+        lambda: chosen({"x": torch.zeros(T, E)}, rows),  # type: ignore[dict-item]
+        lambda: chosen(right, np.ones(T + 1, bool)),
+        lambda: chosen(right, rows=np.ones(T + 1, bool)),
+        lambda: chosen(right, rows, flags=NO_BOOLEANS),
+        lambda: chosen(right, rows, lambda: TOO_WIDE),
+        lambda: chosen(right, rows, lambda: None),
+        lambda: chosen(right, rows, no_flags),
+    ]
+    for call in wrong * 2:
+        with pytest.raises(TypeCheckError):
+            call()
+
+
+def functions_of(module: ModuleType) -> Iterator[Callable[..., Any]]:
+    """Yield the functions of a module and of its classes, those that it imports included."""
+    for member in vars(module).values():
+        for value in vars(member).values() if inspect.isclass(member) else (member,):
+            function = getattr(value, "__func__", value)
+            if inspect.isfunction(function):
+                yield function
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_annotations_can_be_evaluated(name: str) -> None:
+    """One that cannot, such as a shape without quotes, would not be checked."""
+    of_package = [
+        module for module in sys.modules if module == name or module.startswith(f"{name}.")
+    ]
+    ours = [
+        function
+        for module in of_package
+        for function in functions_of(sys.modules[module])
+        if function.__module__ == module
+    ]
+    assert ours
+    for function in ours:
+        inspect.signature(function, eval_str=True)
 
 
 def made() -> list[Any]:
