@@ -68,7 +68,7 @@ class _Choices(Distribution):
         return generator.gumbel(size=(steps, rows, self.noise_size)).astype(dtype)
 
     @override
-    def sample(self, head: Head, noise: Noise) -> Int64[np.ndarray, "..."]:
+    def sample(self, head: Head, noise: Noise) -> Int64[np.ndarray, " ..."]:
         """Return argmax(logits + gumbel), which is a sample from softmax(logits).
 
         Source: Maddison, Tarlow, Minka, "A* sampling" (arXiv:1411.0030), section 2.
@@ -77,8 +77,8 @@ class _Choices(Distribution):
 
     @override
     def targets(
-        self, head: Head, sampled: Int64[np.ndarray, "..."]
-    ) -> tuple[Int64[np.ndarray, "..."], Int64[np.ndarray, "..."]]:
+        self, head: Head, sampled: Int64[np.ndarray, " ..."]
+    ) -> tuple[Int64[np.ndarray, " ..."], Int64[np.ndarray, " ..."]]:
         return self.mode(head), sampled
 
 
