@@ -7,6 +7,7 @@ import errno
 import json
 import time
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from matrix import RUNS
 from processes import wait_until
 from recorder import Notes, Recorder, stop_in_episode
 from threadpoolctl import threadpool_info, threadpool_limits
+from worlds.simple import Counting
 from worlds.single import OnPort
 
 import dppo
@@ -167,21 +169,22 @@ def test_the_time_of_evaluations_is_not_that_of_training(
 
 
 @pytest.mark.parametrize(
-    ("episode", "iterations", "has_metrics"),
-    [(6, 4, True), (10, 6, True), (1, 2, False)],
-    ids=["second evaluation", "last evaluation", "in a copy without metrics"],
+    ("episode", "iterations", "has_metrics", "env_threads"),
+    [(6, 4, True, False), (10, 6, True, False), (1, 2, False, False), (6, 4, True, True)],
+    ids=["second evaluation", "last evaluation", "in a copy without metrics", "in threads"],
 )
 def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
     episode: int,
     iterations: int,
     has_metrics: bool,
+    env_threads: bool,
     whole: dppo.Result,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = tmp_path / "run"
     stop_in_episode(episode, monkeypatch)
-    stopped = dppo.train(settings(run))
+    stopped = dppo.train(settings(run, env_threads=env_threads))
     assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", iterations)
     assert list(evaluations(stopped)) == DUE[: episode // 4]
     if not has_metrics:
@@ -189,6 +192,34 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
     result = dppo.train(settings(run), resume=run)
     assert result.weights_sha256 == whole.weights_sha256
     assert evaluations(result) == evaluations(whole)
+
+
+class Together(Counting):
+    """Each step of an evaluation waits for that of another episode."""
+
+    barrier: ClassVar[Barrier] = Barrier(2)
+
+    def __init__(self, *, waits: bool = False) -> None:
+        super().__init__(truncate_after=5)
+        self.waits = waits
+
+    def step(self, action: Any) -> Any:
+        if self.waits:
+            self.barrier.wait(timeout=60)
+        return super().step(action)
+
+
+def test_threads_play_episodes_of_evaluations_and_of_a_baseline_side_by_side(
+    tmp_path: Path,
+) -> None:
+    counted: dict[str, Any] = {"env_id": Together, "baseline": lambda obs: 0, "norm_obs": False}
+    in_turn = dppo.train(settings(tmp_path / "in turn", **counted))
+    threads: dict[str, Any] = {"env_threads": True, "eval_env_kwargs": {"waits": True}}
+    together = dppo.train(settings(tmp_path / "together", **counted, **threads))
+    assert together.incidents == {}
+    assert evaluations(together) == evaluations(in_turn)
+    assert together.weights_sha256 == in_turn.weights_sha256
+    assert {row["eval/episodes"] for row in evaluations(together).values()} == {4}
 
 
 class StopAt(dppo.Observer):
@@ -368,13 +399,17 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
     assert result.weights_sha256 == whole.weights_sha256
 
 
-def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("env_threads", [False, True])
+def test_an_episode_without_an_end_ends_its_evaluation_only(
+    env_threads: bool, tmp_path: Path
+) -> None:
     endless: dict[str, Any] = {
         "env_id": "worlds.simple:Counting",
         "env_kwargs": {"truncate_after": 20},
         "eval_env_kwargs": {"truncate_after": None},
         "eval_timeout_s": 0.05,
         "norm_obs": False,
+        "env_threads": env_threads,
     }
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", **endless))
@@ -382,7 +417,8 @@ def test_an_episode_without_an_end_ends_its_evaluation_only(tmp_path: Path) -> N
 
     lines = [text for text in notes.texts if "eval_timeout_s=0.05" in text]
     assert len(lines) == 3
-    assert "evaluation after 128 steps: episode 0 is left out, and so are 3 others: " in lines[0]
+    assert lines[0].startswith("evaluation after 128 steps: episode ")
+    assert " is left out, and so are 3 others: " in lines[0]
     assert result.stopped_by is None
 
 

@@ -175,6 +175,19 @@ class PartsFactory:
         run = config.run
         if run.eval_every is None:
             return None
+        if self.session is not None:
+            return self._ray_players(self._player(spaces, spec), self.session)
+        players = [
+            self._player(spaces, spec, number) for number in range(players_in_process(config))
+        ]
+        timeout_s = run.eval_timeout_s
+        here = InProcessPlayers(players, run.eval_episodes, timeout_s, self.stop.interruptible)
+        return self.stack.enter_context(closing(here))
+
+    def _player(self, spaces: Spaces, spec: NetworkSpec, number: int = 0) -> EpisodePlayer:
+        """Return a player of episodes, whose environment has this number among those of evaluations."""
+        config = self.config
+        run = config.run
         settings = PlaySettings(
             run.seed, deterministic=not run.eval_stochastic, info_keys=config.info_keys
         )
@@ -188,11 +201,8 @@ class PartsFactory:
             config.num_samplers,
             config.layout,
         )
-        if self.session is None:
-            self.stack.callback(player.close)
-            timeout_s = run.eval_timeout_s
-            return InProcessPlayers(player, run.eval_episodes, timeout_s, self.stop.interruptible)
-        return self._ray_players(player, self.session)
+        player.number = number
+        return player
 
     def _ray_players(self, player: EpisodePlayer, session: RaySession) -> ActorPlayers:
         from dppo.transports.ray.evaluating import players_on_ray
@@ -207,6 +217,14 @@ class PartsFactory:
         from dppo.transports.ray.core_use import CoreUse
 
         return CoreUse(self.session.demand.num_actors)
+
+
+def players_in_process(config: Config) -> int:
+    """Return how many episodes of evaluations are played at once without Ray: with threads, as many as samplers."""
+    has_room = config.licences is None and config.layout.is_plain
+    if config.env_threads and has_room:
+        return min(config.num_samplers, config.run.eval_episodes)
+    return 1
 
 
 def play_limits(config: Config) -> PlayLimits:

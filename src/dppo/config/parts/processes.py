@@ -221,7 +221,7 @@ class Run:
     """Keyword arguments of the environment in evaluations, in addition to env_kwargs, as JSON."""
     eval_actors: int = free(1, gt=0)
     """Ray actors for evaluations, beside those that collect; training goes on meanwhile. Without Ray, evaluations take
-    turns with training."""
+    turns with training; with env_threads, as many episodes are played at once as there are samplers."""
     eval_timeout_s: float = free(1800.0, gt=0)
     """Timeout in seconds for an episode of an evaluation; after a longer one, the rest of that evaluation is left out.
     An actor that is late, or in one step for the longest of segment_timeout_s, start_timeout_s, reset_timeout_s and
