@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from kinds import small
 from recorder import Notes
+from remedies import executes
 from worlds.acting import SPACES, Masked
 
 import dppo
 from dppo.envs.make import make_env
 from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.spaces.actions import actions_from_json, boxes, describe_rescaling
+from dppo.spaces.actions import actions_from_json, boxes, describe_rescaling, stuck_beside_unbounded
 
 SHORT = {"total_timesteps": 80, "update_epochs": 1}
 HIDDEN = 2 * 64 + 64 + 64 * 64 + 64  # parameters of the hidden layers of one trunk
@@ -69,8 +70,8 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     with Notes() as notes:
         run = dppo.train(config).run_dir
     line = (
-        "Actions lie between -500 and 100: [-1, 1] of the policy is mapped to these bounds; action_bounds=clip "
-        "(--action-bounds clip) passes its numbers on as they are."
+        "Actions lie between [-500, 10] and [100, 11]: [-1, 1] of the policy is mapped to these bounds; "
+        "action_bounds=clip (--action-bounds clip) passes its numbers on as they are."
     )
     assert (line in notes.texts) == (bounds == "auto")
 
@@ -91,6 +92,54 @@ FAR = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 512], np.float3
 def pair(low: float, high: float) -> gym.Space[Any]:
     """Return a Box of two numbers with these bounds."""
     return gym.spaces.Box(low, high, (2,))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        ([0, 0], [1, 1], "0 and 1"),
+        ([10, 0, 0], [45, 100, 180], "[10, 0, 0] and [45, 100, 180]"),
+        ([-2, *range(9)], [5, *range(5, 14)], "-2 at the lowest and 13 at the highest"),
+    ],
+)
+def test_bounds_are_named_by_element_if_they_differ(
+    low: list[float], high: list[float], expected: str
+) -> None:
+    space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+    line = describe_rescaling(actions_of(space, "auto"))
+    assert line is not None
+    assert line.startswith(f"Actions lie between {expected}: ")
+
+
+@executes("spaces/actions.py: Give it finite bounds")
+@pytest.mark.parametrize(
+    ("low", "high", "stuck"),
+    [
+        ([10, 0, 0], [45, np.inf, 180], "Element 0 of an action lies between 10 and 45."),
+        ([-1, 0], [1, np.inf], "Element 1 of an action lies between 0 and inf."),
+        ([-np.inf, -1], [np.inf, 1], ""),
+        ([-np.inf, -np.inf], [np.inf, np.inf], ""),
+        ([10, 0, 0], [45, 100, 180], ""),
+    ],
+)
+def test_elements_that_an_infinite_bound_leaves_at_their_own_bounds_are_named(
+    low: list[float], high: list[float], stuck: str
+) -> None:
+    """A Box with an infinite bound is clipped, so that a valve of [10, 45] would stay at 10."""
+    space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+    described = stuck_beside_unbounded(actions_of(space, "auto"))
+    assert (described or "").startswith(stuck)
+    assert (described is None) == (not stuck)
+
+
+@pytest.mark.parametrize("bounds", ["auto", "clip"])
+def test_a_run_warns_of_elements_beside_an_infinite_bound_unless_clipping_was_asked_for(
+    bounds: str, tmp_path: Path
+) -> None:
+    with Notes() as notes:
+        dppo.train(small(tmp_path / "run", **actuated("free"), **SHORT, action_bounds=bounds))
+    warned = any(text.startswith("Element 1 of an action lies") for text in notes.texts)
+    assert warned == (bounds == "auto")
 
 
 SEVERAL_PARTS = gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discrete(2)])

@@ -148,6 +148,13 @@ def test_the_bounds_of_actions_are_reported(bounds: str, expected: list[str]) ->
         assert text.startswith(start)
 
 
+def test_an_element_beside_an_infinite_bound_is_a_warning() -> None:
+    texts = examined("worlds.acting:Actuated", env_kwargs={"kind": "free"})
+    assert any(
+        text.startswith("warning: Element 1 of an action lies between 0 and inf") for text in texts
+    )
+
+
 @pytest.mark.parametrize(
     ("steps", "resets", "kinds"), [(0.1, 0.0, ["raise"]), (0.1, 0.3, ["nan", "reward", "exit"])]
 )

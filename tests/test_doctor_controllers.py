@@ -15,7 +15,7 @@ from worlds.controllers import Drift, Integral
 import dppo
 from dppo.config import Config
 from dppo.envs.checks.actions import action_checker, action_nearest_zero
-from dppo.tools.doctor.command import _with_evaluations
+from dppo.tools.doctor.command import _advice_on_prior, _with_evaluations
 from dppo.tools.doctor.controllers import RANDOM, ZERO, Random, Zero, reason_to_leave_out
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
@@ -72,6 +72,61 @@ def test_controllers_that_take_too_long_are_left_out_with_the_reason() -> None:
     ]
     assert reason_to_leave_out([100], 150, 1.0, now + 500, config) == ""
     assert reason_to_leave_out([], 150, 1.0, now, config) == "no episode ended in 150 steps"
+
+
+def test_the_seconds_in_which_controllers_could_play_are_named() -> None:
+    facts = {"controllers_left_out": "it takes 40 s", "controllers_in_s": 163.8}
+    assert texts(facts, config_of())[0].endswith(
+        "it takes 40 s. To measure it, raise --seconds to 170"
+    )
+
+
+@pytest.mark.parametrize(
+    ("baseline", "words"),
+    [
+        ("worlds.controllers:Integrals", "the module has no Integrals. Did you mean "),
+        ("worlds.controlers:Integral", "No module named 'worlds.controlers'"),
+    ],
+)
+def test_a_baseline_that_is_misspelled_ends_the_examination_as_it_ends_a_run(
+    baseline: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor would otherwise recommend a command that fails at once."""
+    facts = examined(config_of(baseline=baseline, eval_every=16), monkeypatch)
+    assert facts["error"].startswith(f"baseline={baseline}: ")
+    assert words in facts["error"]
+    assert "steps" not in facts
+
+
+@pytest.mark.parametrize(
+    ("baseline", "fails"), [(INTEGRAL, False), ("worlds.controllers:nothing", True)]
+)
+def test_a_baseline_takes_its_first_action_also_without_time_for_episodes(
+    baseline: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "dppo.tools.doctor.examination.reason_to_leave_out", lambda *_: "there is no time"
+    )
+    config = config_of(baseline=baseline, eval_every=16)
+    facts = examined(config, monkeypatch)
+    assert facts["controllers_left_out"] == "there is no time"
+    assert facts["controllers_in_s"] > 10
+    assert ("controllers_failed" in facts) == fails
+
+
+def test_a_baseline_that_is_better_than_chance_is_advised_as_a_beginning() -> None:
+    good = {ZERO: [-9.0, -9.0], RANDOM: [-8.0, -8.1], INTEGRAL: [-1.0, -1.1]}
+    bad = good | {INTEGRAL: [-9.0, -9.1]}
+    config = config_of(**BASELINE)
+    [advice] = _advice_on_prior({"controllers": good}, config)
+    assert advice.startswith(f"--prior {INTEGRAL} starts training from your controller")
+    assert list(_advice_on_prior({}, config))  # not measured
+    assert not list(_advice_on_prior({"controllers": bad}, config))
+    assert not list(_advice_on_prior({"controllers_failed": "it raised"}, config))
+    assert not list(_advice_on_prior({"controllers": good}, config_of()))
+    assert not list(_advice_on_prior({}, config_of(**BASELINE, prior=INTEGRAL)))
+    # a controller cannot begin a run of frame stacks
+    assert not list(_advice_on_prior({}, config_of(**BASELINE, frame_stack=2)))
 
 
 BASELINE: dict[str, Any] = {"baseline": INTEGRAL, "eval_every": 16}

@@ -65,6 +65,10 @@ def still(obs: Any) -> np.ndarray:
     return np.zeros(1)
 
 
+def nothing(obs: Any) -> None:
+    """Return no action."""
+
+
 def far(obs: Any) -> np.ndarray:
     """Return an action outside its bounds, after two good ones."""
     return np.array([1.5 if obs["note"] == "step 2" else 0.0])

@@ -34,7 +34,7 @@ from dppo.run.needed_states import state_place
 from dppo.run.parts import Parts
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
-from dppo.spaces.actions import describe_rescaling
+from dppo.spaces.actions import describe_rescaling, stuck_beside_unbounded
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -210,13 +210,17 @@ def _log_choices(config: Config, choices: list[Choice], spaces: Spaces, folder: 
         if choice.line:
             logger.info("%s", choice.line)
     rescaled = None
+    stuck = None
     if config.action_bounds == "auto":
         rescaled = describe_rescaling(spaces.actions)
+        stuck = stuck_beside_unbounded(spaces.actions)
     networks = networks_in_words(config, spaces)
     memory = batch_memory_in_words(config, spaces)
     for line in (networks, describe_atari(config.env), rescaled, memory):
         if line is not None:
             logger.info("%s", line)
+    if stuck is not None:
+        logger.warning("%s", stuck)
     if config.norm_value and not config.norm_adv:
         logger.warning(
             "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "

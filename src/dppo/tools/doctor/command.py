@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted, printable
 from dppo.invocation import command
+from dppo.tools.doctor.controller_findings import is_better_than_chance
 from dppo.tools.doctor.controllers import described
 from dppo.tools.doctor.needed import faults, in_processes_of_their_own
 from dppo.tools.doctor.run_findings import of_run
@@ -100,9 +101,25 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     words = as_words(recommended_settings)
     return report | {
         "expected": expected,
-        "advice": [*advice_on_way, *advice(facts, config)],
+        "advice": [*advice_on_way, *advice(facts, config), *_advice_on_prior(facts, config)],
         "command": command("train", config.env_name, *words),
     }
+
+
+def _advice_on_prior(facts: Facts, config: Config) -> Iterator[str]:
+    """Advise to start from the baseline, unless it fails, or is not better than zero and random actions."""
+    name = str(config.baseline_name)
+    if config.baseline is None or config.prior is not None or facts.get("controllers_failed"):
+        return
+    returns = facts.get("controllers")
+    if returns is not None and not is_better_than_chance(returns, name):
+        return
+    with suppress(ConfigError):  # settings with which no controller can begin a run
+        replace(config, prior=config.baseline)
+        yield (
+            f"--prior {name} starts training from your controller; --never-worse deploys a policy only if an "
+            f"evaluation shows that it is better."
+        )
 
 
 def _with_evaluations(flags: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +201,7 @@ def _measured(facts: Facts) -> Iterator[str]:
             yield f"{name:8} {_times(facts[name])}"
     if "busy" in facts:
         low, high = facts["rewards"]
-        yield f"rewards  from {low:g} to {high:g}; {len(facts['returns'])} episodes"
+        yield f"rewards  from {low:g} to {high:g}; {counted(len(facts['returns']), 'episode')}"
     if "controllers" in facts:
         returns = facts["controllers"]
         count = counted(len(next(iter(returns.values()))), "episode")

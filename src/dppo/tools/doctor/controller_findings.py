@@ -1,5 +1,6 @@
 """Findings about the returns of zero, random and baseline actions: does the reward tell good actions from bad?"""
 
+import math
 from statistics import fmean
 
 from dppo.config import Config
@@ -22,10 +23,13 @@ def findings_about_controllers(facts: Facts, config: Config) -> Findings:
             f"while zero, random or baseline actions were played: {facts['controllers_failed']}",
         )
     if facts.get("controllers_left_out"):
+        enough = ""
+        if "controllers_in_s" in facts:
+            enough = f" to {10 * math.ceil(facts['controllers_in_s'] / 10)}"
         yield (
             "note",
             f"what zero, random and baseline actions get was not measured: {facts['controllers_left_out']}. To measure "
-            f"it, raise --seconds",
+            f"it, raise --seconds{enough}",
         )
 
 
@@ -53,8 +57,7 @@ def _about_a_baseline(returns: Returns, name: str) -> Findings:
         return
     baseline = fmean(returns[name])
     for other in (ZERO, RANDOM):
-        is_better = baseline > fmean(returns[other]) and differ(returns[name], returns[other])
-        if not is_better:
+        if not _is_better(returns, name, other):
             yield (
                 "warning",
                 f"the baseline {name} is not better than {other}. Check the units and the signs of its actions, and "
@@ -69,6 +72,15 @@ def _about_a_baseline(returns: Returns, name: str) -> Findings:
             f"random actions get {random:.4g}, and the baseline {baseline:.4g}: on the scale of bad actions, good ones "
             f"hardly differ. Limit what a single step can cost",
         )
+
+
+def is_better_than_chance(returns: Returns, name: str) -> bool:
+    """Return whether a baseline has a higher mean return than zero and random actions, by more than chance."""
+    return all(_is_better(returns, name, other) for other in (ZERO, RANDOM))
+
+
+def _is_better(returns: Returns, name: str, other: str) -> bool:
+    return fmean(returns[name]) > fmean(returns[other]) and differ(returns[name], returns[other])
 
 
 def _about_a_constant(returns: Returns) -> Findings:

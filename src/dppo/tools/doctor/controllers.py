@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import combinations
+from itertools import combinations, islice
 from math import sqrt
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -49,6 +49,12 @@ class Random:
         return self._space.sample()
 
 
+def seconds_of_controllers(lengths: Sequence[int], step_s: float, config: Config) -> float:
+    """Return the seconds in which each controller plays `MIN_EPISODES`, of such lengths."""
+    controllers = 2 if config.baseline is None else 3
+    return MIN_EPISODES * controllers * fmean(lengths) * step_s
+
+
 def reason_to_leave_out(
     lengths: Sequence[int], steps: int, step_s: float, until: float, config: Config
 ) -> str:
@@ -61,13 +67,32 @@ def reason_to_leave_out(
     """
     if not lengths:
         return f"no episode ended in {steps:,} steps"
-    controllers = 2 if config.baseline is None else 3
-    needed_s = MIN_EPISODES * controllers * fmean(lengths) * step_s
+    needed_s = seconds_of_controllers(lengths, step_s, config)
     seconds = until - time.monotonic()
     if needed_s > seconds:
         needed = _in_words(needed_s)
         return f"{MIN_EPISODES} episodes of each take {needed}, and {_in_words(seconds)} are left for them"
     return ""
+
+
+def check_baseline(config: Config) -> None:
+    """Raise ConfigError if there is no such baseline."""
+    if config.baseline is not None:
+        Controller(config.baseline, "baseline")
+
+
+def ask_baseline(env: Any, config: Config) -> Facts:
+    """Reset the environment, and take the first action of the baseline; return the facts."""
+    if config.baseline is None:
+        return {}
+    settings = PlaySettings(config.seed)
+    acting = ControllerActing(Controller(config.baseline, "baseline"), settings)
+    episode = Playing(acting, env, config.env_name, settings).play(0)
+    try:
+        list(islice(episode, 2))  # after the reset, and after the first step
+    except (ControllerFault, EnvironmentFault) as fault:
+        return {"controllers_failed": str(fault)}
+    return {}
 
 
 def _in_words(seconds: float) -> str:

@@ -34,9 +34,20 @@ from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.records import Episode, Incident, Segment, SegmentReport
 from dppo.process_state.borders import dppo_computes, guarded_steps
-from dppo.spaces.actions import boxes, clipped_off_centre, describe_rescaling
+from dppo.spaces.actions import (
+    boxes,
+    clipped_off_centre,
+    describe_rescaling,
+    stuck_beside_unbounded,
+)
 from dppo.spaces.spaces import Spaces, leaves
-from dppo.tools.doctor.controllers import play_controllers, reason_to_leave_out
+from dppo.tools.doctor.controllers import (
+    ask_baseline,
+    check_baseline,
+    play_controllers,
+    reason_to_leave_out,
+    seconds_of_controllers,
+)
 from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
     FIRST_SIZES,
@@ -60,6 +71,7 @@ PLAY_SHARE = 0.35
 CONTROLLERS_SHARE = 0.4
 COMPARE_SHARE = 0.6
 ITERATE_SHARE = 0.5  # for the algorithm of the settings; others get the rest
+SPENT_S = 10.0  # time of starting and making, in the advice on a longer examination
 LEAST_S = 1.0  # seconds that each check of the environment gets, also when the time is up
 START_SHARE = 0.5  # share of the time that starting this process may take from the examination
 
@@ -184,6 +196,7 @@ class Examination:
 
     def _make(self) -> BuiltSampler:
         self._report(stage="making")
+        check_baseline(self._config)
         try:
             built = self._instances.sampler(0)
         except ConfigError:
@@ -215,6 +228,7 @@ class Examination:
             continuous=any(boxes(spaces.actions)),
             rescaled=describe_rescaling(spaces.actions),
             off_centre=clipped_off_centre(spaces.actions),
+            beside_unbounded=stuck_beside_unbounded(spaces.actions),
         )
         return built
 
@@ -283,13 +297,16 @@ class Examination:
         until = self._end_of_check(CONTROLLERS_SHARE)
         lengths = [episode.length for episode in played.episodes]
         left_out = reason_to_leave_out(lengths, len(played.trace), step_s, until, self._config)
-        if left_out:
-            self._report(controllers_left_out=left_out)
-            return
         self._report(stage="playing controllers")
         env = built.envs.rows.envs[0].env
         with guarded_steps("a step or reset"):
-            facts = play_controllers(env, self._config, until)
+            if left_out:
+                facts = ask_baseline(env, self._config) | {"controllers_left_out": left_out}
+            else:
+                facts = play_controllers(env, self._config, until)
+        if left_out and lengths:
+            needed_s = seconds_of_controllers(lengths, step_s, self._config)
+            facts["controllers_in_s"] = SPENT_S + needed_s / (CONTROLLERS_SHARE * (1 - PLAY_SHARE))
         self._report(**facts)
         if "controllers_failed" in facts:
             self._instances.discard(0)

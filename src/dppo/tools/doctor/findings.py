@@ -293,6 +293,8 @@ def _about_the_task(facts: Facts) -> Findings:
             f"actions lie between {facts['off_centre']}, and the policy, which starts around 0, is clipped to them: it "
             f"may stay at a bound. Use --action-bounds rescale",
         )
+    if facts.get("beside_unbounded"):
+        yield "warning", facts["beside_unbounded"].rstrip(".")
     if facts.get("rewards") == [0, 0]:
         yield (
             "note",
