@@ -110,6 +110,8 @@ def test_a_controller_is_found_by_module_or_file_and_survives_pickling(
         ("plant_pi:PID", "policy=plant_pi:PID: the module has no PID. Did you mean plant_pi:PI?"),
         ("plant_pi:number", "is 3, which is no controller. Name a function action = f(obs)"),
         ("plant_pi", "names no controller. Write plant_pi:name."),
+        ("PI", "names no controller. Write module:PI or file.py:PI. Name a function"),
+        (":", "names no controller. Write module:name or file.py:name."),
         ("{folder}/plant_pi.py", "plant_pi.py:name."),
         ("{folder}/other.py:PI", "there is no file"),
         ("no_such_plant:PI", "No module named 'no_such_plant'. Check the name"),

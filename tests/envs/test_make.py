@@ -96,6 +96,10 @@ def test_environments_are_created_from_ids_modules_and_callables_with_their_argu
             "users_worlds",
             ("is not registered with Gymnasium", "It is a module: write users_worlds:make"),
         ),
+        (
+            "users_worlds.factory",
+            ("If factory is in the module users_worlds, write users_worlds:factory.",),
+        ),
         ("ALE/Zzyzx-v5", ("is not registered with Gymnasium", "write ale_py:ALE/Zzyzx-v5")),
     ],
 )

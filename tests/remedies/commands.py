@@ -198,7 +198,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "records/files/run_folder.py: Pass the folder of a run, runs/NAME",
+        "records/files/run_folder.py: Pass the folder of a run",
         "report TMP",
         "report RUN --out TMP/report.html",
         "",

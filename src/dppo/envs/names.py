@@ -116,8 +116,17 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
     fact = f"env_id={env_id}: is not registered with Gymnasium ({reason})."
     if name.startswith("ALE/"):
         return f"{fact} Install ale-py, and write ale_py:{name}."
-    if name.isidentifier() and importlib.util.find_spec(name) is not None:
-        return f"{fact} It is a module: write {name}:make, if make is its function that returns the environment."
+    return f"{fact} {_advice_on_module(name)}"
+
+
+def _advice_on_module(name: str) -> str:
+    """Return how to write an id that Gymnasium does not know, if it names a module, an object in one, or neither."""
+    parts = name.split(".")
+    if all(part.isidentifier() for part in parts) and importlib.util.find_spec(parts[0]):
+        if len(parts) == 1:
+            return f"It is a module: write {name}:make, if make is its function that returns the environment."
+        module_name = ".".join(parts[:-1])
+        return f"If {parts[-1]} is in the module {module_name}, write {module_name}:{parts[-1]}."
     # an installed package with a similar name, such as minigrid for MiniGrid-Empty-5x5-v0
     first_word = re.split("[-/]", name)[0].lower()
     similar = (
@@ -126,7 +135,7 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
         if package.lower().startswith(first_word)
     )
     package = next(similar, "package")
-    return f"{fact} If a package registers it, write {package}:{name}."
+    return f"If a package registers it, write {package}:{name}."
 
 
 def _unknown_in_module(module: str, name: str) -> str:

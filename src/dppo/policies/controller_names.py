@@ -1,6 +1,7 @@
 """Find a user's controller by its import path, `module:name` or `file.py:name`."""
 
 import difflib
+import importlib.util
 import inspect
 import os
 import sys
@@ -31,9 +32,8 @@ def imported_controller(text: str, setting: str) -> Any:
     """Import `module:name` or `file.py:name`; raise ConfigError if that fails."""
     module_name, _, name = text.rpartition(":")
     if not module_name or not name:
-        raise ConfigError(
-            f"{setting}={text}: names no controller. Write {text.strip(':')}:name. {FORMS}."
-        )
+        example = _example_for(text.strip(":") or "name")
+        raise ConfigError(f"{setting}={text}: names no controller. Write {example}. {FORMS}.")
     try:
         module = _module(module_name)
     except ImportError as error:
@@ -51,6 +51,14 @@ def imported_controller(text: str, setting: str) -> Any:
         if close:
             remedy = f"Did you mean {module_name}:{close[0]}?"
         raise ConfigError(f"{setting}={text}: the module has no {name}. {remedy}") from None
+
+
+def _example_for(word: str) -> str:
+    """Return the form in which to write a controller that was named by a single word, a module or a name in one."""
+    package = word.partition(".")[0]
+    if word.endswith(".py") or (package and importlib.util.find_spec(package)):
+        return f"{word}:name"
+    return f"module:{word} or file.py:{word}"
 
 
 def _module(name: str) -> Any:

@@ -58,7 +58,9 @@ def seeds_of(words: str) -> list[int]:
         last = int(ends[2] or ends[1])
         seeds += range(first, min(last, first + MAX_SEEDS) + 1)
     if not 2 <= len(set(seeds)) == len(seeds) <= MAX_SEEDS:
-        fact = f"names {counted(len(seeds), 'seed')}, {len(set(seeds)):,} of them different"
+        fact = f"names {counted(len(seeds), 'seed')}"
+        if len(set(seeds)) < len(seeds):
+            fact += f", {len(set(seeds)):,} of them different"
         raise ConfigError(
             f"seeds={words}: {fact}. Name 2 to {MAX_SEEDS:,} different ones: 1..5, or 1,3,7."
         )

@@ -265,4 +265,8 @@ def run_dir_of(path: Path) -> Path:
     problem = "does not exist"
     if path.exists():
         problem = f"is not a run folder (it contains no {CONFIG})"
-    raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, runs/NAME.")
+    runs = sorted(config.parent.name for config in path.glob(f"*/{CONFIG}"))
+    example = "runs/NAME"
+    if runs:
+        example = f"such as {path / runs[-1]}"
+    raise CheckpointError(f"{path}: {problem}. Pass the folder of a run, {example}.")
