@@ -243,8 +243,8 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
         most = config.num_samplers
         best = max(other.speed for other in plans(facts, config) if other.actors <= most)
         spread = f"with up to {counted(most, 'actor')}, as many as there are samplers"
-        gain = f"this command would be {best / plan.speed:.1f} x as fast at most"
-        yield f"You do not need Ray: {spread}, {gain}."
+        at_most = f"this command would be {best / plan.speed:.1f} x as fast at most"
+        yield f"You do not need Ray: {spread}, {at_most}."
     elif config.iterations > 1 and not config.lag:
         gain = now_s / iteration_s(facts, config, collecting._replace(lag=True))
         if gain > WORTHWHILE:
