@@ -110,7 +110,7 @@ def test_a_baseline_takes_its_first_action_also_without_time_for_episodes(
     config = config_of(baseline=baseline, eval_every=16)
     facts = examined(config, monkeypatch)
     assert facts["controllers_left_out"] == "there is no time"
-    assert facts["controllers_in_s"] > 10
+    assert facts["controllers_s"] > 0
     assert ("controllers_failed" in facts) == fails
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from dppo.engine.deadline import Deadline
 from dppo.engine.messages import Kill, Limits, Process, Reply
 from dppo.engine.pace import Pace
+from dppo.engine.place import Place
 from dppo.envs.activity import Phase
 from dppo.ppo.exchange.questions import Question
 
@@ -44,6 +45,8 @@ class Actor:
     ever_started: bool = False
     losses: int = 0
     """Losses in a row without a segment in between."""
+    lost_in: Place | None = None
+    """The step in which all of these were; None if they were in several, or in none."""
     unwanted: bool = False
     """True while there is no room for another process."""
     samplers_moved: bool = False

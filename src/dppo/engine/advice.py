@@ -2,7 +2,17 @@
 
 import math
 
-from dppo.errors import EnvironmentFault, counted
+from dppo.errors import ClusterError, EnvironmentFault, counted
+
+
+def too_many_losses(
+    message: str, limit: int, fault: EnvironmentFault | None, num_samplers: int
+) -> ClusterError:
+    """Return the error that ends the run after `limit` replacements in a row: see `advice_after_losses`."""
+    return ClusterError(
+        f"{message}\nIt was replaced {counted(limit, 'time')} in a row without making a segment "
+        f"(max_actor_restarts={limit}). {advice_after_losses(fault, num_samplers)}"
+    )
 
 
 def advice_after_losses(fault: EnvironmentFault | None, num_samplers: int) -> str:

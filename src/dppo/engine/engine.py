@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dppo.engine.actors import Actor, ActorState
-from dppo.engine.advice import advice_after_losses
+from dppo.engine.advice import too_many_losses
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
 from dppo.engine.balancing import Balancing
+from dppo.engine.fatal import FatalSteps
 from dppo.engine.hosting import Hosting, samplers_named
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import (
@@ -33,9 +34,11 @@ from dppo.engine.messages import (
     Started,
 )
 from dppo.engine.patience import Patience
+from dppo.engine.place import place_in
 from dppo.engine.requests import Requests
-from dppo.engine.restarts import delay_before
+from dppo.engine.restarts import delay_before, describe_loss
 from dppo.engine.wait_log import WaitLog
+from dppo.envs.activity import Activity
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.questions import NO_SEGMENT, Answer, Question
@@ -79,6 +82,7 @@ class CollectionEngine:
         self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
         self.wait_log = WaitLog(self.hosting, self.requests, self.patience, limits)
         self._alarms = Alarms(self._actors, limits)
+        self._fatal = FatalSteps()
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self._ticked_at = 0.0
@@ -152,7 +156,7 @@ class CollectionEngine:
         elif event.error is not None:
             raise event.error
         else:
-            self._lose(actor, event.reason, now)
+            self._lose(actor, event.reason, now, activity=event.activity)
 
     def _join(self, actor_id: int, now: float) -> None:
         actor = self._actors.setdefault(actor_id, Actor(actor_id, state=ActorState.LEFT))
@@ -214,6 +218,7 @@ class CollectionEngine:
         end = self.requests.end
         for report, _ in made:
             self._ledger.record(report)
+            self._fatal.arrived(report.sampler_id)
             self.hosting.arrived(report.sampler_id, question.index, end)
         self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
         actor.losses = 0
@@ -385,6 +390,7 @@ class CollectionEngine:
             hosted=hosted,
             version=policy.version,
             rebuilds=rebuilds,
+            fatal=self._fatal.of(samplers),
             spaces=self.spaces if is_checked else None,
             expected=self.expected if is_checked else None,
         )
@@ -416,32 +422,28 @@ class CollectionEngine:
         now: float,
         kind: IncidentKind = IncidentKind.ACTOR_LOST,
         fault: EnvironmentFault | None = None,
+        activity: Activity | None = None,
     ) -> None:
-        """Replace an actor's process after a delay, or raise if there have been too many losses in a row.
+        """Replace an actor's process after a delay; after too many losses in a row, give up an episode, or raise.
 
         Args:
             reason: completes the sentence "actor 1 (samplers 2 and 3) ...".
             fault: the fault of a constructor, if one was the reason.
+            activity: the last one of the process, if it is known better than by the last look.
         """
         is_unwanted = actor.unwanted
+        place = place_in(activity or actor.deadline.progress)
         self._replace(actor, now)
         if is_unwanted:
             return
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
         if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
-            if actor.losses == limit:
-                raise ClusterError(
-                    f"{message}\nIt was replaced {counted(limit, 'time')} in a row without making a segment "
-                    f"(max_actor_restarts={limit}). {advice_after_losses(fault, len(self.hosting.positions))}"
-                )
-            actor.losses += 1
+            given_up = self._fatal.lost(actor, place, limit)
+            if given_up is None:
+                raise too_many_losses(message, limit, fault, len(self.hosting.positions))
+            message += given_up
         self.wait_log.news_at = now
         delay_s = delay_before(max(1, actor.losses))
         actor.start_at = now + delay_s
-        replaced = "replaced"
-        if delay_s:
-            replaced = f"replaced in {delay_s:.0f} s"
-        first_line, *details = message.split("\n")
-        text = "\n".join([f"{first_line}; {replaced}", *details])
-        self._commands.append(Log(text.rstrip(), Incident(kind, message)))
+        self._commands.append(Log(describe_loss(message, delay_s), Incident(kind, message)))

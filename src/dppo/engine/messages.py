@@ -164,6 +164,8 @@ class Died:
     """Continues a sentence that begins with "actor 3 (samplers 3, 7)"."""
     # set if a new process would fail in the same way: the run ends with this error
     error: DppoError | None = None
+    activity: Activity | None = None
+    """Its last activity, if it is known."""
 
 
 Reply = Answer | Spaces | Episode | DppoError

@@ -25,7 +25,7 @@ from dppo.envs.checks.returned import (
 from dppo.envs.guidance import Guidance
 from dppo.errors import EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
-from dppo.ppo.exchange.records import Episode
+from dppo.ppo.exchange.records import Episode, FatalStep
 from dppo.process_state.borders import Guard
 from dppo.process_state.forks import FORKS
 from dppo.signals import INTERRUPTIONS
@@ -74,6 +74,7 @@ class InfoMeter:
         return measured
 
 
+FATAL = "hung, or ended its process, each time that it was tried, and is left out."
 FOUR_VALUES = "(expected 5, got 4)"  # in the ValueError of a wrapper around a step of the old API
 StepResult = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated and info."""
@@ -251,6 +252,26 @@ class CheckedEnv:
         self.last_obs = obs
         self.first_obs = obs
         return obs
+
+    def avoid(self, fatal: FatalStep) -> None:
+        """Raise EnvironmentFault in place of a step, or a reset, that no process has survived."""
+        take_step = self.step
+        take_reset = self.reset
+
+        def step(action: Any) -> StepResult:
+            if (self.episode, self.length + 1) == (fatal.episode, fatal.step):
+                raise self._fault("step", FATAL, "fatal")
+            return take_step(action)
+
+        def reset(episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
+            if (episode, 0) == (fatal.episode, fatal.step):
+                self.episode = episode
+                self.episode_return = 0.0
+                self.length = 0
+                raise self._fault("reset", FATAL, "fatal")
+            return take_reset(episode, options)
+
+        vars(self).update(step=step, reset=reset)  # other steps cost nothing in other runs
 
     def reset_arguments(self, episode: int, options: dict[str, Any] | None) -> dict[str, Any]:
         arguments: dict[str, Any] = {"seed": self.settings.episode_seed(self.index, episode)}

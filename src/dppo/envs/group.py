@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from dppo.envs.threads import EnvThread
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import (
     EnvLog,
+    FatalStep,
     Incident,
     IncidentKind,
     SamplerCarry,
@@ -240,6 +241,10 @@ class EnvGroup:
         if self.meter is not None:
             self.meter.take()  # steps of a replay were measured before
         return incidents
+
+    def avoid(self, fatal: Sequence[FatalStep]) -> None:
+        """Let these steps count as faults: see `Environments`."""
+        self.rows.avoid(fatal)
 
     def follow(self, *, is_on: bool) -> None:
         """Let the controllers follow the episodes, or leave them off: see `Environments`."""

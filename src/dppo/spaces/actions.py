@@ -420,6 +420,15 @@ def describe_rescaling(actions: Actions) -> str | None:
     )
 
 
+def bounds_described(actions: Actions) -> dict[str, str | None]:
+    """Describe how actions are brought within their bounds, by the names of facts."""
+    return {
+        "rescaled": describe_rescaling(actions),
+        "off_centre": clipped_off_centre(actions),
+        "beside_unbounded": stuck_beside_unbounded(actions),
+    }
+
+
 def actions_from_json(described: dict[str, Any]) -> Actions:
     """Convert the result of `Actions.as_json` back; raise KeyError, TypeError or ValueError if it is not valid."""
     ((kind, values),) = described.items()

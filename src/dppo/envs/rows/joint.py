@@ -16,7 +16,7 @@ from dppo.envs.episode import CheckedEnv, GroupSettings, SkippedStep
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.envs.restoring import NO_REPLAY
 from dppo.envs.rows.port import EnvState, Interruption, RestoredGroup
-from dppo.ppo.exchange.records import EnvLog, SamplerCarry
+from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK
 
@@ -291,6 +291,9 @@ class JointRows:
         """Return the latest observation of a row; if the row waits, the first one of the episode that has ended."""
         checked = self.envs[env]
         return checked.first_obs if self._joint.rows[env].waiting else checked.last_obs
+
+    def avoid(self, fatal: Sequence[FatalStep]) -> None:
+        """Take all steps: a step of one row is a step of all."""
 
     def played_alone(self) -> list[CheckedEnv]:
         """Return all agents, or the first row of a vector, whose other rows have episodes of their own."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.envs.repairs import Repairs
-from dppo.ppo.exchange.records import EnvLog, SamplerCarry, StepRows
+from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry, StepRows
 
 if TYPE_CHECKING:
     from dppo.envs.state_files import StatePlace
@@ -49,6 +49,9 @@ class Rows(Protocol):
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Start an episode of a row, and return its first observation; raise EnvironmentFault if that fails."""
+
+    def avoid(self, fatal: Sequence[FatalStep]) -> None:
+        """Let these steps raise EnvironmentFault in place of being taken. Rows of one environment take them."""
 
     def inputs(self, actions: np.ndarray) -> Sequence[Any]:
         """Return what `CheckedEnv.step` of each row takes, for the actions [E, *A] as sampled."""

@@ -16,7 +16,7 @@ from dppo.envs.restoring import Restorer
 from dppo.envs.rows.port import EnvState, Interruption, RestoredGroup
 from dppo.envs.threads import Standby
 from dppo.errors import ConfigError
-from dppo.ppo.exchange.records import EnvLog, SamplerCarry
+from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry
 
 if TYPE_CHECKING:
     from dppo.envs.state_files import StatePlace
@@ -90,6 +90,13 @@ class SerialRows:
         if self._standby is not None:
             return self._standby.reset(env, episode, options)
         return self.envs[env].reset(episode, options)
+
+    def avoid(self, fatal: Sequence[FatalStep]) -> None:
+        """Let these steps raise in place of being taken, whichever environment of a slot plays the episode."""
+        for checked in self._all:
+            for step in fatal:
+                if step.env == checked.index:
+                    checked.avoid(step)
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
         """Leave the actions as they are: each environment takes its own."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from dppo.ppo.exchange.records import EnvLog, Incident, SamplerCarry, StepRows
+from dppo.ppo.exchange.records import EnvLog, FatalStep, Incident, SamplerCarry, StepRows
 
 
 class Environments(Protocol):
@@ -44,6 +45,9 @@ class Environments(Protocol):
 
         Returns: one incident for each abandoned episode.
         """
+
+    def avoid(self, fatal: Sequence[FatalStep]) -> None:
+        """Let these steps count as faults of their environments, from now on, and take none of them."""
 
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the stored observations [T + 1, E, *O] of a segment, perhaps the `first` of the run.

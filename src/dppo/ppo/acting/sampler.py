@@ -257,6 +257,8 @@ class _Rollout:
         noise = []
         for number, (sampler, request) in enumerate(zip(samplers, requests, strict=True)):
             log = EnvLog(request.index, self._columns["actions"][number], snapshot.env_options)
+            if request.fatal:
+                sampler.envs.avoid(request.fatal)
             if request.rebuild is not None or sampler.obs is None:
                 log.incidents[:0] = sampler.begin(request.rebuild, log)
             self.logs.append(log)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dppo.numerics.fingerprint import Expected
-from dppo.ppo.exchange.records import Rebuild, SegmentReport, SegmentRequest, Timings
+from dppo.ppo.exchange.records import FatalStep, Rebuild, SegmentReport, SegmentRequest, Timings
 from dppo.spaces.spaces import Spaces
 
 NO_SEGMENT = -1
@@ -20,6 +20,8 @@ class Question:
     version: int = 0  # version of the policy that comes with the question
     # histories of the samplers that are rebuilt first
     rebuilds: dict[int, Rebuild] = field(default_factory=dict)
+    # steps of these samplers that are not taken again
+    fatal: dict[int, tuple[FatalStep, ...]] = field(default_factory=dict)
     # spaces that every sampler must have; None if none is built for this question
     spaces: Spaces | None = None
     expected: Expected | None = None  # the numerics of the run; None as for `spaces`
@@ -28,7 +30,9 @@ class Question:
     def requests(self) -> tuple[SegmentRequest, ...]:
         """The request for each segment."""
         return tuple(
-            SegmentRequest(sampler, self.index, self.rebuilds.get(sampler))
+            SegmentRequest(
+                sampler, self.index, self.rebuilds.get(sampler), self.fatal.get(sampler, ())
+            )
             for sampler in self.samplers
         )
 

@@ -277,6 +277,15 @@ class Rebuild(ReadOnly):
     of the carry are set; if there are none either, new episodes start instead."""
 
 
+class FatalStep(NamedTuple):
+    """A step of an environment that no process has survived: each one hung in it, or ended."""
+
+    env: int
+    episode: int
+    step: int
+    """1, 2, ... within the episode; 0 for its reset."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentRequest:
     """Request for one segment of a sampler."""
@@ -286,6 +295,8 @@ class SegmentRequest:
     """0, 1, 2, ... within the run. With the sampler's id it determines the stream of exploration noise."""
     rebuild: Rebuild | None = None
     """If given, discard the sampler's state and rebuild it first."""
+    fatal: tuple[FatalStep, ...] = ()
+    """Steps that count as faults of their environments, and are not taken."""
 
 
 @dataclass(frozen=True, slots=True)

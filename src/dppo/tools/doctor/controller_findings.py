@@ -8,6 +8,10 @@ from dppo.tools.doctor.controllers import RANDOM, ZERO, Returns, are_alike, diff
 from dppo.tools.doctor.speed import Facts, Findings
 
 SMALL_SHARE = 0.01  # share of returns
+SHARE_OF_CONTROLLERS = (
+    0.25  # of the time after the start, a little less than they get in `examination.py`
+)
+START_S = 10.0  # time of imports, and of making the environment
 
 
 def findings_about_controllers(facts: Facts, config: Config) -> Findings:
@@ -24,8 +28,9 @@ def findings_about_controllers(facts: Facts, config: Config) -> Findings:
         )
     if facts.get("controllers_left_out"):
         enough = ""
-        if "controllers_in_s" in facts:
-            enough = f" to {10 * math.ceil(facts['controllers_in_s'] / 10)}"
+        if facts.get("controllers_s"):
+            seconds = START_S + facts["controllers_s"] / SHARE_OF_CONTROLLERS
+            enough = f" to {10 * math.ceil(seconds / 10)}"
         yield (
             "note",
             f"what zero, random and baseline actions get was not measured: {facts['controllers_left_out']}. To measure "

@@ -50,7 +50,9 @@ class Random:
 
 
 def seconds_of_controllers(lengths: Sequence[int], step_s: float, config: Config) -> float:
-    """Return the seconds in which each controller plays `MIN_EPISODES`, of such lengths."""
+    """Return the seconds in which each controller plays `MIN_EPISODES` of such lengths; 0 if no length is known."""
+    if not lengths:
+        return 0.0
     controllers = 2 if config.baseline is None else 3
     return MIN_EPISODES * controllers * fmean(lengths) * step_s
 

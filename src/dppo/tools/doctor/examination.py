@@ -34,12 +34,7 @@ from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.records import Episode, Incident, Segment, SegmentReport
 from dppo.process_state.borders import dppo_computes, guarded_steps
-from dppo.spaces.actions import (
-    boxes,
-    clipped_off_centre,
-    describe_rescaling,
-    stuck_beside_unbounded,
-)
+from dppo.spaces.actions import bounds_described, boxes
 from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.controllers import (
     ask_baseline,
@@ -71,7 +66,6 @@ PLAY_SHARE = 0.35
 CONTROLLERS_SHARE = 0.4
 COMPARE_SHARE = 0.6
 ITERATE_SHARE = 0.5  # for the algorithm of the settings; others get the rest
-SPENT_S = 10.0  # time of starting and making, in the advice on a longer examination
 LEAST_S = 1.0  # seconds that each check of the environment gets, also when the time is up
 START_SHARE = 0.5  # share of the time that starting this process may take from the examination
 
@@ -226,9 +220,7 @@ class Examination:
             deterministic=spaces.deterministic,
             batch=batch_memory_in_words(self._config, spaces),
             continuous=any(boxes(spaces.actions)),
-            rescaled=describe_rescaling(spaces.actions),
-            off_centre=clipped_off_centre(spaces.actions),
-            beside_unbounded=stuck_beside_unbounded(spaces.actions),
+            **bounds_described(spaces.actions),
         )
         return built
 
@@ -301,12 +293,11 @@ class Examination:
         env = built.envs.rows.envs[0].env
         with guarded_steps("a step or reset"):
             if left_out:
-                facts = ask_baseline(env, self._config) | {"controllers_left_out": left_out}
+                needed_s = seconds_of_controllers(lengths, step_s, self._config)
+                facts = {"controllers_left_out": left_out, "controllers_s": needed_s}
+                facts |= ask_baseline(env, self._config)
             else:
                 facts = play_controllers(env, self._config, until)
-        if left_out and lengths:
-            needed_s = seconds_of_controllers(lengths, step_s, self._config)
-            facts["controllers_in_s"] = SPENT_S + needed_s / (CONTROLLERS_SHARE * (1 - PLAY_SHARE))
         self._report(**facts)
         if "controllers_failed" in facts:
             self._instances.discard(0)

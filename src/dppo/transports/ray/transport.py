@@ -322,7 +322,8 @@ class RayTransport:
             message = result()
         except RayError as error:  # the process, its node or the segment in transit is lost
             reason = self._watching.cause_of_death(command.process, error)
-            return messages.Died(command.process, reason, fatal_error(error))
+            activity = self._watching.last_activity(command.process)
+            return messages.Died(command.process, reason, fatal_error(error), activity)
         if isinstance(command, Start):
             return self._watching.started(command.process, message)
         if isinstance(command, Play):

@@ -83,10 +83,7 @@ class Watching:
         file = self._files.get(process, ProgressFile("", ""))
         is_here = file.node_id == self.here
         cause = cause_of_death(error)
-        activity = self._latest.get(process)
-        if is_here:
-            activity = file.read()
-        place = self._describe_place(activity)
+        place = self._describe_place(self.last_activity(process))
         if not file.log:
             return f"{cause}{place}"
         log = file.log
@@ -102,6 +99,13 @@ class Watching:
         if status and cause in (UNKNOWN, UNREACHABLE):
             cause = f"died {status}"
         return "\n    ".join([f"{cause}{place}; its log: {log}", *lines])
+
+    def last_activity(self, process: Process) -> Activity | None:
+        """Return what a process did last; None if that is not known."""
+        file = self._files.get(process)
+        if file is not None and file.node_id == self.here:
+            return file.read()
+        return self._latest.get(process)
 
     def _describe_place(self, activity: Activity | None) -> str:
         if activity is None or activity.phase is Phase.IDLE:

@@ -1,0 +1,144 @@
+"""Steps in which every process is lost: the episode is given up, and the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import make_config
+from driver import Driver
+from recorder import Notes
+
+import dppo
+from dppo.engine.fatal import MOST_GIVEN_UP
+from dppo.engine.messages import Ask, Died, Process
+from dppo.envs.activity import Activity, Phase
+from dppo.errors import ClusterError
+from dppo.ppo.exchange.records import FatalStep
+
+LOSSES = 4  # the losses after 3 replacements, which `driver.LIMITS` allows
+
+
+class Fated(Driver):
+    """One actor with two samplers, whose processes die in places that a test chooses."""
+
+    def __init__(self) -> None:
+        super().__init__([[0, 1]])
+        self._number = 1
+        self.request(0)
+
+    def die_at(self, phase: Phase, episode: int, length: int, sampler: int = 1) -> None:
+        """Let the process die, and start the next one."""
+        activity = Activity(9, 0, phase, sampler, 0, 0, 0, 5, episode, length)
+        self.on(Died(Process(0, self._number), "died", activity=activity))
+        self.wait(10)
+        self._number += 1
+        self.start(0, self._number)
+
+    def fatal(self) -> dict[int, tuple[FatalStep, ...]]:
+        """Return the steps that the last question leaves out."""
+        return dict(self.all(Ask)[-1].question.fatal)
+
+
+def test_a_step_in_which_each_process_is_lost_is_left_out_until_its_segment_arrives() -> None:
+    driver = Fated()
+    for _ in range(LOSSES - 1):
+        driver.die_at(Phase.STEP, 2, 7)
+        assert driver.fatal() == {}
+    driver.die_at(Phase.STEP, 2, 7)
+    assert driver.fatal() == {1: (FatalStep(0, 2, 8),)}
+    assert driver.asks[-1].question.requests[1].fatal == (FatalStep(0, 2, 8),)
+    assert driver.asks[-1].question.requests[0].fatal == ()
+    assert driver.incidents()[-1].text.endswith(
+        "It was replaced 3 times in a row in step 8 of episode 2 of env 0 of sampler 1 (max_actor_restarts=3): "
+        "this episode is given up, as after an exception"
+    )
+    driver.asks = driver.asks[-1:]
+    driver.answer()
+    driver.request(1)
+    assert driver.fatal() == {}
+
+
+def test_a_reset_is_left_out_as_well() -> None:
+    driver = Fated()
+    for _ in range(LOSSES):
+        driver.die_at(Phase.RESET, 3, 0)
+    assert driver.fatal() == {1: (FatalStep(0, 3, 0),)}
+
+
+@pytest.mark.parametrize("phase", [Phase.MAKE, Phase.REPLAY, Phase.IDLE])
+def test_losses_outside_of_steps_and_resets_end_the_run(phase: Phase) -> None:
+    driver = Fated()
+    for _ in range(LOSSES - 1):
+        driver.die_at(phase, 2, 7)
+    with pytest.raises(ClusterError, match="replaced 3 times in a row without making a segment"):
+        driver.die_at(phase, 2, 7)
+
+
+def test_losses_in_several_steps_end_the_run() -> None:
+    driver = Fated()
+    for step in range(LOSSES - 1):
+        driver.die_at(Phase.STEP, 2, 7 + step // 2)
+    with pytest.raises(ClusterError, match="replaced 3 times in a row without making a segment"):
+        driver.die_at(Phase.STEP, 2, 7)
+
+
+def test_a_step_that_is_fatal_although_it_is_left_out_ends_the_run() -> None:
+    driver = Fated()
+    for _ in range(2 * LOSSES - 1):
+        driver.die_at(Phase.STEP, 2, 7)
+    with pytest.raises(ClusterError, match="without making a segment"):
+        driver.die_at(Phase.STEP, 2, 7)
+
+
+def test_a_segment_gives_up_some_episodes_and_no_more() -> None:
+    """If a simulator hangs in each episode, something else is wrong, and the run ends."""
+    driver = Fated()
+    for episode in range(MOST_GIVEN_UP):
+        for _ in range(LOSSES):
+            driver.die_at(Phase.STEP, episode, 7)
+    assert len(driver.fatal()[1]) == MOST_GIVEN_UP
+    for _ in range(LOSSES - 1):
+        driver.die_at(Phase.STEP, MOST_GIVEN_UP, 7)
+    with pytest.raises(ClusterError, match="without making a segment"):
+        driver.die_at(Phase.STEP, MOST_GIVEN_UP, 7)
+
+
+def settings(run_dir: Path, how: str, where: str, **changes: Any) -> dppo.Config:
+    """Return the settings of a run whose environments fail in their third episode."""
+    failure = {"how": how, "where": where, "at_step": 3, "at_episode": 2}
+    sizes = {"num_samplers": 2, "num_steps": 64, "total_timesteps": 256, "update_epochs": 1}
+    return make_config(
+        {"env_id": "worlds.faulty:crashing", "env_kwargs": failure, "run_dir": run_dir}
+        | sizes
+        | {"on_env_fault": "rebuild", "env_faults": "unlimited"}
+        | changes
+    )
+
+
+@pytest.mark.proves("kills its process, or hangs, in the same step each time")
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("kill", "step"),
+        pytest.param("kill", "reset", marks=pytest.mark.slow),
+        pytest.param("hang", "step", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_whose_simulator_dies_in_the_same_step_each_time_equals_one_in_which_it_raises_there(
+    how: str, where: str, tmp_path: Path
+) -> None:
+    """The fault follows from seed and actions, so a new process meets it again, also after a resume."""
+    raising = dppo.train(settings(tmp_path / "raising", "raise", where))
+    limits = {"step_timeout_s": 4.0} if how == "hang" else {}
+    with Notes() as notes:
+        dying = dppo.train(
+            settings(tmp_path / "dying", how, where, num_actors=2, max_actor_restarts=1, **limits)
+        )
+    assert dying.weights_sha256 == raising.weights_sha256
+    assert dying.incidents["env_raised"] == raising.incidents["env_raised"] > 0
+    assert any("this episode is given up" in text for text in notes.texts)
+    left_out = [text for text in notes.texts if "each time that it was tried" in text]
+    assert left_out
