@@ -141,3 +141,21 @@ def test_the_doctor_of_a_run_advises_no_actors_that_it_has(
     [advice] = [text.partition(". ")[2] for text in texts if "went to the environments" in text]
     assert advice.startswith(remedy)
     assert bool(advice) == bool(remedy)
+
+
+@pytest.mark.parametrize("baseline", ["worlds.acting:closed", "worlds.acting:opened"])
+def test_a_policy_at_a_bound_that_is_no_worse_than_the_baseline_is_not_named(
+    baseline: str, tmp_path: Path
+) -> None:
+    """Some good controllers are at a bound most of the time, such as a lamp that is off at night."""
+    settings = {"eval_every": 1, "eval_episodes": 2, "learning_rate": 1e-9, "baseline": baseline}
+    with Notes() as notes:
+        result = dppo.train(small(tmp_path / "run", **VALVE, **settings))
+    assert {*shares_at_bounds(result)} == {1.0}
+    rows = read_metrics(result.run_dir)
+    differences = [
+        row["eval/baseline_difference"] for row in rows if "eval/baseline_difference" in row
+    ]
+    is_worse = differences[0] < 0
+    assert is_worse == (baseline == "worlds.acting:opened")
+    assert any("at its lower bound" in text for text in notes.texts) == is_worse

@@ -58,6 +58,16 @@ class Actuated(Checked):
         self.action_space = SPACES[kind]
 
 
+def closed(obs: Any) -> np.ndarray:
+    """Keep the valve at its lower bound."""
+    return np.array([0.2], np.float32)
+
+
+def opened(obs: Any) -> np.ndarray:
+    """Keep the valve at its upper bound, with which the point of `World` does not drift."""
+    return np.array([1.0], np.float32)
+
+
 class Masked(World):
     """Allows one to three of four choices in each state: those of a MultiDiscrete apart, if `several`.
 

@@ -369,7 +369,10 @@ class Evaluations(Observer):
         results = []
         for number in over:
             evaluation = self._open.pop(number)
-            results.append(self._result(number, evaluation) | self._share_at_bound(evaluation))
+            row = self._result(number, evaluation)
+            # A policy that is no worse than the user's controller may be at a bound as often as that.
+            is_good = row.get("eval/baseline_difference", -1.0) >= 0
+            results.append(row | self._share_at_bound(evaluation, is_good=is_good))
         return results
 
     def _describe_open(self) -> str:
@@ -436,14 +439,17 @@ class Evaluations(Observer):
             self._best.add(EvaluationScore(mean_return, number, steps, difference))
         return row
 
-    def _share_at_bound(self, evaluation: OpenEvaluation) -> dict[str, float]:
-        """Return the metric of actions at a bound, if the policy was greedy with continuous actions; log the first."""
+    def _share_at_bound(self, evaluation: OpenEvaluation, *, is_good: bool) -> dict[str, float]:
+        """Return the metric of actions at a bound, if the policy was greedy with continuous actions.
+
+        Log the first that is often at one, unless the policy `is_good`.
+        """
         most = most_at_bound(self._actions, evaluation.episodes())
         if most is None or not any(boxes(self._actions)):
             return {}
         is_first = self._at_bound is None
         self._at_bound = None
-        if most.share >= NAMED:
+        if most.share >= NAMED and not is_good:
             self._at_bound = most
             if is_first:
                 logger.warning("%s: %s", evaluation.name, most)
