@@ -74,11 +74,15 @@ def test_controllers_that_take_too_long_are_left_out_with_the_reason() -> None:
     assert reason_to_leave_out([], 150, 1.0, now, config) == "no episode ended in 150 steps"
 
 
-def test_the_seconds_in_which_controllers_could_play_are_named() -> None:
-    facts = {"controllers_left_out": "it takes 40 s", "controllers_in_s": 163.8}
-    assert texts(facts, config_of())[0].endswith(
-        "it takes 40 s. To measure it, raise --seconds to 170"
-    )
+@pytest.mark.parametrize(
+    ("needed_s", "advice"),
+    [(40.0, "raise --seconds to 170"), (0.0, "raise --seconds")],  # 0: no episode ended
+)
+def test_the_seconds_in_which_controllers_could_play_are_named(
+    needed_s: float, advice: str
+) -> None:
+    facts = {"controllers_left_out": "it takes long", "controllers_s": needed_s}
+    assert texts(facts, config_of())[0].endswith(f"it takes long. To measure it, {advice}")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from dppo.tools.doctor.controllers import RANDOM, ZERO, Returns, are_alike, diff
 from dppo.tools.doctor.speed import Facts, Findings
 
 SMALL_SHARE = 0.01  # share of returns
-SHARE_OF_CONTROLLERS = (
-    0.25  # of the time after the start, a little less than they get in `examination.py`
-)
+# share of the time after the start, a little less than controllers get in `examination.py`
+SHARE_OF_CONTROLLERS = 0.25
 START_S = 10.0  # time of imports, and of making the environment
 
 
