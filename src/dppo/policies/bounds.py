@@ -1,6 +1,6 @@
 """Shares of the steps in which a policy's actions lie at the bounds of their space."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +72,15 @@ def most_at_bound(actions: Actions, episodes: Iterable[Episode]) -> AtBound | No
         for _ in range(part.width)
     ]
     return AtBound(float(shares[side, element]), name, ("lower", "upper")[side], clipped[element])
+
+
+def is_named(most: AtBound, row: Mapping[str, float]) -> bool:
+    """Return whether a share is reported, given the metrics of its evaluation.
+
+    A policy that is no worse than the user's controller may be at a bound as often as that.
+    """
+    is_good = row.get("eval/baseline_difference", -1.0) >= 0
+    return most.share >= NAMED and not is_good
 
 
 def _parts(actions: Actions) -> Iterator[Actions]:

@@ -23,7 +23,7 @@ from dppo.errors import (
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.policies.arguments import summary
-from dppo.policies.bounds import NAMED, AtBound, most_at_bound
+from dppo.policies.bounds import AtBound, is_named, most_at_bound
 from dppo.ppo.exchange.records import (
     ControllerTurn,
     Episode,
@@ -46,6 +46,7 @@ from dppo.run.outputs import call_disk
 from dppo.signals import StopRequested
 from dppo.spaces.actions import boxes
 
+Row = dict[str, float]
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
 WAITING = (
     "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
@@ -74,10 +75,7 @@ class Evaluations(Observer):
         self._learner: PPOLearner = run.learner
         self._path: Path = run.path
         self._steps = self._learner.global_step
-        self._row: dict[str, float] = {
-            "iteration": self._learner.iteration,
-            "global_step": self._steps,
-        }
+        self._row: Row = {"iteration": self._learner.iteration, "global_step": self._steps}
         if run.rows:
             self._row |= run.rows[-1]
         self._waited_s = 0.0
@@ -185,7 +183,7 @@ class Evaluations(Observer):
             lines.append(f"In the last evaluation, {self._at_bound}")
         return lines
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Begin an evaluation if one is due; report those that are over."""
         if row is self._row:  # a row that `_report` writes
             return
@@ -267,7 +265,7 @@ class Evaluations(Observer):
                 "%d evaluations are waiting: use more eval_actors, or a larger eval_every", MANY
             )
 
-    def _report(self, results: list[dict[str, float]]) -> None:
+    def _report(self, results: list[Row]) -> None:
         """Write a row of its own for each result: the rest of the present row, with these metrics."""
         for result in results:
             names = [name for name in self._row if not name.startswith("eval/")]
@@ -276,7 +274,7 @@ class Evaluations(Observer):
             stopped_by = self._observers.iteration(self._row)
             self.stopped_by = self.stopped_by or stopped_by
 
-    def _over(self, *, wait: bool) -> list[dict[str, float]]:
+    def _over(self, *, wait: bool) -> list[Row]:
         """Return the results of the evaluations that are over, in their order; log a wait that is long."""
         began = time.monotonic()
         try:
@@ -361,7 +359,7 @@ class Evaluations(Observer):
                 "%s: cannot be written (%s); a resumed run plays it again", BASELINE, error
             )
 
-    def _take_results(self) -> list[dict[str, float]]:
+    def _take_results(self) -> list[Row]:
         """Remove the evaluations that are over, in their order; return their metrics."""
         if not self._baseline_is_over():
             return []
@@ -370,9 +368,7 @@ class Evaluations(Observer):
         for number in over:
             evaluation = self._open.pop(number)
             row = self._result(number, evaluation)
-            # A policy that is no worse than the user's controller may be at a bound as often as that.
-            is_good = row.get("eval/baseline_difference", -1.0) >= 0
-            results.append(row | self._share_at_bound(evaluation, is_good=is_good))
+            results.append(row | self._share_at_bound(evaluation, row))
         return results
 
     def _describe_open(self) -> str:
@@ -417,10 +413,10 @@ class Evaluations(Observer):
         for observer in self._observers:
             observer.on_incident(fault)
 
-    def _result(self, number: int, evaluation: OpenEvaluation) -> dict[str, float]:
+    def _result(self, number: int, evaluation: OpenEvaluation) -> Row:
         """Return the metrics of an evaluation that is over; note whether it is the best."""
         episodes = evaluation.episodes()
-        row: dict[str, float] = {
+        row: Row = {
             "eval/iteration": number,
             "eval/global_step": evaluation.global_step,
             "eval/episodes": len(episodes),
@@ -439,18 +435,13 @@ class Evaluations(Observer):
             self._best.add(EvaluationScore(mean_return, number, steps, difference))
         return row
 
-    def _share_at_bound(self, evaluation: OpenEvaluation, *, is_good: bool) -> dict[str, float]:
-        """Return the metric of actions at a bound, if the policy was greedy with continuous actions.
-
-        Log the first that is often at one, unless the policy `is_good`.
-        """
+    def _share_at_bound(self, evaluation: OpenEvaluation, row: Row) -> Row:
+        """Return the metric of actions at a bound, if the policy was greedy with continuous actions; log the first."""
         most = most_at_bound(self._actions, evaluation.episodes())
         if most is None or not any(boxes(self._actions)):
             return {}
-        is_first = self._at_bound is None
-        self._at_bound = None
-        if most.share >= NAMED and not is_good:
-            self._at_bound = most
-            if is_first:
-                logger.warning("%s: %s", evaluation.name, most)
+        was_named = self._at_bound is not None
+        self._at_bound = most if is_named(most, row) else None
+        if self._at_bound is not None and not was_named:
+            logger.warning("%s: %s", evaluation.name, most)
         return {"eval/at_bound_frac": most.share}
