@@ -239,3 +239,19 @@ def test_a_signal_in_a_step_that_sleeps_ends_the_command(
         assert "Traceback" not in busy.out + busy.err
         assert "raised" not in busy.out + busy.err
         assert busy.err or "Stopped by" in busy.out
+
+
+def test_a_run_that_is_stopped_while_its_parts_are_made_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped() -> gym.Env[Any, Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return gym.make("CartPole-v1")
+
+    config = tiny_run(tmp_path / "run", iterations=1, env_id=stopped, progress="auto")
+    with pytest.raises(SystemExit) as ended:
+        dppo.train(config)
+    assert ended.value.code == 143
+    shown = capsys.readouterr()
+    text = "SIGTERM: stopped before the first iteration; nothing was saved"
+    assert text in shown.out + shown.err

@@ -119,6 +119,9 @@ def _run(
             interrupted: BaseException = SystemExit(128 + request.signal)
             if request.signal is SIGINT:
                 interrupted = KeyboardInterrupt()
+            else:
+                name = request.signal.name
+                watching.note(f"{name}: stopped before the first iteration; nothing was saved")
             watching.end(None, interrupted)
             raise interrupted from None
         except BaseException as error:
