@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import BOX, PLAIN, collect, make_config, parts_of, spec_of, tiny_run
+from builders import BOX, PLAIN, collect, make_config, parts_of, plan_of, spec_of, tiny_run
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from torch import Tensor
 from worlds import priors
 
 import dppo
 from dppo.errors import ConfigError, ControllerFault
-from dppo.hosts.builders import build_sampler
+from dppo.hosts.builders import build_sampler, build_trainer
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
@@ -34,6 +34,7 @@ from dppo.ppo.learning.prior import NearClone
 from dppo.ppo.learning.stages import CurrentNetwork
 from dppo.ppo.learning.states import StatesAlongSegments
 from dppo.records.files import checkpoint as checkpoints
+from dppo.sac.trainer import SACTrainer
 from dppo.spaces.actions import (
     Actions,
     BoxActions,
@@ -41,6 +42,7 @@ from dppo.spaces.actions import (
     MultiDiscreteActions,
     NestedActions,
 )
+from dppo.spaces.spaces import Spaces
 
 LOW = np.array([0.0, -2.0], np.float32)
 HIGH = np.array([1.0, 2.0], np.float32)
@@ -78,6 +80,22 @@ def test_soft_actor_critic_clones_the_controller_in_its_first_iteration(tmp_path
     assert first["losses/gradient_steps"] == 64
     assert math.isnan(first["losses/q_mean"])
     assert math.isfinite(second["losses/q_mean"])
+
+
+@pytest.mark.parametrize(("prior", "iterations"), [("worlds.priors:Integrator", 2 + 1), (None, 0)])
+def test_soft_actor_critic_stays_near_the_clone_for_as_long_as_the_controller_acted(
+    prior: str | None, iterations: int
+) -> None:
+    """With a policy lag of 1, the controller collects for one iteration more."""
+    steps = 2 * 64 if prior else None
+    sac: dict[str, Any] = {"algo": "sac", "update_epochs": None, "policy_lag": 1}
+    config = pendulum(prior=prior, prior_steps=steps, **sac)
+    vector = np.dtype((np.float32, (3,)))
+    spaces = Spaces(vector, BOX)
+    plan = plan_of(config, BOX)
+    trainer = build_trainer(plan, spaces)
+    assert isinstance(trainer, SACTrainer)
+    assert trainer.settings.controller_iterations == iterations
 
 
 @pytest.mark.parametrize("bounds", ["clip", "rescale", "squash"])

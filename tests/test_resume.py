@@ -70,7 +70,9 @@ def interrupt(words: list[str], folder: Path, number: int = signal.SIGTERM) -> l
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def of_learning(run: Path) -> list[dict[str, Any]]:
@@ -103,7 +105,8 @@ def test_an_interrupted_run_is_resumed_exactly_by_the_command_that_it_prints(
         f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in capsys.readouterr().out
     )
     assert weights(run) == weights(whole)
-    assert [row["iteration"] for row in rows(run)] == list(range(1, ITERATIONS + 1))
+    iterations = [row["iteration"] for row in rows(run)]
+    assert iterations == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
     assert of_learning(run) == of_learning(whole)
 

@@ -210,7 +210,8 @@ class Minibatch(NamedTuple):
     obs: Any
     sampled: Tensor
     """Actions before squashing."""
-    intended: Tensor | None
+    intended: Tensor
+    """Actions of a controller; nan in other rows."""
     rewards: Tensor
     goes_on: Tensor
     successors: Any
@@ -225,11 +226,12 @@ def minibatch_of(rows: Sequence[Row], gamma: float, normalize: Any) -> Minibatch
     def stacked(name: str) -> np.ndarray:
         return np.stack([getattr(row, name) for row in rows])
 
-    has_controller = rows[0].intended is not None
+    unknown = np.full_like(rows[0].action, np.nan)
+    intended = [unknown if row.intended is None else row.intended for row in rows]
     return Minibatch(
         obs=normalize(stacked("obs")),
         sampled=from_numpy(stacked("action")),
-        intended=from_numpy(stacked("intended")) if has_controller else None,
+        intended=from_numpy(np.stack(intended)),
         rewards=column("reward"),
         goes_on=1 - column("terminated"),
         successors=normalize(stacked("successor")),
@@ -273,8 +275,21 @@ class PlainSAC:
         self.of_policy = adam(self.policy.parameters(), rates.learning_rate)
         self.of_temperature = adam([self.log_temperature], rates.temperature_learning_rate)
 
-    def update(self, ranks: Sequence[Sequence[Row]], iteration: int, count: int) -> None:
-        """Take `count` gradient steps on the rows of each rank, which all draw equally many."""
+    def update(
+        self,
+        ranks: Sequence[Sequence[Row]],
+        iteration: int,
+        count: int,
+        *,
+        clones: bool = False,
+        clone_weight: float = 0.0,
+    ) -> None:
+        """Take `count` gradient steps on the rows of each rank, which all draw equally many.
+
+        Args:
+            clones: the policy's loss is the distance from the controller alone.
+            clone_weight: of this distance otherwise.
+        """
         size = self.settings.minibatch_size // len(ranks)
         rows: list[list[Row]] = [[] for _ in range(count)]
         noises = []
@@ -296,7 +311,11 @@ class PlainSAC:
         noise = from_numpy(noise_of_all).double()
         for step in range(count):
             minibatch = minibatch_of(rows[step], self.settings.gamma, self.normalize)
-            self._step(minibatch, noise[step])
+            self._step_critics(minibatch, noise[step])
+            if clones:
+                self._move(self.of_policy, self._clone_loss(minibatch))
+            else:
+                self._step_policy(minibatch, noise[step], clone_weight)
 
     def _look_ahead(
         self, kept: Sequence[Row], chosen: np.ndarray, thresholds: np.ndarray
@@ -327,20 +346,19 @@ class PlainSAC:
         difference = float(logprobs) - row.logprob
         return math.exp(difference)
 
-    def _step(self, minibatch: Minibatch, noise: Tensor) -> None:
-        noise_of_successors, noise_of_obs = noise
+    def _step_critics(self, minibatch: Minibatch, noise: Tensor) -> None:
         temperature = self.log_temperature.detach().exp()
-        targets = self._targets(minibatch, noise_of_successors, temperature)
+        targets = self._targets(minibatch, noise[0], temperature)
         self._move(self.of_critics, self._critic_loss(minibatch, targets))
         self._follow()
-        if minibatch.intended is not None:
-            self._move(self.of_policy, self._clone_loss(minibatch, minibatch.intended))
-            return
 
-        actions, logprobs = self._draw(minibatch.obs, noise_of_obs)
+    def _step_policy(self, minibatch: Minibatch, noise: Tensor, clone_weight: float) -> None:
+        temperature = self.log_temperature.detach().exp()
+        actions, logprobs = self._draw(minibatch.obs, noise[1])
         least = self._least(self.critics, minibatch.obs, actions)
         policy_loss = temperature * logprobs - least
-        self._move(self.of_policy, policy_loss.mean())
+        loss = policy_loss.mean() + clone_weight * self._distance(minibatch)
+        self._move(self.of_policy, loss)
 
         target_entropy = self.settings.target_entropy * self.width
         too_certain = logprobs.detach() + target_entropy
@@ -363,13 +381,22 @@ class PlainSAC:
             loss = loss + 0.5 * error.square().mean()
         return loss
 
-    def _clone_loss(self, minibatch: Minibatch, intended: Tensor) -> Tensor:
+    def _clone_loss(self, minibatch: Minibatch) -> Tensor:
         """Return the KL divergence from a controller with the noise of these rows, up to a constant."""
         head, _ = self.policy(minibatch.obs)
         mean, log_std = head.split(self.width, dim=1)
-        squares = (mean - intended).square() + (minibatch.sampled - intended).square()
+        noise = minibatch.sampled - minibatch.intended
+        squares = (mean - minibatch.intended).square() + noise.square()
         losses = log_std + squares / (2 * (2 * log_std).exp())
         return losses.sum(1).mean()
+
+    def _distance(self, minibatch: Minibatch) -> Tensor:
+        """Return half the squared distance of the policy's mean from the controller's actions; 0 in other rows."""
+        rows = minibatch.intended.isfinite().all(1)
+        head, _ = self.policy(minibatch.obs)
+        mean, _ = head[rows].split(self.width, dim=1)
+        squares = (mean - minibatch.intended[rows]).square()
+        return squares.sum() / (2 * len(rows))
 
     @torch.no_grad()
     def _follow(self) -> None:

@@ -150,8 +150,9 @@ def test_targets_add_up_more_rewards_where_the_policy_would_act_alike() -> None:
 
 @pytest.mark.proves("clone_gradient")
 def test_the_policy_becomes_a_clone_of_the_controller_that_collects() -> None:
-    """Only then: the last update is that of the paper again, on the rows of the controller as well."""
-    trainer = trainer_of()
+    """Only then. Afterwards, the distance from the controller counts less and less, and then no longer."""
+    settings = replace(SMALL, controller_iterations=3, clone_weight=9.0)
+    trainer = trainer_of(settings=settings)
     twin = twin_of(trainer)
     start = trainer.weights()
     world = World(VECTOR, has_controller=True)
@@ -162,21 +163,19 @@ def test_the_policy_becomes_a_clone_of_the_controller_that_collects() -> None:
         steps = replace(steps, policy=first_policy, next_obs_scale=SCALE)
         figures = trainer.update(steps).figures
         assert np.isnan(figures["q_mean"])
-        twin.update([scaled(world.rows)], iteration, 6)
+        twin.update([scaled(world.rows)], iteration, 6, clones=True)
 
     assert_learned(trainer, twin, start)
 
     world.has_controller = False
-    own_steps = experience(world, 3)
-    figures = trainer.update(own_steps).figures
-    assert np.isfinite(figures["q_mean"])
-    rows = []
-    for row in scaled(world.rows):
-        row_of_the_policy = row._replace(intended=None)
-        rows.append(row_of_the_policy)
-
-    twin.update([rows], 3, 6)
-    assert_learned(trainer, twin, start)
+    for iteration, clone_weight in [(3, 9.0), (4, 6.0), (5, 3.0), (6, 0.0)]:
+        own_steps = experience(world, iteration)
+        figures = trainer.update(own_steps).figures
+        assert np.isfinite(figures["q_mean"])
+        has_actions_of_controller = "rows.intended" in trainer.state()
+        assert has_actions_of_controller == (clone_weight > 0)
+        twin.update([scaled(world.rows)], iteration, 6, clone_weight=clone_weight)
+        assert_learned(trainer, twin, start)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -91,9 +91,11 @@ def sac_trainer(plan: TrainerPlan, spec: NetworkSpec, parallel: Parallel) -> SAC
     from dppo.sac.settings import SACSettings
     from dppo.sac.trainer import SACTrainer
 
-    # what a controller does is worth learning from its first steps on
-    first_rows = 0 if plan.sizes.prior_iterations else plan.sac.learning_starts
-    values = vars(plan.ppo) | vars(plan.sac) | {"first_rows": first_rows}
+    values = vars(plan.ppo) | vars(plan.sac) | {"first_rows": plan.sac.learning_starts}
+    if plan.sizes.prior_iterations:
+        # what a controller does is worth learning from its first steps on
+        values["first_rows"] = 0
+        values["controller_iterations"] = plan.sizes.prior_iterations + plan.policy_lag
     shared = {
         field.name: values[field.name] for field in fields(SACSettings) if field.name in values
     }

@@ -36,7 +36,8 @@ class Minibatch(NamedTuple):
     num_steps: Tensor
     """[rows], the rewards that `returns` adds up."""
     intended: Tensor | None
-    """[rows, A], actions of a controller without noise, before squashing; None after its steps."""
+    """[rows, A], actions of a controller without noise, before squashing, nan in rows of the policy; None once nobody
+    needs them."""
     noise: Tensor
     """[2, rows, A]: noise of the actions after the successors, and of the actions after the observations."""
 

@@ -14,7 +14,7 @@ from dppo.spaces.spaces import leaves, walk
 
 PREFIX = "rows."  # begins the names of all arrays of the state
 COLUMNS = ("obs", "actions", "logprobs", "rewards", "terminated", "valid")
-INTENDED = "intended"  # a column as long as a controller collects
+INTENDED = "intended"  # a column as long as the policy is held near a controller
 LOGPROBS = PREFIX + "logprobs"
 EXIT_PLACES = PREFIX + "exits"
 EXIT_OBS = PREFIX + "exit_obs"
@@ -49,7 +49,7 @@ class DrawnRows(NamedTuple):
     successors: np.ndarray
     """Observations after the last of the steps; any observations where terminated."""
     intended: np.ndarray | None
-    """Actions of the controller that collected, before noise was added; None after its steps."""
+    """Actions of a controller, before noise was added, nan in rows of the policy; None once nobody needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,19 @@ class KeptRows:
         """E; 0 before the first rows."""
         return self._columns["valid"].shape[1] if self._columns else 0
 
-    def append(self, segments: Sequence[Segment]) -> None:
-        """Keep the rows of segments, which are in sampler order."""
+    def append(self, segments: Sequence[Segment], *, keeps_intended: bool = False) -> None:
+        """Keep the rows of segments, which are in sampler order.
+
+        Args:
+            keeps_intended: rows of the policy do not end the column of a controller's actions.
+        """
         columns = {name: merged(segments, name) for name in COLUMNS}
-        if self._keeps_intended(segments[0]):
+        # rows of older checkpoints have no controller's actions
+        has_intended = not self.num_steps or INTENDED in self._columns
+        if has_intended and segments[0].intended is not None:
             columns[INTENDED] = merged(segments, INTENDED)
+        elif keeps_intended and INTENDED in self._columns:
+            columns[INTENDED] = np.full_like(columns["actions"], np.nan)
         else:
             self._columns.pop(INTENDED, None)
         num_steps, num_envs = columns["valid"].shape
@@ -137,11 +145,6 @@ class KeptRows:
         self._end += num_steps
         self._first = max(self._first, self._end - kept_steps)
         self._exits = exits.where(exits.places >= self._first * num_envs)
-
-    def _keeps_intended(self, segment: Segment) -> bool:
-        """Return whether all rows have a controller's actions; those of older checkpoints have none."""
-        have_intended = not self.num_steps or INTENDED in self._columns
-        return have_intended and segment.intended is not None
 
     @property
     def _capacity(self) -> int:

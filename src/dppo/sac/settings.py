@@ -39,10 +39,22 @@ class SACSettings:
     """Least probability that a target adds up a later reward, however unlikely its action has become."""
     target_entropy: float = -1.0
     """Target of the entropy, in nats per component of an action, within (-1, 1)."""
+    controller_iterations: int = 0
+    """Iterations that a controller collects; over as many afterwards, the policy is held near its clone."""
+    clone_weight: float = 10.0
+    """Weight of the squared distance from the controller's actions in the policy's loss, at the end of these
+    iterations."""
     sign_reward: bool = False
     clip_reward: float | None = None
     scale_reward: float = 1.0
     device: str = "cpu"
+
+    def clone_weight_at(self, iteration: int) -> float:
+        """Return the weight of the distance from the controller after the controller's iterations: it falls to 0."""
+        if self.controller_iterations == 0:
+            return 0.0
+        share = 2.0 - iteration / self.controller_iterations
+        return self.clone_weight * min(1.0, max(0.0, share))
 
     def gradient_steps_between(self, step: int, later_step: int) -> int:
         """Return the number of gradient steps that are due between two env steps; none is lost to rounding."""

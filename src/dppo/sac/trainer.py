@@ -77,7 +77,8 @@ class Snapshot(NamedTuple):
 class SACTrainer:
     """Learn a policy, K critics and a temperature from kept rows. It owns them; nothing else changes them.
 
-    As long as a controller collects, the policy becomes its clone, and the critics learn from its rewards.
+    As long as a controller collects, the policy becomes its clone, and the critics learn from its rewards. For as many
+    iterations afterwards, the policy is held near the controller, because the critics know little of other actions.
 
     It may be one of several ranks. Each keeps and draws the rows of its own samplers; gradients are summed over all
     ranks, so that their weights stay equal.
@@ -137,7 +138,9 @@ class SACTrainer:
 
         Raise TrainingDiverged if a gradient is not finite.
         """
-        self._rows.append(experience.segments)
+        clones = experience.segments[0].intended is not None
+        clone_weight = self.settings.clone_weight_at(experience.iteration)
+        self._rows.append(experience.segments, keeps_intended=clone_weight > 0)
         rows = sum(segment.valid.size for segment in experience.segments) * self.parallel.size
         step = experience.iteration * rows
         kept_rows = self._rows.num_steps * self._rows.num_envs * self.parallel.size
@@ -145,7 +148,7 @@ class SACTrainer:
         if kept_rows >= self.settings.first_rows:
             count = self.settings.gradient_steps_between(step, step + rows)
         results = [
-            self._gradient_step(minibatch)
+            self._gradient_step(minibatch, clone_weight, clones=clones)
             for minibatch in self._minibatches.draw(experience, count, self._random(experience))
         ]
         figures = dict.fromkeys(FIGURES, math.nan)
@@ -164,17 +167,25 @@ class SACTrainer:
 
     # ------------------------------------------------------------------ one gradient step
 
-    def _gradient_step(self, minibatch: Minibatch) -> Tensor:
-        """Move critics, their targets, policy and temperature; return the figures."""
+    def _gradient_step(self, minibatch: Minibatch, clone_weight: float, *, clones: bool) -> Tensor:
+        """Move critics, their targets, policy and temperature; return the figures.
+
+        Args:
+            clone_weight: as in `_policy_gradient`.
+            clones: the policy becomes a clone of the controller that has collected, if all rows have its actions.
+        """
         settings = self.settings
         limit = settings.max_grad_norm
         temperature = self._log_temperature.weights.exp()
         critic_loss = self._critics_gradient(minibatch, temperature)
         critic_norm = self._move(self._critics_part, settings.critic_learning_rate, limit)
         self._critics.follow(settings.tau)
-        clones = minibatch.intended is not None
-        policy_gradient = self._clone_gradient if clones else self._policy_gradient
-        policy_loss, q_mean, entropy, action_std = policy_gradient(minibatch, temperature)
+        clones = clones and minibatch.intended is not None
+        if clones:
+            policy_figures = self._clone_gradient(minibatch)
+        else:
+            policy_figures = self._policy_gradient(minibatch, temperature, clone_weight)
+        policy_loss, q_mean, entropy, action_std = policy_figures
         norm = self._move(self._policy_part, settings.learning_rate, limit)
         if not clones:  # a controller's noise is not the policy's
             target_entropy = settings.target_entropy * self._size
@@ -202,10 +213,16 @@ class SACTrainer:
         self._critics.backward(residuals, errors / errors.shape[1])
         return 0.5 * errors.square().mean(dim=1).sum()
 
-    def _policy_gradient(self, minibatch: Minibatch, temperature: Tensor) -> tuple[Tensor, ...]:
+    def _policy_gradient(
+        self, minibatch: Minibatch, temperature: Tensor, clone_weight: float
+    ) -> tuple[Tensor, ...]:
         """Store the gradient of the policy; return its loss, the mean of Q, the entropy, and the mean deviation of u.
 
-        L = mean(temperature log pi(a | s) - min_k Q_k(s, a)),  a = tanh(mean(s) + std(s) noise)
+            L = mean(temperature log pi(a | s) - min_k Q_k(s, a)),  a = tanh(mean(s) + std(s) noise)
+
+        Args:
+            clone_weight: w of another term, w mean((mean(s) - c)^2 / 2), where c is the controller's action, and rows
+                of the policy count as zero. The returned loss leaves this term out.
         """
         head, head_values, residuals = self._network.forward(minibatch.obs)
         drawn = sample(head, minibatch.noise[1])
@@ -215,14 +232,18 @@ class SACTrainer:
         grad_values = torch.zeros_like(values)
         grad_values.scatter_(0, critic.unsqueeze(0), -1.0)
         grad_actions = self._critics.action_gradients(critic_residuals, grad_values, self._size)
-        grad_heads = head_gradient(head, drawn, grad_actions, temperature) / len(head)
+        grad_heads = head_gradient(head, drawn, grad_actions, temperature)
+        if clone_weight > 0 and minibatch.intended is not None:
+            distance = head[:, : self._size] - minibatch.intended
+            grad_heads[:, : self._size] += clone_weight * distance.nan_to_num(0.0)
+        grad_heads /= len(head)
         self._network.backward(residuals, grad_heads, torch.zeros_like(head_values))
         entropy = -drawn.logprobs.mean()
         q_mean = least.mean()
         action_std = head[:, self._size :].exp().mean()
         return -temperature.squeeze(0) * entropy - q_mean, q_mean, entropy, action_std
 
-    def _clone_gradient(self, minibatch: Minibatch, temperature: Tensor) -> tuple[Tensor, ...]:
+    def _clone_gradient(self, minibatch: Minibatch) -> tuple[Tensor, ...]:
         """Store the gradient of the policy's distance from the controller; return the same as `_policy_gradient`.
 
         The critics are not asked, so the mean of Q is nan.
@@ -265,7 +286,7 @@ class SACTrainer:
         minibatch = Minibatch(batch.obs, actions, column, column, batch.obs, column, None, noise)
         temperature = self._log_temperature.weights.exp()
         self._critics_gradient(minibatch, temperature)
-        self._policy_gradient(minibatch, temperature)
+        self._policy_gradient(minibatch, temperature, clone_weight=0.0)
 
     # ------------------------------------------------------------------ weights and state
 
