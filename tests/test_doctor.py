@@ -534,6 +534,35 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     assert standby.startswith("--standby-envs 2 ")
 
 
+@pytest.mark.parametrize(
+    ("eval_every", "waits_here", "waits_for_actors"), [(2000, True, True), (10**6, False, False)]
+)
+def test_the_model_says_when_evaluations_take_long(
+    eval_every: int, waits_here: bool, waits_for_actors: bool
+) -> None:
+    """An episode takes five seconds: on eight threads, sixteen of them take ten, and on one actor eighty."""
+    facts = WAITS | {"step": {"mean": 0.05, "median": 0.05, "worst": 0.05}, "lengths": [100]}
+    config = make_config(
+        {
+            "env_id": "x:y",
+            "num_samplers": 8,
+            "num_steps": 64,
+            "eval_every": eval_every,
+            "eval_episodes": 16,
+        }
+    )
+    assert recommended(facts, config).actors == 0
+    here = [text for text in advice(facts, config) if "evaluation" in text]
+    assert bool(here) == waits_here
+
+    leaks = facts | {"leak_mb": 99.0}
+    on_actors = [text for text in advice(leaks, config) if "evaluation" in text]
+    assert bool(on_actors) == waits_for_actors
+    if waits_here:
+        assert "An evaluation of 16 episodes takes 0:10, and" in here[0]
+        assert "takes 1:20 on 1 actor" in on_actors[0]
+
+
 def findings_of_run(
     folder: Path, rows: list[dict[str, Any]], **settings: Any
 ) -> Iterator[tuple[str, str]]:

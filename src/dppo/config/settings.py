@@ -114,6 +114,10 @@ class Settings(_FlatNames):
         """Return the environments of evaluations that exist at once, each on an actor of its own if the run has any."""
         if self.run.eval_every is None:
             return 0
+        sampling = self.sampling
+        has_room = sampling.licences is None and self.layout.is_plain
+        if self.actors.num_actors == 0 and sampling.env_threads and has_room:
+            return min(sampling.num_samplers, self.run.eval_episodes)
         return self.run.eval_actors
 
     @property

@@ -177,9 +177,7 @@ class PartsFactory:
             return None
         if self.session is not None:
             return self._ray_players(self._player(spaces, spec), self.session)
-        players = [
-            self._player(spaces, spec, number) for number in range(players_in_process(config))
-        ]
+        players = [self._player(spaces, spec, number) for number in range(config.evaluators)]
         timeout_s = run.eval_timeout_s
         here = InProcessPlayers(players, run.eval_episodes, timeout_s, self.stop.interruptible)
         return self.stack.enter_context(closing(here))
@@ -217,14 +215,6 @@ class PartsFactory:
         from dppo.transports.ray.core_use import CoreUse
 
         return CoreUse(self.session.demand.num_actors)
-
-
-def players_in_process(config: Config) -> int:
-    """Return how many episodes of evaluations are played at once without Ray: with threads, as many as samplers."""
-    has_room = config.licences is None and config.layout.is_plain
-    if config.env_threads and has_room:
-        return min(config.num_samplers, config.run.eval_episodes)
-    return 1
 
 
 def play_limits(config: Config) -> PlayLimits:

@@ -36,6 +36,9 @@ NEARLY_BEST = 0.9  # share of the best speed for which fewer actors are recommen
 SIMPLER = 0.8  # share of the best speed for which a plan without Ray is recommended
 TAKES_TIME_S = 5e-3  # time of a step from which on env steps count more than SGD
 SLIGHTLY_SLOWER = 1.25  # times the time of the defaults, which is worth fewer env steps
+LONG_EVALUATIONS = (
+    0.25  # share of the time of training that evaluations in its process may take without a word
+)
 LEAK_MB = 2.0  # growth in 1,000 steps; the examination itself needs some
 ACTOR_NUMBERS = {0, 1, 2, 4, 8, 16, 32, 64}
 BUSY = 0.5  # share of the time; with less, a simulator mainly waits, and threads help
@@ -253,6 +256,7 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
                 effect += ", and cost soft actor-critic hardly any env steps on three known tasks"
             yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. {effect}."
     yield from _advice_on_resets(facts, config, collecting)
+    yield from _advice_on_evaluations(facts, config, plan)
     if "rows" not in facts and config.envs_per_sampler > 1 and step_s > SLOW_STEP_S:
         yield (
             f"--num-samplers {config.num_samplers * config.envs_per_sampler} with --envs-per-sampler 1 lets more "
@@ -261,6 +265,30 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
     exchange = (TURN_S + TALK_S * plan.actors) / now_s
     if plan.actors and exchange > WORTHWHILE - 1 and not config.lag:
         yield f"A larger --num-steps: {exchange:.0%} of an iteration is exchange with actors. It changes the batch."
+
+
+def _advice_on_evaluations(facts: Facts, config: Config, plan: Plan) -> Iterator[str]:
+    """Yield how long evaluations take, if training waits for them, or they cannot keep up."""
+    if config.eval_every is None or not facts["lengths"]:
+        return
+    players = config.eval_actors
+    if plan.threads and not plan.actors and config.licences is None:  # as `Settings.evaluators`
+        players = min(config.num_samplers, config.eval_episodes)
+    episode_s = fmean(facts["lengths"]) * facts["step"]["mean"] + facts["reset"]["mean"]
+    evaluation_s = math.ceil(config.eval_episodes / players) * episode_s
+    between_s = config.eval_every / plan.speed
+    takes = f"An evaluation of {counted(config.eval_episodes, 'episode')} takes {duration(evaluation_s)}"
+    if not plan.actors and evaluation_s > LONG_EVALUATIONS * between_s:
+        yield (
+            f"{takes}, and the training between two evaluations {duration(between_s)}. Fewer --eval-episodes, or a "
+            f"larger --eval-every, leave more time for training."
+        )
+    elif plan.actors and evaluation_s > between_s:
+        needed = min(config.eval_episodes, math.ceil(players * evaluation_s / between_s))
+        yield (
+            f"{takes} on {counted(players, 'actor')}, and another is due every {duration(between_s)}. "
+            f"--eval-actors {needed} keeps up."
+        )
 
 
 def _advice_on_resets(facts: Facts, config: Config, collecting: Collecting) -> Iterator[str]:
