@@ -60,7 +60,7 @@ class Dying(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-def ended(script: str, *arguments: Path) -> int:
+def ended(script: str, *arguments: Path | str) -> int:
     """Run a script to its end, and return its process id."""
     path = os.pathsep.join((str(SOURCE), str(TESTS), str(Path(__file__).parent)))
     words = [sys.executable, "-c", script, *map(str, arguments)]
@@ -119,8 +119,11 @@ def test_environments_of_a_recycled_actor_are_closed(
     }
     config = settings(tmp_path / "run", Noisy, overlap=overlap, **changes)
     assert dppo.train(config).incidents["actor_recycled"] > 1
-    log = (tmp_path / "run" / "logs" / "actor-0.log").read_text()
-    assert log.count("closed by the simulator") == log.count("printed by the simulator") > 2
+    log = tmp_path / "run" / "logs" / "actor-0.log"
+    wait_until(lambda: log.read_text().count(" began\n") == log.read_text().count(" ended "), 10.0)
+    text = log.read_text()
+    assert text.count("closed by the simulator") == text.count("printed by the simulator") > 2
+    assert text.count(f" ended {keeper.CLOSED}\n") == text.count(" began\n")
 
 
 @pytest.mark.proves("ends its process with an exit code or a signal")
@@ -139,6 +142,33 @@ def test_a_death_names_its_cause_its_place_and_its_log(tmp_path: Path, ray_sessi
     assert "printed before its death" in report
     assert report in (run / "incidents" / "001" / "report.txt").read_text()
     assert "printed before its death" in (run / "logs" / "actor-0.log").read_text()
+
+
+EXIT = """
+import os, sys
+from dppo.transports.ray import progress_file
+from dppo.hosts import keeper
+marker, record = progress_file.make_progress_file()
+keeper.begin_log(sys.argv[1], marker)
+if sys.argv[2] == "closed":
+    os.remove(marker)
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "ends"),
+    # "": the kernel does not show exit codes
+    [("closed", [keeper.CLOSED]), ("open", ["with exit code 1", ""])],
+)
+def test_only_a_fault_leaves_an_exit_code_in_the_log(
+    state: str, ends: list[str], tmp_path: Path
+) -> None:
+    """Ray ends an actor at the end of a run with exit code 1."""
+    log = tmp_path / "log"
+    pid = ended(EXIT, log, state)
+    status, _ = keeper.end_of_log(str(log), pid)
+    assert status in ends
 
 
 CRASH = """
@@ -224,6 +254,9 @@ def test_a_kill_for_lack_of_memory_is_named_as_such(monkeypatch: Patch) -> None:
     ):
         monkeypatch.setattr(keeper, "_exit_code", lambda _, code=code: code)
         assert keeper._status([], for_memory=lacks_memory) == ending
+    for code, ending in ((1, keeper.CLOSED), (None, keeper.CLOSED), (7, "with exit code 7")):
+        monkeypatch.setattr(keeper, "_exit_code", lambda _, code=code: code)
+        assert keeper._status([], for_memory=False, was_closed=True) == ending
     assert keeper._kills_for_memory() >= 0
     assert len(keeper._last_line(2**22, keeper.LACK)) < keeper.END_CHARACTERS
 

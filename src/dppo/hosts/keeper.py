@@ -25,6 +25,12 @@ PARENT_S = 0.05  # until the parent of the actor has reaped it
 PIDFD_GET_INFO = 0xC040FF0B  # since Linux 6.15
 PIDFD_INFO_EXIT = 8
 PIDFD_INFO = "=QQ11Ii"  # struct pidfd_info
+CLOSED = "when dppo closed it"  # at the end of the run, or to replace it
+CODES_OF_A_CLOSED_ACTOR = (
+    None,
+    0,
+    1,
+)  # that Ray leaves when it ends an actor; None: the kernel does not show it
 LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
 LOOKS_FOR_MEMORY = 20  # looks in which a process that the kernel kills for lack of memory ends
 # logs in the folder for temporary files of a node that does not share the run folder
@@ -150,6 +156,7 @@ def _is_reachable(address: str) -> bool:
 
 def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> None:
     """Wait for the end of the process `pid`, append its exit code to its log, and end processes that it has left."""
+    has_progress_file = os.path.exists(marker)
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -170,8 +177,10 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
         kills = [*kills[-LOOKS_FOR_MEMORY:], _kills_for_memory()]
         with suppress(OSError):
             _limit(log)
+    # an actor that closes, and a driver that ends it, remove the file first; after a death, the driver reads this log
+    was_closed = has_progress_file and not os.path.exists(marker)
     time.sleep(PARENT_S)  # before its parent has reaped it, the kernel does not show its exit code
-    status = _status(pidfds, for_memory=_kills_for_memory() > kills[0])
+    status = _status(pidfds, for_memory=_kills_for_memory() > kills[0], was_closed=was_closed)
     with suppress(OSError), open(log, "a", encoding="utf8") as file:
         file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, status)}\n")
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
@@ -231,9 +240,11 @@ def _kills_for_memory() -> int:
     return 0
 
 
-def _status(pidfds: list[int], *, for_memory: bool) -> str:
-    """Describe an exit code or a signal; "" if the kernel does not show it."""
+def _status(pidfds: list[int], *, for_memory: bool, was_closed: bool = False) -> str:
+    """Describe an exit code or a signal; "" if the kernel does not show it. The code of a closed actor is no fault."""
     code = _exit_code(pidfds)
+    if was_closed and code in CODES_OF_A_CLOSED_ACTOR:
+        return CLOSED
     if code in (None, -signal.SIGKILL) and for_memory:
         return LACK
     if code is None:
