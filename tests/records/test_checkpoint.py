@@ -522,6 +522,33 @@ def test_only_a_damaged_newest_one_is_reported(tmp_path: Path) -> None:
     assert find(tmp_path).damaged == ()
 
 
+def test_best_json_leads_to_the_checkpoint_that_it_names(tmp_path: Path) -> None:
+    for iteration, score in ((1, 1.0), (2, 9.0), (3, 2.0)):
+        put(tmp_path, iteration, score=score)
+    best = find(tmp_path / "best.json")
+    assert best.path.name == "iter_000002.safetensors"
+    assert not best.newest
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "cannot be read"),
+        ("{}", "names no checkpoint. Pass"),
+        ('{"checkpoint": "../iter_000001.safetensors"}', "names no checkpoint. Pass"),
+        ('{"checkpoint": null, "deployed": "baseline"}', "because the run deploys its baseline"),
+        ('{"checkpoint": "iter_000007.safetensors"}', "iter_000007.*found nothing"),
+    ],
+)
+def test_a_best_json_without_a_checkpoint_beside_it_is_refused(
+    content: str, problem: str, tmp_path: Path
+) -> None:
+    put(tmp_path, 1)
+    (tmp_path / "best.json").write_text(content)
+    with pytest.raises(CheckpointError, match=problem):
+        find(tmp_path / "best.json")
+
+
 WRONG_PATHS = {
     "nowhere": "does not exist",
     "file": "is not a checkpoint",

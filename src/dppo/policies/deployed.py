@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from dppo.errors import CheckpointError, NotBetter
 from dppo.log import logger
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import BEST, LoadedCheckpoint
-from dppo.records.files.run_files import read_run_file
+from dppo.records.files.checkpoint import LoadedCheckpoint, best_json
 
 
 def deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
@@ -47,20 +45,6 @@ def deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
     if best_path.name == newest.path.name:
         return newest
     return replace(newest, path=best_path, checkpoint=checkpoints.load(best_path), newest=False)
-
-
-def best_json(folder: Path) -> dict[str, Any]:
-    """Return best.json of a folder of checkpoints; {} without one. Raise CheckpointError if it is damaged."""
-    path = folder / BEST
-    if not path.exists():
-        return {}
-    try:
-        content: dict[str, Any] = dict(json.loads(read_run_file(path)))
-        return content
-    except (OSError, RecursionError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error}). Pass one of the checkpoints beside it."
-        ) from None
 
 
 def comparison_in(best: dict[str, Any]) -> BaselineComparison | None:

@@ -23,7 +23,7 @@ from dppo.files import check_kind, read_file
 from dppo.log import logger
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files import disk, sealed
-from dppo.records.files.run_files import CHECKPOINTS, check_run_files
+from dppo.records.files.run_files import CHECKPOINTS, PARTS, check_run_files
 
 BEST = "best.json"
 FORMAT = 2  # 1 was a folder of files
@@ -204,6 +204,8 @@ def _is_valid(value: Any, kind: type) -> bool:
 def find(path: Path) -> LoadedCheckpoint:
     """Return the newest good checkpoint of a run folder or a folder of checkpoints, or `path` itself if it is one.
 
+    `path` may also be a best.json, which names a checkpoint beside it.
+
     Raises:
         CheckpointError: there is no good checkpoint, `path` is a damaged one, or the run folder contains links.
     """
@@ -211,6 +213,8 @@ def find(path: Path) -> LoadedCheckpoint:
         with_suffix = path.with_name(path.name + sealed.SUFFIX)
         if with_suffix.is_file():
             path = with_suffix
+    if path.name == BEST and path.is_file():
+        path = _named_by(path)
     if path.suffix == sealed.SUFFIX and not path.is_dir():
         checkpoint = load(path)
         entries = _scan(path.parent)
@@ -225,6 +229,34 @@ def find(path: Path) -> LoadedCheckpoint:
     if not folder.is_dir():
         folder = path
     return _newest_good(path, folder)
+
+
+def best_json(folder: Path) -> dict[str, Any]:
+    """Return best.json of a folder of checkpoints; {} without one. Raise CheckpointError if it is damaged."""
+    path = folder / BEST
+    if not path.exists():
+        return {}
+    try:
+        content: dict[str, Any] = dict(
+            json.loads(read_file(path, PARTS[f"{CHECKPOINTS}/{BEST}"].max_bytes))
+        )
+        return content
+    except (OSError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}). Pass one of the checkpoints beside it."
+        ) from None
+
+
+def _named_by(best: Path) -> Path:
+    """Return the checkpoint that a best.json names; raise CheckpointError if it names none."""
+    content = best_json(best.parent)
+    name = content.get("checkpoint")
+    if isinstance(name, str) and NAME.fullmatch(name):
+        return best.with_name(name)
+    fact = "names no checkpoint"
+    if content.get("deployed") == "baseline":
+        fact += ", because the run deploys its baseline"
+    raise CheckpointError(f"{best}: {fact}. Pass one of the checkpoints beside it.")
 
 
 def _newest_good(path: Path, folder: Path) -> LoadedCheckpoint:
@@ -356,7 +388,8 @@ def _rotate(folder: Path, keep: Keep, chosen: EvaluatedCheckpoints | None) -> No
 def _write_best(folder: Path, best: _Entry, chosen: EvaluatedCheckpoints) -> None:
     """Write the name of the best checkpoint to best.json.
 
-    It is for the user; dppo itself reads the scores in the files, and best.json only to load what is deployed.
+    It is for the user; dppo itself reads the scores in the files, and best.json only to load what is deployed or named
+    by its path.
     """
     path = folder / BEST
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
