@@ -197,6 +197,17 @@ def test_notes_are_shown_and_results_printed_whatever_a_simulator_does(
     assert "to our stream" in capsys.readouterr().out
 
 
+def test_a_simulator_that_logs_for_debugging_does_not_let_the_libraries_of_dppo_do_so() -> None:
+    logging.root.setLevel(logging.WARNING)
+    with borders.user_code("importing verbose"):
+        logging.root.setLevel(logging.DEBUG)
+    for _ in range(2):
+        assert not logging.getLogger("matplotlib.font_manager").isEnabledFor(logging.INFO)
+        with borders.guarded_steps("a step of Verbose"):
+            assert logging.getLogger("verbose").isEnabledFor(logging.DEBUG)
+    assert not take_changes()
+
+
 def test_weights_are_cast_to_bfloat16_anew_in_each_minibatch() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 2))
     rows = torch.ones(1, 2)

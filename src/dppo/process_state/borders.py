@@ -136,7 +136,7 @@ def _take_back_values(states_after: list[Any]) -> list[str]:
 
 
 def _take_back_one(state: ProcessState, before: Any, after: Any) -> bool:
-    """Restore dppo's value from `before` code of users ran; return whether that has left another one."""
+    """Restore dppo's value from `before` code of users ran; return whether it has left another one, worth a note."""
     is_gone = is_closed(after)
     if after == before and not is_gone:
         return False
@@ -144,7 +144,7 @@ def _take_back_one(state: ProcessState, before: Any, after: Any) -> bool:
         state.put(before)
         if state.given_back and not is_gone:
             _users.values[state.name] = before, after
-    return True
+    return state.noted
 
 
 @dataclass(frozen=True, slots=True)

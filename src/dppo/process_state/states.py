@@ -31,6 +31,8 @@ class ProcessState:
     """Sets it; None: nothing of dppo depends on it."""
     given_back: bool = True
     """Code of users has what it has set whenever it runs."""
+    noted: bool = True
+    """A change is worth a note."""
 
 
 def _umask() -> int:
@@ -122,6 +124,13 @@ STATES = (
     ProcessState("the handler of SIGINT or SIGTERM", _handlers, _set_handlers, given_back=False),
     ProcessState("the current folder", _current_folder, _enter_folder),
     ProcessState("whether anything is logged", _logging),
+    # Debugging lines of a simulator are wanted; those of the libraries that dppo calls would flood the terminal.
+    ProcessState(
+        "the level of the root logger",
+        lambda: logging.root.level,
+        logging.root.setLevel,
+        noted=False,
+    ),
     # Computations of torch are shielded at their place: `torch_as_usual`, and `default_dtype` of `ppo.networks`.
     ProcessState(
         "torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)
