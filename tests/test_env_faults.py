@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from builders import make_config
+from builders import make_config, tiny_run
 from matrix import UNRELIABLE, single, sized
 from recorder import Recorder
 from worlds.faulty import Unreliable
@@ -252,3 +253,20 @@ def test_recycled_actors_give_the_weights_of_one_process(ray_session: None, tmp_
     assert min(memory_gb) > 0.01
     assert max(memory_gb) < 10
     assert max(memory_gb) == last["actors/memory_gb"]
+
+
+class Unclosable(gym.Wrapper[Any, Any, Any, Any]):
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def close(self) -> None:
+        raise OSError("the licence server is gone")
+
+
+def test_one_traceback_is_printed_for_all_environments_that_raise_the_same_in_close(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dppo.train(tiny_run(tmp_path / "run", samplers=3, env_id=Unclosable))
+    shown = capsys.readouterr().err
+    assert shown.count("OSError: the licence server is gone") == 1
+    assert "2 other environments raised the same in close(): OSError (" in shown

@@ -197,7 +197,9 @@ def test_if_one_environment_fails_to_close_the_others_are_closed(
 
     started(Closing(), Closing()).group.close()
     assert len(closed) == 2
-    assert f"{type(error).__name__}: {error}" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert shown.count(f"{type(error).__name__}: {error}") == 1
+    assert f"1 other environment raised the same in close(): {type(error).__name__} (" in shown
 
 
 class Choking(Scripted):

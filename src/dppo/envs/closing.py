@@ -1,21 +1,74 @@
 """Close environments, whatever they do then."""
 
+import sys
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
+from dppo.errors import counted
 from dppo.process_state.borders import user_code
 from dppo.signals import CLOSING_S, at_most
+from dppo.user_code import place_of
+
+
+class _Errors:
+    """Errors of the environments that are closed together, perhaps by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # a signal may end the process by closing everything
+        self._contexts = 0
+        self._counts = Counter[str]()  # by type and place
+
+    def enter(self) -> None:
+        with self._lock:
+            self._contexts += 1
+
+    def print(self, error: BaseException) -> None:
+        """Print a traceback, unless that of such an error was printed."""
+        kind = f"{type(error).__name__}{place_of(error)}"
+        with self._lock:
+            self._counts[kind] += 1
+            if self._counts[kind] == 1:
+                traceback.print_exception(error)
+
+    def leave(self) -> None:
+        """After the last context, print how often each error was repeated."""
+        with self._lock:
+            self._contexts -= 1
+            if self._contexts:
+                return
+            for kind, count in self._counts.items():
+                if count > 1:
+                    repeats = counted(count - 1, "other environment")
+                    print(f"{repeats} raised the same in close(): {kind}", file=sys.stderr)
+            self._counts.clear()
+
+
+_errors = _Errors()
+
+
+@contextmanager
+def closing_together() -> Iterator[None]:
+    """Context in which environments that raise the same when they are closed are reported by one traceback."""
+    _errors.enter()
+    try:
+        yield
+    finally:
+        _errors.leave()
 
 
 def close_all(envs: Sequence[Any]) -> None:
-    """Close environments and print the traceback of each that raises, be it SystemExit."""
-    for env in envs:
-        try:
-            with user_code(f"closing {type(env).__name__}"):
-                env.close()
-        except (Exception, SystemExit):
-            traceback.print_exc()
+    """Close environments and print the traceback of each kind of error, be it SystemExit."""
+    with closing_together():
+        for env in envs:
+            try:
+                with user_code(f"closing {type(env).__name__}"):
+                    env.close()
+            except (Exception, SystemExit) as error:
+                _errors.print(error)
 
 
 def close_in_time(envs: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from threading import Condition
 from typing import Any
 
 from dppo.envs.activity import ActivityRecord, Phase, place_of
+from dppo.envs.closing import closing_together
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.hosts.builders import BuiltSampler, build_sampler
@@ -80,8 +81,9 @@ class SamplerHost:
 
     def close(self) -> None:
         """Close all environments; wait for threads for a few seconds at most."""
-        self.close_all_but()
-        wait_for_ends()
+        with closing_together():
+            self.close_all_but()
+            wait_for_ends()
 
     def close_all_but(self, hosted: Collection[int] = ()) -> None:
         """Close the environments of all samplers except `hosted`; does not wait for threads."""
@@ -227,8 +229,9 @@ class ThreadedHost:
     def close(self) -> None:
         """Close all environments, each after its current step; wait for a few seconds at most."""
         self._failure = self._failure or ClusterError("the samplers of this process are closed")
-        self._end(set(self._threads))
-        wait_for_ends()
+        with closing_together():
+            self._end(set(self._threads))
+            wait_for_ends()
 
     def _thread(self, sampler_id: int) -> SamplerThread:
         if sampler_id not in self._threads:
