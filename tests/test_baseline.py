@@ -378,7 +378,7 @@ def test_never_worse_deploys_the_baseline_if_no_policy_is_shown_to_be_better(
         dppo.evaluate(result.run_dir, episodes=2, env="worlds.plants:Plant")
 
 
-@executes("policies/deployed.py: Pass one of the checkpoints beside it")
+@executes("records/files/checkpoint.py: cannot be read ({}). Pass one of the checkpoints beside it")
 def test_a_damaged_best_json_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play_as(monkeypatch, {2: BETTER, 4: WORSE})
     result = dppo.train(settings(tmp_path / "run", never_worse=True))

@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from remedies import executes
 
 from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.records.files import checkpoint as checkpoints
@@ -530,6 +531,7 @@ def test_best_json_leads_to_the_checkpoint_that_it_names(tmp_path: Path) -> None
     assert not best.newest
 
 
+@executes("records/files/checkpoint.py: {}: {}. Pass one of the checkpoints beside it")
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -543,10 +545,11 @@ def test_best_json_leads_to_the_checkpoint_that_it_names(tmp_path: Path) -> None
 def test_a_best_json_without_a_checkpoint_beside_it_is_refused(
     content: str, problem: str, tmp_path: Path
 ) -> None:
-    put(tmp_path, 1)
+    checkpoint = put(tmp_path, 1)
     (tmp_path / "best.json").write_text(content)
     with pytest.raises(CheckpointError, match=problem):
         find(tmp_path / "best.json")
+    assert find(checkpoint).newest
 
 
 WRONG_PATHS = {
