@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from commandline import Command
 from remedies import executes
 
 import dppo
+from dppo import user_code
 from dppo.__main__ import main
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.transports.ray.actor import PPOActor
@@ -116,6 +118,23 @@ def test_modules_in_other_processes_find_the_command_line_of_the_driver(
     monkeypatch.setattr(sys, "argv", ["default_worker.py", "--node-ip-address=127.0.0.1"])
     hidden: Any = unpacked_model(packed)
     assert hidden == ["--speed", "2"]
+
+
+def test_a_package_is_installed_with_the_versions_of_the_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """README: without them, pip may replace NumPy or torch."""
+    clone = tmp_path / "my clone"
+    for folder in (clone, tmp_path / "lib" / "site-packages"):
+        folder.mkdir(parents=True)
+    (clone / "constraints.txt").touch()
+    (clone / "pyproject.toml").touch()
+    python = shlex.quote(sys.executable)
+    monkeypatch.setattr(user_code, "PACKAGE", clone / "src" / "dppo")
+    command = user_code.pip_install("onnx av")
+    assert command == f"{python} -m pip install -c '{clone}/constraints.txt' onnx av"
+    monkeypatch.setattr(user_code, "PACKAGE", tmp_path / "lib" / "site-packages" / "dppo")
+    assert user_code.pip_install("onnx av") == f"{python} -m pip install onnx av"
 
 
 def test_a_module_that_exits_at_its_import_in_another_process_is_an_error_with_the_reason() -> None:

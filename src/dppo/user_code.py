@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -111,11 +112,26 @@ def imported(path: str, kind: str) -> Any:
         raise ImportError(f"the module {module_name} has no {name}. Check the spelling") from None
 
 
-def require_package(setting: str, name: str, install: str = "") -> None:
-    """Raise ConfigError if an optional package, which `pip install {install}` installs, is missing."""
+def require_package(user: str, name: str, install: str = "") -> None:
+    """Raise ConfigError if an optional package, which `pip install {install}` installs, is missing.
+
+    `user`: what needs the package, such as `track=wandb:` or `an ONNX file`.
+    """
     if find_spec(name) is None:
-        remedy = f"{sys.executable} -m pip install {install or name}"
-        raise ConfigError(f"{setting}: needs the package {name}. Install it: {remedy}")
+        remedy = pip_install(install or name)
+        raise ConfigError(f"{user} needs the package {name}. Install it: {remedy}")
+
+
+def pip_install(packages: str) -> str:
+    """Return the command that installs packages here, in a clone with the versions that dppo is tested with.
+
+    Without them, pip may replace NumPy or torch.
+    """
+    words = [sys.executable, "-m", "pip", "install"]
+    constraints = PACKAGE.parent.with_name("constraints.txt")
+    if (constraints.parent / "pyproject.toml").is_file() and constraints.is_file():
+        words += ["-c", str(constraints)]
+    return f"{shlex.join(words)} {packages}"
 
 
 def check_current_folder() -> None:

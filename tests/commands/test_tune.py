@@ -63,7 +63,7 @@ def any_value(monkeypatch: Patch) -> None:
         ("--gamma 2", "gamma='2': "),
         (f"--space {__file__.replace('test_tune.py', 'test_trust.py')}", "config="),
         ("--space missing.yaml", "config=missing.yaml: cannot be read"),
-        ("", "tune: needs the package optuna. Install it: "),
+        ("", "tune: the search needs the package optuna. Install it: "),
     ],
 )
 def test_mistakes_are_refused_before_the_first_trial(

@@ -73,9 +73,9 @@ REASONS: dict[str, tuple[str, ...]] = {
         "envs/kinds.py: a dm_env environment ({}). Wrap it with shimmy.DmControlCompatibilityV",
         "envs/names.py: Install ale-py, and write ale_py:{}.",
         "envs/names.py: env_id={}: {}. Use the pip of {}.",
-        "envs/preparation.py: Install it: {} -m pip install opencv-python-headless",
+        "envs/preparation.py: needs OpenCV. Install it: {}",
         "user_code.py: {} -m pip install {}",
-        "user_code.py: {}: needs the package {}. Install it: {}",
+        "user_code.py: {} needs the package {}. Install it: {}",
     ),
     "it is the user's disk, or one that only an administrator changes": (
         "records/files/disk.py: Check the disk.",
@@ -177,7 +177,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "carried out by tests/commands/test_tune.py": (
         "tools/tune.py: Write a list of choices, or {low: 1, high: 2}.",
         "tools/tune.py: out={}: has a study with other settings. Use another folder.",
-        "tools/tune.py: tune: all settings of the search space are given, so none is left to t",
+        "tools/tune.py: all settings of the search space are given, so none is left to t",
         "tools/tune.py: {}: no trial has finished with an episode. Raise `total_timesteps`.",
     ),
     "carried out by tests/commands/test_plot.py": (

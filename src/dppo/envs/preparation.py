@@ -1,6 +1,5 @@
 """Prepare an environment by settings: wrappers, repeated actions, gray, resized and stacked images, games of Atari."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from dppo.envs.kinds import refuse_rows
 from dppo.envs.make import in_wrappers, make_env
 from dppo.envs.names import EnvId, takes
 from dppo.errors import ConfigError
-from dppo.user_code import import_path, in_a_line
+from dppo.user_code import import_path, in_a_line, pip_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,8 @@ def make_prepared(
             close_all([env])
             problem = f"does not fit the environment ({in_a_line(error)}). Leave `{name}` out"
             if isinstance(error, ImportError):
-                problem = f"needs OpenCV. Install it: {sys.executable} -m pip install opencv-python-headless"
+                remedy = pip_install("opencv-python-headless")
+                problem = f"needs OpenCV. Install it: {remedy}"
             shown = " ".join(map(str, value)) if isinstance(value, tuple | list) else value
             raise ConfigError(f"{name}={shown}: {problem}.") from None
     return env

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     if num_trials < 1:
         raise ConfigError(f"trials={num_trials}: must be at least 1.")
     training = arguments_of(flags, env_id, COMMAND.prog)
-    require_package("tune", "optuna")
+    require_package("the search", "optuna")
     import optuna
 
     config = Config(**training.settings)  # refused, if at all, before the first trial
@@ -97,7 +97,7 @@ def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
     tuned = {name: values for name, values in space.items() if name not in fixed}
     if not tuned:
         raise ConfigError(
-            "tune: all settings of the search space are given, so none is left to tune. Leave some out."
+            "all settings of the search space are given, so none is left to tune. Leave some out."
         )
     return tuned
 

@@ -41,7 +41,7 @@ class Video:
             problem = f"{folder} is not a folder that can be written to. Use another one."
         if problem:
             raise ConfigError(f"video={path}: {problem}")
-        require_package(f"video={path}", "av")
+        require_package(f"video={path}:", "av")
 
     def __init__(self, path: Path, env: Any, episodes: int = 1, repeat: int = 1) -> None:
         """Prepare a video of `episodes` episodes of `env`, in which an image stands for `repeat` frames of `env`."""

@@ -97,7 +97,7 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
         CheckpointError: there is no checkpoint, or it is damaged.
     """
     for package in ("onnx", "onnxscript"):
-        require_package("export", package, "onnx onnxscript onnxruntime")
+        require_package("an ONNX file", package, "onnx onnxscript onnxruntime")
     if not isinstance(policy, Policy):
         policy = load_trusted(policy, trust=trust)
     from dppo.tools.export.modules import ExportedPolicy
@@ -220,16 +220,14 @@ def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
             other_choices += differing
     except Exception as error:  # it has no kernels for some types, such as convolutions of float64
         raise ConfigError(
-            f"export: {runtime} cannot run it: {in_a_line(error)[:500]}. Nothing was written."
+            f"{runtime} cannot run the exported policy: {in_a_line(error)[:500]}. Nothing was written."
         ) from error
     facts = (
         f"on {CHECK_ROWS:,} observations; the largest difference is {difference:.1g}, and {other_choices or 'no'} "
         f"choices differ"
     )
     if not difference <= TOLERANCE or other_choices > MAX_OTHER_CHOICES:
-        raise ConfigError(
-            f"export: {runtime} was compared with the policy {facts}. Nothing was written."
-        )
+        raise ConfigError(f"{runtime} was compared with the policy {facts}. Nothing was written.")
     return f"Checked in {runtime} {facts}."
 
 

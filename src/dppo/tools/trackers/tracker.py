@@ -39,7 +39,7 @@ def trackers(
     names = list(dict.fromkeys(config.track))
     backends = {name: backend(name) for name in names}
     for name in names:
-        require_package(f"track={name}", name, backends[name].package)
+        require_package(f"track={name}:", name, backends[name].package)
     ids = TrackerIds()
     observers = list[Observer]()
     for name in names:
