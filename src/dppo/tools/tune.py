@@ -20,6 +20,7 @@ from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
+from dppo.tools.whole_time import SeveralRuns, WholeTime
 from dppo.user_code import require_package
 
 SPACES = {
@@ -72,10 +73,14 @@ def main(argv: list[str]) -> int:
     }
     study = _study(out, base, config)
     finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    if len(study.get_trials(states=finished_states)) < num_trials:
+    num_left = num_trials - len(study.get_trials(states=finished_states))
+    if num_left > 0:
         enough = optuna.study.MaxTrialsCallback(num_trials, states=finished_states)
+        several = SeveralRuns(num_left, config.total_steps, "trial", some_stop_early=True)
+        whole_time = WholeTime(several, partial(print, flush=True))
         study.optimize(
-            partial(_train, base=base, space=space, out=out), callbacks=[enough, _print_trial]
+            partial(_train, base=base, space=space, out=out, whole_time=whole_time),
+            callbacks=[enough, _print_trial],
         )
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
@@ -135,7 +140,9 @@ def _study(out: Path, base: Collection[str], config: Config) -> Any:
     return study
 
 
-def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -> float:
+def _train(
+    trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path, whole_time: Observer
+) -> float:
     """Train with the settings of a trial; return the mean return of its last 100 episodes."""
     import optuna
 
@@ -152,7 +159,7 @@ def _train(trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path) -
         raise optuna.TrialPruned from None
     trial.set_user_attr("settings", plain_settings(config))
     try:
-        result = train(config, observers=[_Pruner(trial, config.total_steps)])
+        result = train(config, observers=[_Pruner(trial, config.total_steps), whole_time])
     except TrainingDiverged as error:  # counts as one of the trials
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None

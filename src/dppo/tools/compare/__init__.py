@@ -37,6 +37,7 @@ from dppo.tools.compare.measured import (
 )
 from dppo.tools.curves import CurveGroup
 from dppo.tools.pictures.comparison import compare_figure
+from dppo.tools.whole_time import SeveralRuns, WholeTime
 
 EXPLAIN_NOISE = (
     "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "
@@ -129,8 +130,11 @@ def _train_all(
     from dppo.run.runner import train  # imports torch, so only after the options have been checked
 
     runs: list[MeasuredRun] = []
+    several = SeveralRuns(len(plan), max(config.total_steps for config in plan))
+    whole_time = WholeTime(several, console.print)
     for config in plan:
-        result = train(config)
+        observers = [] if runs else [whole_time]
+        result = train(config, observers=observers)
         if result.stopped_by is not None:
             return runs, result.stopped_by
         run = MeasuredRun(config, result, result.metrics)

@@ -1,0 +1,79 @@
+"""How long several runs take in all, estimated from the first iterations of the first one."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dppo.errors import counted
+from dppo.records.observer import Observer, RunInfo
+from dppo.records.terminal.figures import duration, speed
+
+LEAST_S = 5.0  # of iterations after the first one, from which their speed is known
+LONG_ITERATION_S = 30.0  # from which the first iteration is enough
+LONG_S = 3600.0  # estimate from which the setting that shortens the runs is named
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralRuns:
+    """Runs of equal size, of which a few are trained at once."""
+
+    count: int
+    steps: int
+    """Env steps of each run."""
+    kind: str = "run"
+    at_once: int = 1
+    some_stop_early: bool = False
+
+    def whole_s(self, steps_per_s: float) -> float:
+        """Return the seconds of all runs, if each is as fast as `steps_per_s`."""
+        return math.ceil(self.count / self.at_once) * self.steps / steps_per_s
+
+    def time_line(self, steps_per_s: float) -> str:
+        """Return a line about the time of all runs, and above an hour about the setting that shortens it."""
+        whole_s = self.whole_s(steps_per_s)
+        bound = "at most about" if self.some_stop_early else "about"
+        pace = f"if each is as fast as the first so far ({speed(steps_per_s)} steps/s)"
+        runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
+        line = f"Time: {bound} {duration(whole_s)} for {runs}, {pace}."
+        if whole_s > LONG_S:
+            line += f" Lower --total-timesteps ({self.steps:,} now) for less."
+        return line
+
+
+class WholeTime(Observer):
+    """Shows once, during the first of several runs, how long all take."""
+
+    def __init__(
+        self,
+        runs: SeveralRuns,
+        show: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runs = runs
+        self._show = show
+        self._clock = clock
+        self._started_at = 0.0
+        self._first = (0.0, 0.0)  # env steps of the first iteration, and when it ended
+        self._is_shown = False
+
+    def on_start(self, run: RunInfo) -> None:
+        self._started_at = self._clock()
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        if self._is_shown:
+            return
+        steps = row["global_step"]
+        now = self._clock()
+        if not self._first[0]:
+            self._first = (steps, now)
+            if now - self._started_at >= LONG_ITERATION_S:
+                self._show_time(steps / (now - self._started_at))
+            return
+        first_steps, first_at = self._first
+        if now - first_at >= LEAST_S:
+            self._show_time((steps - first_steps) / (now - first_at))
+
+    def _show_time(self, steps_per_s: float) -> None:
+        self._is_shown = True
+        self._show(self._runs.time_line(steps_per_s))
