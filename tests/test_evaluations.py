@@ -363,7 +363,8 @@ def test_a_close_that_hangs_does_not_keep_results_back(
     assert len(dppo.evaluate(result, episodes=2).returns) == 2
     assert "equal to the last bit" in replay(tmp_path / "run", episode="1", trust=True)
     assert NeverCloses.closed == 5  # of two samplers, of evaluations, and two by hand
-    assert capfd.readouterr().err.count("TimeoutError: not done within 0.2 s") == 5
+    # one traceback for both samplers
+    assert capfd.readouterr().err.count("TimeoutError: not done within 0.2 s") == 4
 
 
 def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run(

@@ -5,13 +5,14 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from dppo.errors import counted
 from dppo.process_state.borders import user_code
 from dppo.signals import CLOSING_S, at_most
-from dppo.user_code import place_of
+from dppo.user_code import PACKAGE
 
 
 class _Errors:
@@ -28,7 +29,7 @@ class _Errors:
 
     def print(self, error: BaseException) -> None:
         """Print a traceback, unless that of such an error was printed."""
-        kind = f"{type(error).__name__}{place_of(error)}"
+        kind = f"{type(error).__name__}{_place_in_their_code(error)}"
         with self._lock:
             self._counts[kind] += 1
             if self._counts[kind] == 1:
@@ -45,6 +46,16 @@ class _Errors:
                     repeats = counted(count - 1, "other environment")
                     print(f"{repeats} raised the same in close(): {kind}", file=sys.stderr)
             self._counts.clear()
+
+
+def _place_in_their_code(error: BaseException) -> str:
+    """Return the place of the innermost line that is not of dppo, where also a call is that took too long."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not Path(frame.filename).is_relative_to(PACKAGE)
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 _errors = _Errors()
