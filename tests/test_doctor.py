@@ -534,6 +534,7 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     assert standby.startswith("--standby-envs 2 ")
 
 
+@executes("tools/doctor/speed.py: Fewer --eval-episodes, or a larger --eval-every")
 @pytest.mark.parametrize(
     ("eval_every", "waits_here", "waits_for_actors"), [(2000, True, True), (10**6, False, False)]
 )
