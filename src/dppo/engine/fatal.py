@@ -8,6 +8,7 @@ from dppo.errors import counted
 from dppo.ppo.exchange.records import FatalStep
 
 MOST_GIVEN_UP = 3  # episodes of a sampler that one segment may give up
+NO_STEPS: dict[int, tuple[FatalStep, ...]] = {}
 
 
 class FatalSteps:
@@ -47,8 +48,11 @@ class FatalSteps:
 
     def of(self, samplers: Iterable[int]) -> dict[int, tuple[FatalStep, ...]]:
         """Return the steps by sampler, of those that have some."""
+        if not self._steps:  # nearly always: there is a question for each segment
+            return NO_STEPS
         return {sampler: self._steps[sampler] for sampler in samplers if sampler in self._steps}
 
     def arrived(self, sampler: int) -> None:
         """Forget the steps of a sampler, whose episodes have been given up in the segment that arrived."""
-        self._steps.pop(sampler, None)
+        if self._steps:
+            self._steps.pop(sampler, None)
