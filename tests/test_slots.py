@@ -115,7 +115,10 @@ def test_a_rank_is_bound_to_its_cores_and_knows_how_many(
 def test_a_rank_that_fails_is_named_and_ends_the_others(
     tmp_path: Path, death: str, words: str
 ) -> None:
-    script = f"echo diverged >&2; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 0.5; {death}; fi; exec sleep 100"
+    # rank 1 waits until all have begun
+    waits = "until [ -e begun-0 ] && [ -e begun-2 ]; do sleep 0.1; done"
+    fails = f"if [ $OMPI_COMM_WORLD_RANK = 1 ]; then {waits}; {death}; fi"
+    script = f"echo diverged >&2; touch begun-$OMPI_COMM_WORLD_RANK; {fails}; exec sleep 100"
     slots = Slots(Layout(3, 0))
     began = time.monotonic()
     program = slots.launch(["sh", "-c", script], tmp_path)
