@@ -19,7 +19,8 @@ import dppo
 from dppo.envs.make import make_env
 from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.spaces.actions import actions_from_json, boxes, describe_rescaling, stuck_beside_unbounded
+from dppo.spaces.actions import actions_from_json, boxes
+from dppo.spaces.bounds import describe_rescaling, stuck_beside_unbounded
 
 SHORT = {"total_timesteps": 80, "update_epochs": 1}
 HIDDEN = 2 * 64 + 64 + 64 * 64 + 64  # parameters of the hidden layers of one trunk
@@ -111,7 +112,7 @@ def test_bounds_are_named_by_element_if_they_differ(
     assert line.startswith(f"Actions lie between {expected}: ")
 
 
-@executes("spaces/actions.py: Give it finite bounds")
+@executes("spaces/bounds.py: Give it finite bounds")
 @pytest.mark.parametrize(
     ("low", "high", "stuck"),
     [

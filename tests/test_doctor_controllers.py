@@ -76,12 +76,12 @@ def test_controllers_that_take_too_long_are_left_out_with_the_reason() -> None:
 
 @pytest.mark.parametrize(
     ("needed_s", "advice"),
-    [(40.0, "raise --seconds to 170"), (0.0, "raise --seconds")],  # 0: no episode ended
+    [(154.0, "raise --seconds to 170"), (0.0, "raise --seconds")],  # 0: no episode ended
 )
 def test_the_seconds_in_which_controllers_could_play_are_named(
     needed_s: float, advice: str
 ) -> None:
-    facts = {"controllers_left_out": "it takes long", "controllers_s": needed_s}
+    facts = {"controllers_left_out": "it takes long", "controllers_need_s": needed_s}
     assert texts(facts, config_of())[0].endswith(f"it takes long. To measure it, {advice}")
 
 
@@ -114,7 +114,7 @@ def test_a_baseline_takes_its_first_action_also_without_time_for_episodes(
     config = config_of(baseline=baseline, eval_every=16)
     facts = examined(config, monkeypatch)
     assert facts["controllers_left_out"] == "there is no time"
-    assert facts["controllers_s"] > 0
+    assert facts["controllers_need_s"] > 0
     assert ("controllers_failed" in facts) == fails
 
 

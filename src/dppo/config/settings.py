@@ -112,12 +112,16 @@ class Settings(_FlatNames):
     @property
     def evaluators(self) -> int:
         """Return the environments of evaluations that exist at once, each on an actor of its own if the run has any."""
+        has_actors = self.actors.num_actors != 0
+        return self.evaluators_with(has_actors=has_actors, threads=self.sampling.env_threads)
+
+    def evaluators_with(self, *, has_actors: bool, threads: bool) -> int:
+        """Return `evaluators` of the same settings with or without actors, and threads."""
         if self.run.eval_every is None:
             return 0
-        sampling = self.sampling
-        has_room = sampling.licences is None and self.layout.is_plain
-        if self.actors.num_actors == 0 and sampling.env_threads and has_room:
-            return min(sampling.num_samplers, self.run.eval_episodes)
+        has_room = self.sampling.licences is None and self.layout.is_plain
+        if threads and has_room and not has_actors:
+            return min(self.sampling.num_samplers, self.run.eval_episodes)
         return self.run.eval_actors
 
     @property

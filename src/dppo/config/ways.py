@@ -17,7 +17,8 @@ from dppo.config.parts import default_of
 from dppo.config.plain import plain, plain_settings
 from dppo.config.resolve import facts_of
 from dppo.errors import ConfigError
-from dppo.spaces.actions import Actions, BoxActions, clipped_off_centre
+from dppo.spaces.actions import Actions, BoxActions
+from dppo.spaces.bounds import clipped_off_centre
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,8 @@ PIDFD_GET_INFO = 0xC040FF0B  # since Linux 6.15
 PIDFD_INFO_EXIT = 8
 PIDFD_INFO = "=QQ11Ii"  # struct pidfd_info
 CLOSED = "when dppo closed it"  # at the end of the run, or to replace it
-CODES_OF_A_CLOSED_ACTOR = (
-    None,
-    0,
-    1,
-)  # that Ray leaves when it ends an actor; None: the kernel does not show it
+# exit codes that Ray leaves when it ends an actor; None: the kernel does not show it
+CODES_OF_A_CLOSED_ACTOR = (None, 0, 1)
 LACK = "by SIGKILL of the kernel, for lack of memory. Use fewer actors there, or set recycle_after"
 LOOKS_FOR_MEMORY = 20  # looks in which a process that the kernel kills for lack of memory ends
 # logs in the folder for temporary files of a node that does not share the run folder

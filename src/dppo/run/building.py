@@ -34,7 +34,7 @@ from dppo.run.needed_states import state_place
 from dppo.run.parts import Parts
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
-from dppo.spaces.actions import describe_rescaling, stuck_beside_unbounded
+from dppo.spaces.bounds import describe_rescaling, stuck_beside_unbounded
 from dppo.spaces.spaces import Spaces
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from functools import partial
 
 from dppo.engine.playing import Outcome
 from dppo.envs.activity import ActivityRecord
+from dppo.envs.closing import closing_together
 from dppo.envs.silence import SilenceWatch
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, DppoError
@@ -42,7 +43,8 @@ class InProcessPlayers:
         self._timeout_s = timeout_s
         self._turn = turn
         self.stepped: Callable[[int], object] = int
-        """Is called with the length of an episode after its reset and after each step, or now and then."""
+        """Is called with the length of an episode after its reset and each step; of several players, now and then with
+        the length of the longest."""
         for player in players:
             player.progress = ActivityRecord()
         self._tasks = deque[Task]()
@@ -51,7 +53,7 @@ class InProcessPlayers:
         self._playing: dict[Future[Episode], tuple[int, Task]] = {}
         """Calls of threads, with the index of the player and the task."""
         self._ignored = set[Future[Episode]]()
-        """Those whose evaluation was over before them."""
+        """Calls whose evaluation was over before they had ended."""
         self._lengths = [0] * len(players)
         """Steps of the episode that each player plays."""
         self._is_closed = False
@@ -77,6 +79,7 @@ class InProcessPlayers:
             self._is_closed = True
             raise
         self.stepped(max(self._lengths))
+        # those that began first are reported first
         in_order = [call for call in self._playing if call in ended]
         return [outcome for call in in_order for outcome in self._ended(call)]
 
@@ -137,9 +140,10 @@ class InProcessPlayers:
     def close(self) -> None:
         """Close all environments; those of threads after the current step of each, within a few seconds."""
         self._is_closed = True
-        if not self._workers:
-            for player in self._players:
-                player.close()
-        for worker, player in zip(self._workers, self._players, strict=False):
-            worker.end(player.close)
-        wait_for_ends()
+        with closing_together():
+            if not self._workers:
+                for player in self._players:
+                    player.close()
+            for worker, player in zip(self._workers, self._players, strict=False):
+                worker.end(player.close)
+            wait_for_ends()

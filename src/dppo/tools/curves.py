@@ -230,7 +230,7 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
 def with_evaluations(run: Path, curve: Curve) -> Curve:
     """Return the curve of a run with its evaluations, if it was compared with the user's controller.
 
-    The training episodes are not those that the controller played.
+    Only evaluations play the same episodes as the controller.
     """
     if curve.baseline is None:
         return curve

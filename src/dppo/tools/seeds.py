@@ -39,8 +39,8 @@ from dppo.tools.whole_time import SeveralRuns
 
 RUN_MB = 600  # memory of a run in a process of its own
 LOOK_EVERY_S = 0.25
-SHORT_S = 60.0  # of all seeds, below which nobody has to know it before
-ITERATIONS_OF_SPEED = 2  # of a seed, after which its speed is known
+SHORT_S = 60.0  # a shorter estimate for all seeds is not printed
+ITERATIONS_OF_SPEED = 2  # iterations of a seed after which the speed is estimated
 PRINT_EVERY_S = 60.0  # a line about each running seed, where there is no terminal
 MAX_SEEDS = 1000
 SETTINGS = "settings.yaml"  # settings of all seeds

@@ -1,4 +1,4 @@
-"""How long several runs take in all, estimated from the first iterations of the first one."""
+"""An estimate of the time that several runs take in all, from the first iterations of the first run."""
 
 import math
 import time
@@ -9,14 +9,14 @@ from dppo.errors import counted
 from dppo.records.observer import Observer, RunInfo
 from dppo.records.terminal.figures import duration, speed
 
-LEAST_S = 5.0  # of iterations after the first one, from which their speed is known
-LONG_ITERATION_S = 30.0  # from which the first iteration is enough
-LONG_S = 3600.0  # estimate from which the setting that shortens the runs is named
+LEAST_S = 5.0  # seconds of iterations, without the first, from which the speed is estimated
+LONG_ITERATION_S = 30.0  # a first iteration of so many seconds is enough for the estimate
+LONG_S = 3600.0  # the line about a longer estimate names the setting that shortens the runs
 
 
 @dataclass(frozen=True, slots=True)
 class SeveralRuns:
-    """Runs of equal size, of which a few are trained at once."""
+    """Runs of equal size, which are trained one after the other or a few at once."""
 
     count: int
     steps: int
@@ -42,7 +42,7 @@ class SeveralRuns:
 
 
 class WholeTime(Observer):
-    """Shows once, during the first of several runs, how long all take."""
+    """Show the estimated time of all runs once, during the first run."""
 
     def __init__(
         self,

@@ -8,8 +8,6 @@ from dppo.tools.doctor.controllers import RANDOM, ZERO, Returns, are_alike, diff
 from dppo.tools.doctor.speed import Facts, Findings
 
 SMALL_SHARE = 0.01  # share of returns
-# share of the time after the start, a little less than controllers get in `examination.py`
-SHARE_OF_CONTROLLERS = 0.25
 START_S = 10.0  # time of imports, and of making the environment
 
 
@@ -27,8 +25,8 @@ def findings_about_controllers(facts: Facts, config: Config) -> Findings:
         )
     if facts.get("controllers_left_out"):
         enough = ""
-        if facts.get("controllers_s"):
-            seconds = START_S + facts["controllers_s"] / SHARE_OF_CONTROLLERS
+        if facts.get("controllers_need_s"):
+            seconds = START_S + facts["controllers_need_s"]
             enough = f" to {10 * math.ceil(seconds / 10)}"
         yield (
             "note",

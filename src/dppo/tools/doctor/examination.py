@@ -34,7 +34,8 @@ from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.records import Episode, Incident, Segment, SegmentReport
 from dppo.process_state.borders import dppo_computes, guarded_steps
-from dppo.spaces.actions import bounds_described, boxes
+from dppo.spaces.actions import boxes
+from dppo.spaces.bounds import bounds_described
 from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.controllers import (
     ask_baseline,
@@ -64,13 +65,13 @@ from dppo.user_code import in_a_line
 # Shares of the time left that stages may take. The environment is examined first, and updates are timed last.
 PLAY_SHARE = 0.35
 CONTROLLERS_SHARE = 0.4
+OF_CONTROLLERS = (1 - PLAY_SHARE) * CONTROLLERS_SHARE  # share of the whole time
 COMPARE_SHARE = 0.6
 ITERATE_SHARE = 0.5  # for the algorithm of the settings; others get the rest
 LEAST_S = 1.0  # seconds that each check of the environment gets, also when the time is up
 START_SHARE = 0.5  # share of the time that starting this process may take from the examination
 
-# The time of the first segment shows how many steps can follow.
-FIRST_STEPS, SECOND_STEPS = FIRST_SIZES
+FIRST_STEPS, SECOND_STEPS = FIRST_SIZES  # the time of the first shows how many steps can follow
 LATER_STEPS = 64
 MAX_STEPS = 10_000
 REPETITIONS = 4  # samplers that repeat the segments in `_compare`, at most
@@ -293,8 +294,8 @@ class Examination:
         env = built.envs.rows.envs[0].env
         with guarded_steps("a step or reset"):
             if left_out:
-                needed_s = seconds_of_controllers(lengths, step_s, self._config)
-                facts = {"controllers_left_out": left_out, "controllers_s": needed_s}
+                needed_s = seconds_of_controllers(lengths, step_s, self._config) / OF_CONTROLLERS
+                facts = {"controllers_left_out": left_out, "controllers_need_s": needed_s}
                 facts |= ask_baseline(env, self._config)
             else:
                 facts = play_controllers(env, self._config, until)

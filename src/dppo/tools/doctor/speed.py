@@ -36,9 +36,8 @@ NEARLY_BEST = 0.9  # share of the best speed for which fewer actors are recommen
 SIMPLER = 0.8  # share of the best speed for which a plan without Ray is recommended
 TAKES_TIME_S = 5e-3  # time of a step from which on env steps count more than SGD
 SLIGHTLY_SLOWER = 1.25  # times the time of the defaults, which is worth fewer env steps
-LONG_EVALUATIONS = (
-    0.25  # share of the time of training that evaluations in its process may take without a word
-)
+# share of the time of training that evaluations in the same process may take without a word
+LONG_EVALUATIONS = 0.25
 LEAK_MB = 2.0  # growth in 1,000 steps; the examination itself needs some
 ACTOR_NUMBERS = {0, 1, 2, 4, 8, 16, 32, 64}
 BUSY = 0.5  # share of the time; with less, a simulator mainly waits, and threads help
@@ -271,9 +270,7 @@ def _advice_on_evaluations(facts: Facts, config: Config, plan: Plan) -> Iterator
     """Yield how long evaluations take, if training waits for them, or they cannot keep up."""
     if config.eval_every is None or not facts["lengths"]:
         return
-    players = config.eval_actors
-    if plan.threads and not plan.actors and config.licences is None:  # as `Settings.evaluators`
-        players = min(config.num_samplers, config.eval_episodes)
+    players = config.evaluators_with(has_actors=plan.actors > 0, threads=plan.threads)
     episode_s = fmean(facts["lengths"]) * facts["step"]["mean"] + facts["reset"]["mean"]
     evaluation_s = math.ceil(config.eval_episodes / players) * episode_s
     between_s = config.eval_every / plan.speed
