@@ -183,8 +183,12 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
 ) -> None:
     run = tmp_path / "run"
     stop_in_episode(episode, monkeypatch)
-    stopped = dppo.train(settings(run, env_threads=env_threads))
+    with Notes() as notes:
+        stopped = dppo.train(settings(run, env_threads=env_threads))
     before = episode // 4  # evaluations of four episodes
+    again = f"SIGTERM: a resumed run plays the evaluation after {DUE[before] * ROWS} steps ("
+    # the last evaluation is played after the last iteration, of which nothing is dropped
+    assert any(text.startswith(again) for text in notes.texts) == (DUE[before] < ITERATIONS)
     assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", DUE[before])
     assert list(evaluations(stopped)) == DUE[:before]
     if not has_metrics:

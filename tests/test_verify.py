@@ -84,6 +84,17 @@ def test_an_untouched_run_is_equal_and_gets_a_certificate(run: Path, capsys: Cap
     assert "not signed" in written["proves_not"]
 
 
+def test_iterations_before_the_oldest_checkpoint_are_left_out_with_a_line(
+    run: Path, capsys: Capture
+) -> None:
+    oldest = checkpoints.paths_in(run)[0]
+    oldest.unlink()
+    assert verify(run) == 0
+    printed = capsys.readouterr().out
+    assert "left out iterations 1 to 2: no checkpoint from before them was kept." in printed
+    assert "equal    iterations 3 to 4" in printed
+
+
 @pytest.mark.slow
 def test_actors_and_the_process_that_steps_the_environment_agree(
     trained: Path, tmp_path: Path

@@ -531,7 +531,10 @@ def test_best_json_leads_to_the_checkpoint_that_it_names(tmp_path: Path) -> None
     assert not best.newest
 
 
-@executes("records/files/checkpoint.py: {}: {}. Pass one of the checkpoints beside it")
+@executes(
+    "records/files/checkpoint.py: names no checkpoint. Pass one of the checkpoints beside it",
+    "records/files/checkpoint.py: or pass one of the checkpoints beside it to play a policy",
+)
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -688,3 +688,12 @@ def test_the_last_lines_say_which_episodes_are_left_out() -> None:
     line = mean_return_line("wide")
     assert line.startswith(fact)
     assert line.endswith("without episodes of wide exploration")
+
+
+def test_the_first_of_the_last_lines_tells_the_steps_since_a_resume_from_all_steps() -> None:
+    steps: dict[str, Any] = {"global_step": 6144, "iterations": 12, "episodes": 64, "wall_s": 25.9}
+    first_line, *_ = closing_lines(finished(**steps, resumed_at=4))
+    start = "Done after 6,144 steps and 64 episodes; the 4,096 steps since the resume took 25.9 s ("
+    assert first_line.startswith(start)
+    first_line, *_ = closing_lines(finished(**steps, resumed_at=0))
+    assert first_line.startswith("Done after 6,144 steps and 64 episodes in 25.9 s (")

@@ -147,7 +147,8 @@ def _unknown_in_module(module: str, name: str) -> str:
         for attribute, value in vars(sys.modules[module]).items()
         if callable(value) and not attribute.startswith("_")
     ]
-    close = difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
+    alike = [other for other in functions if other.lower() == name.lower()]
+    close = alike or difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
     remedy = "Check the spelling."
     if close:
         remedy = f"Did you mean {module}:{close[0]}?"

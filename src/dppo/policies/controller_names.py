@@ -46,7 +46,8 @@ def imported_controller(text: str, setting: str) -> Any:
             for attribute, value in vars(module).items()
             if method_name(value) is not None and not attribute.startswith("_")
         ]
-        close = difflib.get_close_matches(name, names, n=1)
+        alike = [other for other in names if other.lower() == name.lower()]
+        close = alike or difflib.get_close_matches(name, names, n=1)
         remedy = "Check the spelling."
         if close:
             remedy = f"Did you mean {module_name}:{close[0]}?"

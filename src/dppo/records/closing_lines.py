@@ -78,6 +78,10 @@ def _ending(result: Result, error: BaseException | None) -> str:
             steps_per_s = f"{result.steps_per_s:,.0f}"
         speed = f" ({steps_per_s} steps/s while training)"
     progress = f"{counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')}"
+    if result.resumed_at and not nothing_done:
+        steps_before = result.global_step // result.iterations * result.resumed_at
+        since = counted(result.global_step - steps_before, "step")
+        return f"{ending} after {progress}; the {since} since the resume took {result.wall_s:.1f} s{speed}."
     return f"{ending} after {progress} in {result.wall_s:.1f} s{speed}."
 
 

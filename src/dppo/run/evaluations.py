@@ -285,7 +285,7 @@ class Evaluations(Observer):
                     while self._take_in(self._players.outcomes(0.0)):
                         pass
         except ClusterError as error:  # Ray is gone, and the run has ended
-            logger.warning("evaluation after %s is left out: %s", self._describe_open(), error)
+            logger.warning("evaluation after %s is left out: %s", self.describe_open(), error)
             self._open.clear()
         if wait:
             self._waited_s += time.monotonic() - began
@@ -298,7 +298,7 @@ class Evaluations(Observer):
             outcomes = self._players.outcomes(WAIT_S)
             on_actors = self._config.num_actors != 0
             if on_actors and self._notices.take_due():
-                logger.info(WAITING, self._describe_open(), self._config.eval_timeout_s)
+                logger.info(WAITING, self.describe_open(), self._config.eval_timeout_s)
             self._take_in(outcomes)
 
     def _stepped(self, length: int) -> None:
@@ -371,7 +371,8 @@ class Evaluations(Observer):
             results.append(row | self._share_at_bound(evaluation, row))
         return results
 
-    def _describe_open(self) -> str:
+    def describe_open(self) -> str:
+        """Describe the evaluations that are not over; "" if there are none."""
         episodes = self._config.eval_episodes
         waiting = list(self._open.values())
         described = [
@@ -379,7 +380,7 @@ class Evaluations(Observer):
             for evaluation in waiting[:MOST_NAMED]
         ]
         if len(waiting) > MOST_NAMED:
-            described.append(f"and for {len(waiting) - MOST_NAMED} later ones")
+            described.append(f"and for {len(waiting) - MOST_NAMED} others")
         return ", ".join(described)
 
     def _add(self, evaluation: OpenEvaluation, episode: int, outcome: Episode | DppoError) -> None:

@@ -226,6 +226,11 @@ class Run:
             logger.warning(
                 "%s: iteration %d is dropped, those before it are saved", signal_name, number
             )
+            unplayed = "" if self.evaluations is None else self.evaluations.describe_open()
+            if unplayed:
+                logger.warning(
+                    "%s: a resumed run plays the evaluation after %s again", signal_name, unplayed
+                )
             return signal_name
         return None
 

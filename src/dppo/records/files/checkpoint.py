@@ -253,10 +253,12 @@ def _named_by(best: Path) -> Path:
     name = content.get("checkpoint")
     if isinstance(name, str) and NAME.fullmatch(name):
         return best.with_name(name)
-    fact = "names no checkpoint"
     if content.get("deployed") == "baseline":
-        fact += ", because the run deploys its baseline"
-    raise CheckpointError(f"{best}: {fact}. Pass one of the checkpoints beside it.")
+        raise CheckpointError(
+            f"{best}: names no checkpoint, because the run deploys its baseline. Play the baseline, or pass one of the "
+            f"checkpoints beside it to play a policy that was not shown to be better."
+        )
+    raise CheckpointError(f"{best}: names no checkpoint. Pass one of the checkpoints beside it.")
 
 
 def _newest_good(path: Path, folder: Path) -> LoadedCheckpoint:

@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
             f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
         )
     )
-    for line in _expectations(newest.checkpoint, config):
+    for line in [*_expectations(newest.checkpoint, config), *_left_out(stretches)]:
         print(printable(line))
     rows = read_metrics(run)
     seconds = sum(_estimated_s(stretch, rows, config) for stretch in chosen)
@@ -110,6 +110,17 @@ def _drawn(stretches: Sequence[Stretch], count: int, seed: int) -> list[Stretch]
     usual = [stretch for stretch in stretches[:-1] if stretch.iterations <= longest]
     drawn = random.Random(seed).sample(usual, min(count - 1, len(usual)))
     return sorted([*drawn, stretches[-1]], key=lambda stretch: stretch.first)
+
+
+def _left_out(stretches: Sequence[Stretch]) -> list[str]:
+    """Return a line on the iterations before the oldest checkpoint, which cannot be computed again."""
+    last = stretches[0].first - 1
+    if last == 0:
+        return []
+    return [
+        f"left out iterations 1 to {last:,}: no checkpoint from before them was kept. `--keep-checkpoints every=N` "
+        f"keeps more in a new run"
+    ]
 
 
 def _expectations(newest: Checkpoint, config: Config) -> list[str]:
