@@ -65,7 +65,15 @@ def test_a_clone_that_is_not_clearly_worse_is_not_noted(
 def test_a_worse_clone_is_noted_with_the_numbers(caplog: pytest.LogCaptureFixture) -> None:
     (note,) = notes_of(caplog, WORSE, (-90, 10))
     assert "a mean return of -90 in 20 episodes, and json:dumps with noise has -20 in 3" in note
-    assert "prior_steps=2048 instead of 1024" in note
+    assert (
+        "Otherwise collect more of its env steps: prior_steps=2048 (--prior-steps 2048) instead of 1024"
+        in note
+    )
+
+
+def test_no_more_env_steps_are_advised_than_the_run_has(caplog: pytest.LogCaptureFixture) -> None:
+    (note,) = notes_of(caplog, WORSE, (-90, 10), total_timesteps=2048)
+    assert "prior_steps" not in note
 
 
 def test_a_run_that_was_resumed_after_the_controller_says_nothing(

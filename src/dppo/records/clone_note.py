@@ -59,17 +59,27 @@ class CloneNote(Observer):
 
     def _text(self, clone: _Returns, controller: _Returns) -> str:
         config = self._config
-        steps = self._iteration * config.batch_size
         advice = "Show it to the policy as part of the observation"
         if config.algo == "ppo" and not config.has_memory:
             advice += f", or give the policy a memory ({as_setting_and_flag('memory', 'lstm')})"
+        longer = longer_prior(config)
+        if longer:
+            advice += f". Otherwise collect more of its env steps: {longer}"
         episodes = counted(round(clone.episodes), "episode")
         return (
             f"the clone is worse than its controller: a mean return of {clone.mean:.4g} in {episodes}, and "
             f"{config.prior_name} with noise has {controller.mean:.4g} in {controller.episodes:.0f}. Does the "
-            f"controller use what the observation lacks, such as an integral? {advice}. Otherwise collect more of its "
-            f"env steps: prior_steps={2 * steps} instead of {steps}"
+            f"controller use what the observation lacks, such as an integral? {advice}"
         )
+
+
+def longer_prior(config: Config) -> str:
+    """Return `prior_steps` of twice as many env steps; "" if the run has too few for them."""
+    iterations = config.collected_by_prior
+    if 2 * iterations + config.lag >= config.iterations:
+        return ""
+    steps = iterations * config.batch_size
+    return f"{as_setting_and_flag('prior_steps', 2 * steps)} instead of {steps}"
 
 
 def _is_worse(clone: _Returns, controller: _Returns) -> bool:

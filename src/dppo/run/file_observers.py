@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dppo.envs.names import solved_at
 from dppo.plugins import plugin
+from dppo.records.baseline_note import BaselineNote
 from dppo.records.clone_note import CloneNote
 from dppo.records.files.episode_writer import EpisodeWriter
 from dppo.records.files.run_files import EPISODES, METRICS, TRACE
@@ -87,6 +88,12 @@ def _clone_note(context: RunContext) -> Observer | None:
     return CloneNote(context.config)
 
 
+def _baseline_note(context: RunContext) -> Observer | None:
+    if context.config.baseline is None:
+        return None
+    return BaselineNote(context.config, context.rows)
+
+
 def _learning_curve(context: RunContext) -> FileWriter:
     curve: FileWriter = plugin("learning_curve")(
         f"{context.config.env_name}, seed {context.config.seed}"
@@ -101,5 +108,6 @@ FACTORIES: list[tuple[str, Factory]] = [
     (EPISODES, _episodes),
     ("notes on learning", _learning_notes),
     ("the note on a clone", _clone_note),
+    ("the note on a baseline", _baseline_note),
     ("learning_curve.png", _learning_curve),
 ]
