@@ -21,10 +21,10 @@ from dppo.records.baseline_note import BaselineNote
 EPISODES = 5
 ROWS = 40  # env steps of an iteration of a run in `matrix`
 BATCH = 64  # env steps of an iteration
-AFTER_CONTROLLER = {"prior": "json:dumps", "prior_steps": BATCH}
+AFTER_CONTROLLER: dict[str, Any] = {"prior": "json:dumps", "prior_steps": BATCH}
 SIZES = {"env_id": "E-v0", "num_samplers": 1, "num_steps": BATCH, "total_timesteps": 100 * BATCH}
 EVALUATED = {"baseline": "pi:PI", "eval_every": BATCH, "eval_episodes": 20}
-NEVER_WORSE = {"never_worse": True}
+NEVER_WORSE: dict[str, Any] = {"never_worse": True}
 
 
 def config_of(**changes: Any) -> Config:
