@@ -291,6 +291,26 @@ def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
     assert still_open["episodes"].tolist() == [1] * num_rows
 
 
+class Blind(joint.Agents):
+    """The observation of the second agent is not a number from the first step on."""
+
+    def _seen(self, agents: list[str]) -> dict[str, np.ndarray]:
+        observations = super()._seen(agents)
+        if self._steps > 0 and "bob" in observations:
+            observations["bob"][:] = np.nan
+        return observations
+
+
+def test_a_fault_of_any_agent_names_the_seed_that_all_of_them_were_reset_with() -> None:
+    stepper, made = agents_of(Blind)
+    stepper.step(0, 0, 0)
+    [fault] = [incident for incident in stepper.log.incidents if incident.fault is not None]
+    assert fault.fault is not None
+    assert fault.env == 1
+    assert fault.fault.seed == made[0].seeds[0]
+    assert f"(seed {made[0].seeds[0]}, step 1)" in fault.message
+
+
 def test_a_row_between_two_episodes_loses_none_if_a_step_raises() -> None:
     """The second row has ended its episode, and would begin the next one in the step that raises."""
     stepper = Stepper(lambda: joint.Native(3, "NextStep", fails_at=4), 3)

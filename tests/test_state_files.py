@@ -22,7 +22,7 @@ from recorder import Recorder
 from remedies import executes
 
 import dppo
-from dppo.envs.linked import are_equal, link
+from dppo.envs.linked import are_equal, link, listing
 from dppo.envs.state_files import NotKept, StateFiles, StateLost, StatePlace
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.files import SCRATCH
@@ -261,6 +261,23 @@ def test_paths_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.lock").write_bytes(b"another run")
     with pytest.raises(NotKept, match="does not see the folder of the run"):
         files.keep(restart, 0)
+
+
+def test_a_listing_that_was_rewritten_to_fit_a_changed_file_is_noticed_by_its_hash(
+    tmp_path: Path,
+) -> None:
+    files = StateFiles(place_in(tmp_path), 0)
+    restart = tmp_path / "restart"
+    restart.write_text("1")
+    name = files.keep(restart, 0)
+    assert files.kept(name).read_text() == "1"
+
+    entry = files.folder / name
+    (entry / "content" / "restart").unlink()  # a link to the file of the environment
+    (entry / "content" / "restart").write_text("2")
+    (entry / "listing").write_bytes(listing(entry / "content"))
+    with pytest.raises(StateLost, match="listing was changed since get_state returned it"):
+        files.kept(name)
 
 
 def make_thousand_files(folder: Path) -> None:

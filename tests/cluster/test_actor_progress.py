@@ -10,7 +10,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from processes import wait_until
 
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Process, Progressed
-from dppo.envs.activity import BYTES, ActivityRecord, Phase, place_of
+from dppo.envs.activity import BYTES, Activity, ActivityRecord, Phase, place_of
 from dppo.hosts.host import SamplerHost
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.questions import Answer
@@ -258,6 +260,51 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
 
     here.ended(process)
     assert not Path(path).exists()
+
+
+class HeldWitness:
+    """A process of Ray on another node that is asked, and has not answered yet."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[Activity]] = []
+        self.read = SimpleNamespace(remote=self._ask)
+
+    def _ask(self, file: ProgressFile) -> Any:
+        self.asked.append(Future())
+        return SimpleNamespace(future=lambda: self.asked[-1])
+
+    def as_class_of_ray(self, plain: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self))
+
+
+def test_a_look_at_another_node_is_repeated_once_the_one_before_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dppo.transports.ray import watching
+    from dppo.transports.ray.calls import RayCalls
+
+    witness = HeldWitness()
+    monkeypatch.setattr(watching, "ray", SimpleNamespace(remote=witness.as_class_of_ray))
+    monkeypatch.setattr(watching, "NodeAffinitySchedulingStrategy", lambda *_, **__: None)
+    link: Any = SimpleNamespace(calls=RayCalls("test"))
+    looks = watching.Watching(link, here="another node")
+    process = Process(0, 5)
+    looks.started(process, progress_file.ProgressFile("its node", "/progress"))
+
+    def questions_after_looks(count: int) -> int:
+        for _ in range(count):
+            looks.look(process)
+        link.calls.call(lambda: None, "waiting for the looks")
+        return len(witness.asked)
+
+    assert questions_after_looks(2) == 1
+    assert looks.take_events() == []
+    for number in (1, 2):
+        activity = ActivityRecord().look()
+        witness.asked[-1].set_result(activity)
+        assert looks.take_events() == [Progressed(process, activity)]
+        assert questions_after_looks(2) == 1 + number
+    assert link.calls.close(timeout_s=60.0)
 
 
 def test_the_end_of_a_log_on_another_node_is_read_by_a_witness_unless_the_node_may_be_lost(

@@ -11,12 +11,14 @@ usage: dppo test [--quick | --slow] [PYTEST ARGUMENT ...]
 
 Run the tests of a source checkout.
 
-  --quick   for users: does it work on this machine? The promise, and one run of each kind; about a minute
-  (nothing) for developers: the fast tests, in two processes; 5 minutes on an idle machine with two cores
-  --slow    for developers: all tests; hours
+  --quick   for users: does it work on this machine? The promise, and one run of each kind, in one process; about a
+            minute
+  (nothing) for developers: the fast tests, in two processes; 4 minutes on an idle machine with two cores, longer on
+            a busy one
+  --slow    for developers: all tests, in two processes; hours
 
-Other arguments are passed on to pytest, and paths are relative to the root of the checkout. For example, in one
-process, where a debugger works:
+Other arguments are passed on to pytest, and paths are relative to the root of the checkout. These tests run in two
+processes as well. For example, in one process, where a debugger works:
 dppo test -n 0 tests/test_launcher.py -k symlink -x"""
 # tests are distributed by file, because tests of a file share fixtures
 TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]
@@ -24,7 +26,7 @@ TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]
 QUICK = ["-n", "0", "tests/test_promise.py"]
 ABOUT = {
     "quick": "The promise, and one run of each kind: about a minute.",
-    "fast": "The fast tests, for developers: 5 minutes on an idle machine with two cores, much longer on a busy one. "
+    "fast": "The fast tests, for developers: 4 minutes on an idle machine with two cores, longer on a busy one. "
     "--quick takes a minute.",
     "slow": "All tests, for developers: hours.",
 }
