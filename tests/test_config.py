@@ -34,7 +34,7 @@ from dppo.config import (
 )
 from dppo.config.parts import PARTS, about, annealed, help_by_name, settings_by_name
 from dppo.config.presets import merge_preset
-from dppo.config.resume import changes_on_resume, leave_out_ineffective
+from dppo.config.resume import changes_on_resume, check_branch, leave_out_ineffective
 from dppo.engine.hosting import shares
 from dppo.errors import ConfigError
 
@@ -585,3 +585,42 @@ def test_words_of_yaml_are_understood(tmp_path: Path) -> None:
 def test_keys_of_yaml_may_be_merged_from_several_mappings(tmp_path: Path) -> None:
     text = "env_kwargs: {a: &a {x: 1}, b: &b {y: 2}, c: {<<: *a, <<: *b}}\n"
     assert settings_of(text, tmp_path)["env_kwargs"]["c"] == {"x": 1, "y": 2}
+
+
+def named_in(refused: pytest.ExceptionInfo[ConfigError]) -> set[str]:
+    """Return the settings that begin the lines of a refusal."""
+    return {line.partition("=")[0] for line in str(refused.value).splitlines()}
+
+
+def test_all_that_settings_lack_or_contradict_is_named_at_once() -> None:
+    with pytest.raises(ConfigError, match="Set `baseline` and `eval_every`") as refused:
+        config(never_worse=True, eval_episodes=1, learner_cpus=2.0)
+    assert named_in(refused) == {"eval_episodes", "learner_cpus", "never_worse"}
+
+
+def test_each_change_that_a_resumed_run_or_a_branch_does_not_allow_is_named(tmp_path: Path) -> None:
+    before = plain_settings(config())
+    with pytest.raises(ConfigError) as refused:
+        changes_on_resume(before, config(gamma=0.5, seed=7, hidden_sizes=(3,)), tmp_path, 1)
+    assert named_in(refused) == {"gamma", "seed", "hidden_sizes"}
+
+    with pytest.raises(ConfigError) as refused:
+        check_branch(before, config(gamma=0.5, activation="relu", hidden_sizes=(3,)), tmp_path)
+    assert named_in(refused) == {"activation", "hidden_sizes"}
+
+
+def test_each_unknown_argument_and_each_invalid_number_of_a_call_is_named() -> None:
+    unknown: dict[str, Any] = {"learning_rate": 1, "epochs": 2}
+    with pytest.raises(ConfigError, match=r"argument learning_rate\..*\n.*argument epochs\."):
+        dppo.train(config(), **unknown)
+    with pytest.raises(ConfigError) as refused:
+        dppo.evaluate(Path("runs/none"), episodes=0, seed=-1)
+    assert named_in(refused) == {"episodes", "seed"}
+
+
+def test_each_name_of_code_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    wrong = config(env_id="CartPol-v1", model="worlds.models:Plan", run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        dppo.train(wrong)
+    assert named_in(refused) >= {"env_id", "model"}
+    assert not (tmp_path / "run").exists()

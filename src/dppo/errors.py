@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,24 @@ class ConfigError(DppoError, ValueError):
     def __init__(self, message: str = "", *, setting: str | None = None) -> None:
         super().__init__(message)
         self.setting = setting
-        """The name of the setting; None if the error is not about a single one."""
+        """The name of the setting, of the first one if there are several; None if the error is not about a setting."""
+
+
+def refusals_of(checks: Iterable[Callable[[], object]]) -> Iterator["ConfigError"]:
+    """Yield the ConfigErrors that checks raise, for `refuse`."""
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            yield error
+
+
+def refuse(problems: Iterable[ConfigError]) -> None:
+    """Raise a ConfigError with a line for each problem, if there are any, so that a user can mend all at once."""
+    all_problems = list(problems)
+    if all_problems:
+        lines = dict.fromkeys(str(problem) for problem in all_problems)
+        raise ConfigError("\n".join(lines), setting=all_problems[0].setting) from None
 
 
 class CheckpointError(DppoError):

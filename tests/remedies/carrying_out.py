@@ -60,8 +60,10 @@ def changed_as_told(
         yield [_without(settings, setting)]
     for verb, setting in _directions(text):
         yield _raised_or_lowered(settings, name if setting == "it" else setting, verb)
-    for setting in re.findall(r"\bSet `(\w+)`", text):
-        yield [{**settings, setting: values[setting] if setting in values else _usual(setting)}]
+    for several in re.findall(r"\bSet (`\w+`(?: and `\w+`)*)", text):
+        names = re.findall(r"\w+", several.replace(" and ", " "))
+        chosen = {name: values[name] if name in values else _usual(name) for name in names}
+        yield [{**settings, **chosen}]
     if at_most := re.search(r"\bUse at most (\d+)", text):
         yield [{**settings, name: int(at_most[1])}]
 

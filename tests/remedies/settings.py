@@ -32,6 +32,10 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("raise `licences`", {"licences": 4, "num_samplers": 8}),
     ("use `num_samplers={}`, for a smaller batch", {"licences": 4, "num_samplers": 8}),
     (
+        "use `num_samplers={}` with `num_actors={}`, for a smaller batch",
+        {"licences": 4, "num_samplers": 8, "num_actors": 8},
+    ),
+    (
         "lower `envs_per_sampler`, for a smaller batch",
         {"licences": 4, "num_samplers": 1, "envs_per_sampler": 8},
     ),
@@ -144,6 +148,7 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         "so that none is left to train. Raise `total_timesteps` to more than {}",
         {"prior_steps": 4096, "total_timesteps": 4096} | PRIOR,
     ),
+    (", or lower {}", {"total_timesteps": 512} | PRIOR),
     ("with trunk=shared the policy reads", {"critic_obs": ("a",), "trunk": "shared"}),
     ("hidden_sizes is empty", {"hidden_sizes": (), "activation": "relu"}),
     ("env_state=off asks for no states", {"state_folder": "/tmp", "env_state": "off"}),
@@ -169,7 +174,11 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
         "the policy is compared with it in evaluations, and eval_every=None makes none",
         {"baseline": "worlds.plants:proportional"},
     ),
-    ("there is no baseline to fall back to", {"never_worse": True}),
+    ("there is no baseline to fall back to, and no evaluation", {"never_worse": True}),
+    (
+        "there is no baseline to fall back to. Set `baseline`",
+        {"never_worse": True, "eval_every": 512},
+    ),
     (
         "is too few to compare the policy with the baseline",
         {"baseline": "worlds.plants:proportional", "eval_every": 1000, "eval_episodes": 1},
@@ -225,6 +234,7 @@ VALUES: dict[str, Any] = {
     "model": "worlds.models:Plain",
     "learner_gpus": 1,
     "baseline": "worlds.plants:proportional",
+    "prior": "worlds.priors:balance",
 }
 """Of settings that a remedy names without a value."""
 

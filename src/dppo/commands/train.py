@@ -23,7 +23,7 @@ from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.presets import Preset, merge_preset, preset_named, preset_of
 from dppo.config.reading import check_names
 from dppo.config.trust import code_named_by, require_trust
-from dppo.errors import ConfigError, DppoError, printable
+from dppo.errors import ConfigError, DppoError, printable, refuse
 from dppo.invocation import as_called, command
 from dppo.log import logger
 from dppo.plugins import plugin
@@ -35,11 +35,13 @@ def main(argv: list[str]) -> int:
     """Train with the settings of the command line; return the exit code: 0, or 128 + n if signal n stopped the run."""
     seeds_flags, flags, env_id = COMMAND.split(argv)
     if seeds_flags:
-        for name in ("seed", "resume", "branch"):
-            if name in flags:
-                raise ConfigError(
-                    f"{flag(name)} has no effect with --seeds, which names, and continues, all. Leave it out."
-                )
+        refuse(
+            ConfigError(
+                f"{flag(name)} has no effect with --seeds, which names, and continues, all. Leave it out."
+            )
+            for name in ("seed", "resume", "branch")
+            if name in flags
+        )
     arguments = arguments_of(flags, env_id, COMMAND.prog)
     try:
         if seeds_flags:
@@ -130,9 +132,11 @@ class Command:
         flags, words = self._parser(arguments).split(argv)
         names = flags.keys() - {*settings_by_name(), *EXTRA}
         command_flags = {name: flags.pop(name) for name in names}
-        for name, reason in self.refused.items():
-            if name in flags:
-                raise ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
+        refuse(
+            ConfigError(f"{flag(name)} has no effect here: {reason}. Leave it out.")
+            for name, reason in self.refused.items()
+            if name in flags
+        )
         return command_flags, flags, one_word(words, word, self.prog)
 
     def _parser(self, arguments: Arguments) -> Parser:
@@ -223,12 +227,15 @@ def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
     fact = "continues a run in its own folder"
     if "branch" in flags:
         fact = "starts a run in the folder of --branch"
-    for name in ("config", "preset", "run_dir", "init_from"):
-        value = (flags | changes).get(name)
-        if value is not None:
-            raise ConfigError(
-                f"{flag(name)} {value} has no effect with --resume, which {fact}, with its own settings. Leave it out."
-            )
+    passed = flags | changes
+    refuse(
+        ConfigError(
+            f"{flag(name)} {passed[name]} has no effect with --resume, which {fact}, with its own settings. Leave it "
+            f"out."
+        )
+        for name in ("config", "preset", "run_dir", "init_from")
+        if passed.get(name) is not None
+    )
     run = Path(flags["resume"])
     run_dir = {"run_dir": flags["branch"]} if "branch" in flags else {}
     settings = settings_to_resume(run, changes | run_dir)

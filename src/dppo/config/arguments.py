@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from dppo.config.aliases import answer_to, meant_by
 from dppo.config.parts import settings_by_name
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, refuse
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -20,8 +20,11 @@ def with_answers(function: Callable[Arguments, Returned]) -> Callable[Arguments,
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-        for name in kwargs.keys() - known:
-            raise ConfigError(_answer(function.__name__, name, list(known)))
+        refuse(
+            ConfigError(_answer(function.__name__, name, list(known)))
+            for name in kwargs
+            if name not in known
+        )
         return function(*args, **kwargs)
 
     return call

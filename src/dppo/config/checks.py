@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dppo.config.effects import without_effect
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.config.sac_checks import problems_with_sac
 from dppo.config.settings import Settings
-from dppo.errors import ConfigError, counted
+from dppo.errors import ConfigError, counted, refuse
 
 MIN_EPISODES = 2  # fewest episodes of an evaluation that compares the policy with a baseline
 MAX_LAYERS = 1000
@@ -22,31 +22,30 @@ Problem = tuple[str, str]
 
 
 def check(config: Settings) -> None:
-    """Raise ConfigError for the first settings that contradict each other, with the numbers and a remedy."""
-    for name, problem in _problems(config):
-        raise ConfigError(f"{name}={getattr(config, name)}{problem}", setting=name)
+    """Raise ConfigError, with a line for each setting that contradicts others: the numbers, and a remedy."""
+    refuse(_refusals(config))
 
 
-def _problems(config: Settings) -> Iterator[Problem]:
-    yield from _problems_of_lengths(config)
-    if config.algo == "sac":
-        yield from problems_with_sac(config)
-    yield from _problems_of_the_batch(config)
-    yield from _problems_of_actors(config)
-    yield from _problems_of_nodes(config)
-    yield from _problems_of_licences(config)
-    if config.samplers_per_actor is not None:
-        yield from _problems_of_samplers_per_actor(config, config.samplers_per_actor)
-    yield from _problems_of_devices(config)
-    yield from _problems_of_minibatches(config)
-    yield from _problems_of_ray(config)
-    yield from _problems_of_shares(config)
-    _check_model_kwargs(config)
-    yield from _problems_of_the_baseline(config)
-    if config.prior is not None:
-        yield from _problems_of_the_prior(config)
-    for name, reason in without_effect(config):
-        yield name, f" has no effect: {reason}."
+def _refusals(config: Settings) -> Iterator[ConfigError]:
+    has_batch = True
+    for group in PROBLEMS:
+        # a division of a batch that cannot be would only repeat that
+        if group in OF_MINIBATCHES and not has_batch:
+            continue
+        for refusal in _refusals_of(group, config):
+            has_batch = has_batch and group is not _problems_of_the_batch
+            yield refusal
+
+
+def _refusals_of(
+    group: Callable[[Settings], Iterator[Problem]], config: Settings
+) -> Iterator[ConfigError]:
+    """Yield the problems of a group as errors, also the one that ends it."""
+    try:
+        for name, problem in group(config):
+            yield ConfigError(f"{name}={getattr(config, name)}{problem}", setting=name)
+    except ConfigError as error:
+        yield error
 
 
 def describe_batch(config: Settings) -> str:
@@ -176,8 +175,10 @@ def _problems_of_licences(config: Settings) -> Iterator[Problem]:
 def _fewer_environments(config: Settings, licences: int) -> Iterator[str]:
     """Yield ways to need fewer environments."""
     num_samplers = (licences - config.evaluators) // config.envs_of_sampler
-    if num_samplers > 0:
+    if num_samplers >= max(1, config.actor_bounds[0]):
         yield f"use `num_samplers={num_samplers}`, for a smaller batch"
+    elif num_samplers > 0:
+        yield f"use `num_samplers={num_samplers}` with `num_actors={num_samplers}`, for a smaller batch"
     elif config.envs_per_sampler > 1:
         yield "lower `envs_per_sampler`, for a smaller batch"
     if config.standby_envs:
@@ -188,8 +189,11 @@ def _fewer_environments(config: Settings, licences: int) -> Iterator[str]:
         yield "leave `eval_every` out"
 
 
-def _problems_of_samplers_per_actor(config: Settings, limit: int) -> Iterator[Problem]:
+def _problems_of_samplers_per_actor(config: Settings) -> Iterator[Problem]:
     """Refuse settings with which a process would have more samplers, or more environments, than it may."""
+    limit = config.samplers_per_actor
+    if limit is None:
+        return
     name = "samplers_per_actor"
     samplers = config.num_samplers
     fewest = config.fewest_for(samplers)
@@ -208,7 +212,7 @@ def _problems_of_samplers_per_actor(config: Settings, limit: int) -> Iterator[Pr
             f": num_actors={config.num_actors} hosts {hosted} of {samplers} samplers at most. Use "
             f"`num_actors={needed}`, or `num_samplers={hosted}` for a smaller batch.",
         )
-    if config.num_actors == 0 and samplers + config.evaluators > limit:
+    if config.num_actors == 0 and samplers <= limit < samplers + config.evaluators:
         yield (
             name,
             f": num_actors=0 evaluates in this process, which has {samplers} already. Use `num_actors={needed}`, "
@@ -361,8 +365,7 @@ def _problems_of_shares(config: Settings) -> Iterator[Problem]:
 
 
 def _problems_of_the_baseline(config: Settings) -> Iterator[Problem]:
-    compares = config.baseline is not None and config.eval_every is not None
-    if compares and config.eval_episodes < MIN_EPISODES:
+    if config.baseline is not None and config.eval_episodes < MIN_EPISODES:
         yield (
             "eval_episodes",
             f" is too few to compare the policy with the baseline: an interval needs at least {MIN_EPISODES}, and a "
@@ -372,6 +375,8 @@ def _problems_of_the_baseline(config: Settings) -> Iterator[Problem]:
 
 def _problems_of_the_prior(config: Settings) -> Iterator[Problem]:
     """Refuse a controller to start from where its rows cannot be cloned, or leave nothing to train."""
+    if config.prior is None:
+        return
     if config.frame_stack > 1:
         yield (
             "prior",
@@ -394,8 +399,18 @@ def _problems_of_the_prior(config: Settings) -> Iterator[Problem]:
             "prior" if config.prior_steps is None else "prior_steps",
             f": the controller collects {steps}{lag} of {config.batch_size} steps ({describe_batch(config)}), and the "
             f"run has {config.iterations}, so that none is left to train. Raise `total_timesteps` to more than "
-            f"{collected * config.batch_size}, or lower `prior_steps` or `num_steps`.",
+            f"{collected * config.batch_size}{_less_of_the_prior(config)}.",
         )
+
+
+def _less_of_the_prior(config: Settings) -> str:
+    """Return the settings that leave more iterations after the controller's if they are lowered; "" without any."""
+    names = []
+    if config.lag + 1 < config.iterations:
+        names.append("`prior_steps`")
+    if (config.prior_steps or 0) < config.total_timesteps:
+        names.append("`num_steps`")
+    return f", or lower {' or '.join(names)}" if names else ""
 
 
 def _use(name: str, values: list[int]) -> str:
@@ -409,14 +424,45 @@ def _nearest_divisors(number: int, near: int, limit: float = math.inf) -> list[i
     return sorted((n for n in divisors if n <= limit), key=lambda n: abs(n - near))[:2]
 
 
-def _check_model_kwargs(config: Settings) -> None:
+def _problems_of_model_kwargs(config: Settings) -> Iterator[Problem]:
     """Refuse arguments that a checkpoint cannot store: loading a policy builds its network from them."""
     for name, value in config.model_kwargs.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError):
-            raise ConfigError(
-                f"model_kwargs: {name}={value!r} is not JSON, which checkpoints store. Use numbers, text, lists, "
-                f"dicts.",
-                setting="model_kwargs",
-            ) from None
+            yield (
+                "model_kwargs",
+                f": {name}={value!r} is not JSON, which checkpoints store. Use numbers, text, lists, dicts.",
+            )
+
+
+def _problems_of_sac(config: Settings) -> Iterator[Problem]:
+    if config.algo == "sac":
+        yield from problems_with_sac(config)
+
+
+def _settings_without_effect(config: Settings) -> Iterator[Problem]:
+    for name, reason in without_effect(config):
+        yield name, f" has no effect: {reason}."
+
+
+PROBLEMS = (
+    _problems_of_lengths,
+    _problems_of_sac,
+    _problems_of_the_batch,
+    _problems_of_actors,
+    _problems_of_nodes,
+    _problems_of_licences,
+    _problems_of_samplers_per_actor,
+    _problems_of_devices,
+    _problems_of_minibatches,
+    _problems_of_ray,
+    _problems_of_shares,
+    _problems_of_model_kwargs,
+    _problems_of_the_baseline,
+    _problems_of_the_prior,
+    _settings_without_effect,
+)
+"""Groups of checks; each ends with its first error that is raised, not yielded."""
+OF_MINIBATCHES = (_problems_of_minibatches, _problems_of_shares)
+"""Those that compute with a valid batch."""

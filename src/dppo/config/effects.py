@@ -235,8 +235,7 @@ NEEDS = (
     Need(
         "actors_per_node",
         lambda c: (c.actors_per_node or 1) < c.most_actors + c.evaluators,
-        "there are never more than {config.most_actors} actors, and {config.evaluators} of evaluations. Leave it out, "
-        "or raise `num_actors`",
+        "there are never more than {config.most_actors} actors, and {config.evaluators} of evaluations. Leave it out",
     ),
     Need(
         "backup_requests",
@@ -292,7 +291,13 @@ NEEDS = (
     ),
     Need(
         "never_worse",
-        lambda c: c.baseline is not None,
+        lambda c: c.baseline is not None or c.eval_every is not None,
+        "there is no baseline to fall back to, and no evaluation to compare with it. Set `baseline` and `eval_every`, "
+        "or leave it out",
+    ),
+    Need(
+        "never_worse",
+        lambda c: c.baseline is not None or c.eval_every is None,
         "there is no baseline to fall back to. Set `baseline`, or leave it out",
     ),
     Need(

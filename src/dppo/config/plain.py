@@ -8,7 +8,7 @@ from typing import Any
 
 from dppo.config.parts import settings_by_name
 from dppo.config.settings import Settings
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, refuse
 
 OBJECT = "!python"  # key of the text that stands in for a Python object in a file
 
@@ -84,7 +84,9 @@ def objects_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def refuse_objects(settings: Mapping[str, Any], why: str) -> None:
     """Raise ConfigError if an argument of environments is a Python object, or the text of one."""
-    for setting, name, text in objects_in(settings):
-        raise ConfigError(
+    refuse(
+        ConfigError(
             f"{setting}: {name} is {text}, {why}. Use text, numbers, lists, dicts with text as keys."
         )
+        for setting, name, text in objects_in(settings)
+    )

@@ -2,13 +2,14 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dppo.config.groups import check_twice, flattened
 from dppo.config.parts import PARTS, may_be_none, settings_by_name
 from dppo.config.plain import OBJECT, refuse_objects
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, refuse
 from dppo.files import MAX_SETTINGS_BYTES, read_file
 
 OTHER_NAMES = {*PARTS, "versions", "on_bad_step"}
@@ -40,13 +41,17 @@ def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
 
 
 def check_names(path: Path) -> None:
-    """Raise ConfigError, with file and line, if a user's YAML or TOML file has a name that is no setting."""
+    """Raise ConfigError, with file and line, if names in a user's YAML or TOML file are no settings."""
+    refuse(_unknown_names(path))
+
+
+def _unknown_names(path: Path) -> Iterator[ConfigError]:
     for name, value in _read(path, trusted=True).items():
         in_group = name in PARTS and isinstance(value, dict) and bool(value)
         for key in map(str, value if in_group else [name]):
             if key.replace("-", "_") not in settings_by_name().keys() | OTHER_NAMES:
                 is_group = isinstance(value, dict) and not in_group
-                raise _unknown_name(key, path, is_group=is_group)
+                yield _unknown_name(key, path, is_group=is_group)
 
 
 def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:

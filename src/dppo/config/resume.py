@@ -11,7 +11,7 @@ from dppo.config.groups import flattened
 from dppo.config.parts import about, annealed, annealed_settings, default_of
 from dppo.config.plain import plain, plain_settings
 from dppo.config.settings import Settings
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, refuse
 
 
 def leave_out_ineffective(
@@ -61,6 +61,7 @@ def changes_on_resume(
     `several` seeds or alone. Raise ConfigError if a setting differs that must not change.
     """
     notes = []
+    refusals = []
     for name, was, value in _changed(before, config):
         policy = about(name).resume
         if policy == "free" or (policy == "raised" and not annealed_settings(config.ppo)):
@@ -80,7 +81,8 @@ def changes_on_resume(
                 remedy = "use another `run_dir`"
             if about(name).branch and not several:
                 remedy += " from that checkpoint: `branch=True`"
-            raise ConfigError(f"{name}={value}: {fact}. Leave it out, or {remedy}.")
+            refusals.append(ConfigError(f"{name}={value}: {fact}. Leave it out, or {remedy}."))
+    refuse(refusals)
     return tuple(notes)
 
 
@@ -103,12 +105,14 @@ def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) ->
             f"prior={config.prior_name}: a branch starts with the weights of {checkpoint}, which a clone of the "
             f"controller would replace. Leave `prior` out, or start a new run."
         )
-    for name, was, value in _changed(before, config):
-        if not about(name).branch:
-            fact = f"{checkpoint} was made with {was}, and its weights do not fit another value"
-            raise ConfigError(
-                f"{name}={value}: {fact}. Leave it out, or start a new run from scratch."
-            )
+    refuse(
+        ConfigError(
+            f"{name}={value}: {checkpoint} was made with {was}, and its weights do not fit another value. Leave it "
+            f"out, or start a new run from scratch."
+        )
+        for name, was, value in _changed(before, config)
+        if not about(name).branch
+    )
 
 
 def _longer(config: Config, was: int, iteration: int) -> str:

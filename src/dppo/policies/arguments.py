@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from dppo.errors import ConfigError, counted
+from dppo.errors import ConfigError, counted, refuse
 from dppo.log import logger
 from dppo.plugins import plugin
 from dppo.policies.acting import PlaySettings
@@ -33,22 +33,25 @@ class EvaluationArguments:
 
     def check(self) -> None:
         """Raise ConfigError if something is invalid, or cannot be shown here."""
-        if self.episodes < 1:
-            raise ConfigError(f"episodes={self.episodes}: must be at least 1.")
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed}: must be at least 0.")
-        if self.num_actors < 0:
-            raise ConfigError(
-                f"num_actors={self.num_actors}: must not be negative. Use 0 to play in this process."
-            )
-        if self.num_actors and self.render_mode is not None:
-            raise ConfigError(
-                "num_actors: actors have no window and write no video. Leave it out, or `render` and `video`."
-            )
+        refuse(self._invalid())
         if self.video is not None:
             plugin("video").check(self.video, render=self.render)
         if self.render:
             check_display()
+
+    def _invalid(self) -> Iterator[ConfigError]:
+        if self.episodes < 1:
+            yield ConfigError(f"episodes={self.episodes}: must be at least 1.")
+        if self.seed < 0:
+            yield ConfigError(f"seed={self.seed}: must be at least 0.")
+        if self.num_actors < 0:
+            yield ConfigError(
+                f"num_actors={self.num_actors}: must not be negative. Use 0 to play in this process."
+            )
+        if self.num_actors and self.render_mode is not None:
+            yield ConfigError(
+                "num_actors: actors have no window and write no video. Leave it out, or `render` and `video`."
+            )
 
     @property
     def render_mode(self) -> str | None:

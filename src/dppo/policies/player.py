@@ -15,7 +15,7 @@ from dppo.envs.checks.faults import making
 from dppo.envs.instance import Instance
 from dppo.envs.names import check_env_id
 from dppo.envs.preparation import Preparation, make_prepared
-from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, printable
+from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, printable, refuse
 from dppo.files import user_path
 from dppo.invocation import command
 from dppo.log import logger
@@ -305,11 +305,13 @@ def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dic
     run_kwargs = stored.get("env_kwargs")
     if not _is_of_run(env, stored.get("env_id")) or not isinstance(run_kwargs, Mapping):
         return dict(user_kwargs)
-    for _, name, text in objects_in({"env_kwargs": run_kwargs}):
-        if name not in user_kwargs:
-            raise ConfigError(
-                f"env_kwargs: {name} was {text} in training, which is not stored. Pass `env_kwargs`."
-            )
+    refuse(
+        ConfigError(
+            f"env_kwargs: {name} was {text} in training, which is not stored. Pass `env_kwargs`."
+        )
+        for _, name, text in objects_in({"env_kwargs": run_kwargs})
+        if name not in user_kwargs
+    )
     return {**run_kwargs, **user_kwargs}
 
 

@@ -11,7 +11,7 @@ from dppo.config import Config
 from dppo.config.memory import check_layers
 from dppo.envs.make import wrapper_of
 from dppo.envs.names import check_env_id
-from dppo.errors import CheckpointNotWritten, ConfigError, counted
+from dppo.errors import CheckpointNotWritten, ConfigError, counted, refusals_of, refuse
 from dppo.log import logger
 from dppo.ppo.networks.network import model_class
 from dppo.records.files.run_folder import RunFolder
@@ -35,18 +35,18 @@ def check_is_config(config: object) -> None:
 def check_code(config: Config) -> None:
     """Raise ConfigError if code that is named cannot be imported, or the network does not fit in memory."""
     check_current_folder()
-    check_env_id(config.env_id)
-    for wrapper in config.wrappers:
-        wrapper_of(wrapper)
-    check_layers(config)
+    checks: list[Callable[[], object]] = [partial(check_env_id, config.env_id)]
+    checks += [partial(wrapper_of, wrapper) for wrapper in config.wrappers]
+    checks.append(partial(check_layers, config))
     if config.model is not None:
-        model_class(config.model)
+        checks.append(partial(model_class, config.model))
     for name in ("baseline", "prior"):
         named = getattr(config, name)
         if named is not None:
             from dppo.policies.controller import Controller
 
-            Controller(named, name)
+            checks.append(partial(Controller, named, name))
+    refuse(refusals_of(checks))
 
 
 def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -> RunInfo:

@@ -15,7 +15,7 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, plain_settings, read_settings
 from dppo.config.parts import about, default_of, settings_by_name
 from dppo.config.presets import merge_preset
-from dppo.errors import ConfigError, TrainingDiverged, unknown_name
+from dppo.errors import ConfigError, TrainingDiverged, refuse, unknown_name
 from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
@@ -97,8 +97,11 @@ def main(argv: list[str]) -> int:
 def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
     """Return the range or the choices of each setting to tune: those in the file, except for `fixed` ones."""
     space = read_settings(path)
-    for name in space.keys() - settings_by_name().keys():
-        raise ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
+    refuse(
+        ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
+        for name in space
+        if name not in settings_by_name()
+    )
     tuned = {name: values for name, values in space.items() if name not in fixed}
     if not tuned:
         raise ConfigError(

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from dppo.config.parts import Network, default_of
-from dppo.errors import ConfigError, counted
+from dppo.errors import ConfigError, counted, refuse
 from dppo.ppo.kernels.acting import NumpyMemory, NumpyMLP
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
@@ -157,10 +157,11 @@ def _check_effects(network: Network, spaces: Spaces, encoder: str | None) -> Non
             )
     if encoder == "flatten":
         without_effect["image_features"] = "image_encoder=flatten has no layers of its own"
-    for name, reason in without_effect.items():
-        value = getattr(network, name)
-        if value != default_of(name):
-            raise ConfigError(f"{name}={value} has no effect: {reason}. Leave `{name}` out.")
+    refuse(
+        ConfigError(f"{name}={getattr(network, name)} has no effect: {reason}. Leave `{name}` out.")
+        for name, reason in without_effect.items()
+        if getattr(network, name) != default_of(name)
+    )
 
 
 def _describe_layers(spec: BuiltInSpec) -> str:

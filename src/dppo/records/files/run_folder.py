@@ -22,7 +22,7 @@ from dppo.config.plain import objects_in
 from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, for_branch, leave_out_ineffective
 from dppo.config.trust import resume_command
-from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError
+from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, refuse
 from dppo.files import user_path
 from dppo.records.files.checkpoint import LoadedCheckpoint, find, has_any
 from dppo.records.files.disk import remedy, write_file, writing
@@ -248,12 +248,14 @@ def settings_to_resume(
 
 
 def _refuse_objects(settings: dict[str, Any]) -> None:
-    for setting, name, text in objects_in(settings):
-        raise ConfigError(
+    refuse(
+        ConfigError(
             f"{setting}: {name} was {text}, and a run folder cannot hold Python objects, nor keys that are not text. "
             f"Pass `{setting}` again: in Python with Config({setting}=...) and train(config, resume=...), or with "
             f"--{setting.replace('_', '-')}."
         )
+        for setting, name, text in objects_in(settings)
+    )
 
 
 def run_dir_of(path: Path) -> Path:

@@ -5,7 +5,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, plain_settings
 from dppo.config.resume import leave_out_ineffective
 from dppo.config.settings import Settings
-from dppo.errors import ConfigError, counted
+from dppo.errors import ConfigError, counted, refuse
 from dppo.files import home_expanded
 from dppo.invocation import as_called, command
 from dppo.machine import usable_cores
@@ -197,7 +197,7 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     _refuse_runs(argv)
     flags_of_comparison, flags, env_id = COMMAND.split(argv)
     options = Options(**flags_of_comparison)
-    _check(options, flags)
+    refuse(_invalid(options, flags))
     if options.equal == "segment":  # a preset must fit the smallest batch, and be the same for all
         flags["num_samplers"] = str(max(1, min(options.actors)))
     training = arguments_of(flags, env_id, COMMAND.prog)
@@ -216,29 +216,29 @@ def _refuse_runs(argv: list[str]) -> None:
         )
 
 
-def _check(options: Options, settings: Collection[str]) -> None:
+def _invalid(options: Options, settings: Collection[str]) -> Iterator[ConfigError]:
     numbers = " ".join(map(str, options.actors))
     if len(set(options.actors)) < len(options.actors):
-        raise ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
+        yield ConfigError(f"actors={numbers}: contains a number twice. Use different numbers.")
     if min(options.actors) < 0:
-        raise ConfigError(
+        yield ConfigError(
             f"actors={numbers}: must not be negative. Use 0 to train in process, without Ray."
         )
     if options.seeds < 1:
-        raise ConfigError(
+        yield ConfigError(
             f"seeds={options.seeds}: must be at least 1. Use 3 or more to show a spread."
         )
     if len(options.actors) == options.seeds == 1:
-        raise ConfigError(
+        yield ConfigError(
             f"actors={numbers}: a single run leaves nothing to compare. Add numbers of actors, or more seeds."
         )
     out = options.out
     if out is not None and out.exists():
         is_empty_folder = out.is_dir() and not any(out.iterdir())
         if not is_empty_folder:
-            raise ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
+            yield ConfigError(f"out={out}: is not an empty folder. Use a new folder.")
     if options.equal == "segment" and "num_samplers" in settings:
-        raise ConfigError(
+        yield ConfigError(
             "--num-samplers has no effect with --equal segment: each actor has one sampler. Leave it out."
         )
 

@@ -16,7 +16,7 @@ from dppo.config import Config
 from dppo.config.parts import default_of
 from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import leave_out_ineffective
-from dppo.errors import ConfigError, counted, printable
+from dppo.errors import ConfigError, counted, printable, refuse
 from dppo.invocation import command
 from dppo.tools.doctor.controller_findings import is_better_than_chance
 from dppo.tools.doctor.controllers import described
@@ -52,10 +52,13 @@ def main(argv: list[str]) -> int:
     options, flags, word = COMMAND.split(argv, "ENV_ID or RUN")
     as_json = "json" in options
     if word is not None and Path(word).is_dir():
-        for name in (*flags, *(options.keys() - {"json"})):
-            raise ConfigError(
+        refuse(
+            ConfigError(
                 f"{flag(name)} has no effect here: the files of a run are only read. Leave it out."
             )
+            for name in (*flags, *options)
+            if name != "json"
+        )
         return _print({"findings": list(of_run(Path(word)))}, as_json=as_json)
     seconds = options.get("seconds", DEFAULT_SECONDS)
     if not 0 < seconds < math.inf:
