@@ -53,7 +53,7 @@ def rows() -> list[Row]:
 
 def file_of_check(words: str) -> str:
     """Return the file of a check of settings."""
-    for file in ("config/effects.py", "config/sac_checks.py"):
+    for file in ("config/effects.py", "config/sac_checks.py", "config/process_checks.py"):
         if any(text.file == file and words in text.text for text in remedies()):
             return file
     return "config/checks.py"
