@@ -112,13 +112,13 @@ def test_what_a_refusal_of_settings_says_makes_them_valid(
 ) -> None:
     problems = refusal(settings).splitlines()
     problem = next(line for line in problems if re.search(pattern_of(words), line))
-    others = {fact_of(line) for line in problems} - {fact_of(problem)}
+    further_facts = {fact_of(line) for line in problems} - {fact_of(problem)}
     alternatives = list(changed_as_told(problem, settings, VALUES))
     assert alternatives
     for tried in alternatives:
         answers = [refusal(changed).splitlines() for changed in tried]
         # the message has named all else that these settings need
-        assert any({fact_of(line) for line in answer} <= others for answer in answers), (
+        assert any({fact_of(line) for line in answer} <= further_facts for answer in answers), (
             problem,
             tried[0],
             answers[-1],
