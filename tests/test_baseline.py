@@ -279,7 +279,9 @@ def test_displays_show_the_last_evaluation_the_difference_and_its_interval() -> 
     view.add_row(EVALUATED)
     view.add_row({"global_step": 128, "charts/episodes": 1, "charts/recent_episodes": 1})
     line = plain_line(view)
-    assert "eval 12.5, baseline 10.0, difference +2.50 (95 % -0.500 to +5.50)" in line
+    assert (
+        "eval 12.5 after 32 steps, baseline 10.0, difference +2.50 (95 % -0.500 to +5.50)" in line
+    )
 
     with Console(width=90, file=io.StringIO(), record=True) as console:
         console.print(draw(view, 90, 0.0))

@@ -28,7 +28,7 @@ from processes import wait_until
 from rich.console import Console
 
 from dppo.config import Config
-from dppo.ppo.exchange.records import CollectionProgress
+from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, RunInfo
 from dppo.records.terminal import plain as plain_lines
@@ -195,7 +195,7 @@ def test_a_stream_may_have_no_more_than_write_and_flush() -> None:
     ("figures", "text"),
     [
         (row() | {"perf/other_frac": 0.2}, "update 52% other 20%   left"),
-        ({"global_step": 256}, "return       - (0 episodes)"),
+        ({"global_step": 256}, "return       - (no episode of the policy yet)"),
         ({"global_step": 0, "charts/SPS": 0.0}, "left -"),
     ],
 )
@@ -209,6 +209,65 @@ def test_a_plain_line_shows_progress_return_speed_and_time_split(
         "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
     )
     assert text in plain_line(View(total_steps=1000, row=figures))
+
+
+def controlled(*returns: float) -> View:
+    """Return a view after one of two iterations of a controller, with these returns."""
+    view = View()
+    view.start(about(64 * 8, prior="json:dumps", prior_steps=2 * 64, algo="sac"))
+    for episode_return in returns:
+        view.add_episode(Episode(0, 0, episode_return, 200, None, explored=True))
+    view.add_row({"iteration": 1, "global_step": 64, "losses/q_mean": math.nan})
+    return view
+
+
+@pytest.mark.parametrize(
+    ("returns", "in_line", "in_panel"),
+    [
+        ((), "controller acts, no episode yet   SPS", "the controller acts, no episode yet"),
+        (
+            (-3, -5),
+            "controller acts, return -4.00 (2 episodes)",
+            "-4.00 the controller acts, 2 episodes",
+        ),
+    ],
+)
+def test_while_a_controller_acts_its_returns_are_shown(
+    returns: tuple[float, ...], in_line: str, in_panel: str
+) -> None:
+    view = controlled(*returns)
+    line = plain_line(view)
+    assert in_line in line
+    assert "Q" not in line, "the critics have no value of the policy yet"
+    assert in_panel in " ".join(text_at(100, view).split())
+
+    view.add_row({"iteration": 3, "global_step": 3 * 64})
+    view.add_episode(Episode(0, 0, -1000, 200, None, explored=True))
+    assert view.controller.episodes == len(returns), "begun by the controller, ended by the policy"
+    assert "return       - (no episode of the policy yet)" in plain_line(view)
+    assert "no episode of the policy yet" in text_at(100, view)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [({}, "scaled Q"), ({"norm_reward": False}, "Q value")]
+)
+def test_values_of_scaled_rewards_are_named_so(settings: dict[str, Any], name: str) -> None:
+    view = View()
+    view.start(about(64 * 8, algo="sac", **settings))
+    view.add_row(row() | {"losses/q_mean": -2.5})
+    assert f"   {name} -2.50   " in plain_line(view)
+    assert f"{name} -2.50" in " ".join(text_at(100, view).split())
+
+
+def test_progress_within_an_iteration_names_the_controller(clock: Clock) -> None:
+    plain = PlainLines(stream := io.StringIO())
+    plain.on_start(about(64 * 8, prior="json:dumps", prior_steps=64))
+    for iteration in (1, 2):
+        clock.now += 100
+        plain.on_progress(CollectionProgress(iteration, 32, 64 * iteration - 32, 1, 50.0))
+    first, second = stream.getvalue().splitlines()[-2:]
+    assert "iteration 1 (controller): 32 of 64 steps" in first
+    assert "iteration 2: 32 of 64 steps" in second
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("x")])
@@ -542,7 +601,7 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
 
     almost_empty = View(title="t", total_steps=100, row={"iteration": 1, "global_step": 256})
     first = text_at(100, almost_empty)
-    assert "no episode of the policy has finished yet" in first
+    assert "no episode of the policy yet" in first
     assert "100%" in first
     assert "nothing new" not in text_at(100, view_of(row()), 15.0)
     assert "nothing new for 1:40" in text_at(100, view_of(row()), 111.0)
@@ -675,8 +734,8 @@ def test_durations_are_shown_as_on_a_clock() -> None:
     assert "|".join(map(duration, seconds)) == "0:00|1:02|59:59|1:01:01|2d 02:00:00|-|-"
 
 
-def mean_return_line(noise: str) -> str:
-    settings = {"env_id": "E-v0", "algo": "sac", "noise": noise}
+def mean_return_line(noise: str, **changes: Any) -> str:
+    settings = {"env_id": "E-v0", "algo": "sac", "noise": noise} | changes
     result = finished(config=make_config(settings))
     [line] = [line for line in closing_lines(result) if line.startswith("Mean return")]
     return line
@@ -685,6 +744,7 @@ def mean_return_line(noise: str) -> str:
 def test_the_last_lines_say_which_episodes_are_left_out() -> None:
     fact = "Mean return of the last 100 episodes: 34.2"
     assert mean_return_line("white") == fact
+    assert mean_return_line("white", eval_every=1000) == f"{fact}, with exploration noise"
     line = mean_return_line("wide")
     assert line.startswith(fact)
     assert line.endswith("without episodes of wide exploration")

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import tiny_run
 
 import dppo
 from dppo.config import Config
 from dppo.errors import ClusterError, ConfigError, DppoError
 from dppo.records import observers
+from dppo.records.files.run_folder import RunFolder
 from dppo.records.observer import RunInfo
 from dppo.records.observers import Observers
-from dppo.records.run_lines import hosting_line, sizes_line
+from dppo.records.run_lines import hosting_line, returns_line, sizes_line
 from dppo.records.terminal.plain import PlainLines
 from dppo.run import runner
+from dppo.run.outputs import describe_run
 
 logger = logging.getLogger("dppo")
 RUN = RunInfo(Config(env_id="E-v0"), Path("run"), "the run", (), 1000, None)
@@ -129,3 +132,24 @@ def test_the_line_names_the_hosts_of_the_samplers(
     actors: int | str, samplers: int, words: str
 ) -> None:
     assert hosting_line(Config(env_id="E-v0", num_actors=actors, num_samplers=samplers)) == words
+
+
+@pytest.mark.parametrize(
+    ("settings", "noise"), [({}, "without noise"), ({"eval_stochastic": True}, "also with noise")]
+)
+def test_the_returns_of_training_and_of_evaluations_are_told_apart(
+    settings: dict[str, Any], noise: str
+) -> None:
+    config = Config(env_id="E-v0", eval_every=2000, eval_episodes=1, **settings)
+    assert returns_line(config) == (
+        "return: the last 100 training episodes at most, with exploration noise; "
+        f"eval: 1 episode {noise}, every 2,000 env steps."
+    )
+
+
+def test_only_a_run_with_evaluations_explains_two_returns(tmp_path: Path) -> None:
+    for settings, lines in (({"eval_every": 64}, 1), ({}, 0)):
+        config = tiny_run(tmp_path / f"run{lines}", **settings)
+        folder = RunFolder(tmp_path, b"")
+        info = describe_run(config, folder)
+        assert sum(line.startswith("return: ") for line in info.lines) == lines

@@ -98,6 +98,17 @@ class Settings(_FlatNames):
         return self.sizes.prior_iterations + self.sampling.lag
 
     @property
+    def scales_rewards(self) -> bool:
+        """Whether critics learn from rewards that are not those of the environment."""
+        return bool(
+            self.ppo.norm_reward
+            or self.ppo.norm_value
+            or self.ppo.sign_reward
+            or self.ppo.clip_reward
+            or self.ppo.scale_reward != 1
+        )
+
+    @property
     def stored_iterations(self) -> int:
         """Return the largest number of iterations whose segments an update trains on."""
         if self.ppo.algo == "sac":  # whose trainer keeps its own rows

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from dppo.config import Config
 from dppo.config.trust import object_name, resume_command, trust_flags
 from dppo.errors import ConfigError, ControllerFault, EnvironmentFault, TrainingDiverged, counted
 from dppo.invocation import as_setting_and_flag, command
@@ -34,13 +35,9 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
         if result.recent_episodes > 1:
             recent = counted(result.recent_episodes, "episode")
             line = f"Mean return of the last {recent}: {result.episodic_return:.1f}"
-        if result.config is not None and result.config.noise == "wide":
-            line += ", with the noise of training and without episodes of wide exploration"
-        yield line
+        yield line + _kind_of_episodes(result.config)
     elif result.episodes:
-        yield (
-            "Wide exploration or a controller had a part in each episode so far: the policy alone has no return yet."
-        )
+        yield "No return of the policy yet: a controller or wide exploration took part in every episode so far."
     else:
         yield "No episode has finished yet."
     yield f"Checkpoint: {result.checkpoint}"
@@ -58,6 +55,17 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     yield result.bottleneck
     yield from result.notes
     yield _how_to_go_on(result, error)
+
+
+def _kind_of_episodes(config: Config | None) -> str:
+    """Return how the last episodes differ from others of the run, such as evaluations; "" if there are no others."""
+    if config is None:
+        return ""
+    if config.noise == "wide":
+        return ", with exploration noise, without episodes of wide exploration"
+    if config.eval_every is not None:
+        return ", with exploration noise"
+    return ""
 
 
 def _ending(result: Result, error: BaseException | None) -> str:

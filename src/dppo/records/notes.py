@@ -100,13 +100,6 @@ class LearningNotes(Observer):
         self._solved_at = solved_at
         self._scores: list[Score] = []
         self._certainty = _Certainty(actions)
-        self._scales_rewards = (
-            config.norm_reward
-            or config.norm_value
-            or config.sign_reward
-            or config.clip_reward
-            or config.scale_reward != 1
-        )
         is_ppo = config.algo == "ppo"
         self._entropy_weight = value_of("ent_coef", config, facts_of(actions)) if is_ppo else 0.0
         self._explore = "ent_coef" if is_ppo else "noise=wide"
@@ -212,7 +205,7 @@ class LearningNotes(Observer):
             if figures.episodes >= MIN_EPISODES and spread <= EQUAL * max(1.0, abs(mean_return)):
                 yield "constant"
             size = self._discounted_return(figures)
-            if not self._scales_rewards and (size > MAX_RETURN or 0 < size < MIN_RETURN):
+            if not self._config.scales_rewards and (size > MAX_RETURN or 0 < size < MIN_RETURN):
                 yield "scale"
         rise = self._best_return - self._first_return
         best_scale = max(abs(self._best_return), abs(self._first_return))

@@ -56,6 +56,16 @@ def prior_line(config: Config) -> str:
     return f"{collects}; {cloned}, and training begins near the clone."
 
 
+def returns_line(config: Config) -> str:
+    """Describe which returns a run shows, if it evaluates its policy."""
+    episodes = counted(config.eval_episodes, "episode")
+    noise = "also with noise" if config.eval_stochastic else "without noise"
+    return (
+        f"return: the last 100 training episodes at most, with exploration noise; eval: {episodes} {noise}, every "
+        f"{config.eval_every:,} env steps."
+    )
+
+
 def hosting_line(config: Config) -> str:
     """Describe where the samplers run."""
     samplers = counted(config.num_samplers, "sampler")

@@ -17,7 +17,7 @@ from dppo.ppo.networks.network import model_class
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.observer import Display, EnvOptions, RunInfo
 from dppo.records.outside import ENDING_S, NoAnswer, OutsideThread
-from dppo.records.run_lines import branch_line, hosting_line, prior_line, sizes_line
+from dppo.records.run_lines import branch_line, hosting_line, prior_line, returns_line, sizes_line
 from dppo.user_code import check_current_folder
 
 T = TypeVar("T")
@@ -57,6 +57,8 @@ def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -
     lines = [sizes_line(config, epochs), hosting_line(config), f"Run folder: {folder.path}"]
     if config.prior is not None:
         lines.insert(1, prior_line(config))
+    if config.eval_every is not None:
+        lines.insert(-1, returns_line(config))
     resumed_at = None
     env_options = EnvOptions()
     if folder.start is not None:

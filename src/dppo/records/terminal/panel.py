@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dppo.errors import counted
-from dppo.ppo.exchange.records import CollectionProgress
+from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, sparkline, speed
@@ -35,11 +35,12 @@ COLOURS = {
     "update": "green",
     "other": "bright_black",
 }
+Q_MEAN = "q_mean"
 LOSSES = {  # names and keys; a row has the keys of its algorithm
     "policy": "policy_loss",
     "value": "value_loss",
     "critic": "critic_loss",
-    "Q value": "q_mean",
+    "Q value": Q_MEAN,
     "entropy": "entropy",
     "temp": "temperature",
     "std": "action_std",
@@ -88,6 +89,10 @@ class LivePanel(Display):
     def on_progress(self, progress: CollectionProgress) -> None:
         """Show the progress of a long iteration."""
         self.view.add_progress(progress)
+
+    def on_episode(self, episode: Episode) -> None:
+        """Count an episode of the controller."""
+        self.view.add_episode(episode)
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Show the row when the panel is drawn next."""
@@ -143,7 +148,7 @@ def _lines(
             if "eval/baseline_return" in view.evaluation:
                 yield "baseline", _baseline(view.evaluation)
         yield "speed", _Flow(_speed(view, now))
-        yield "losses", _Flow(list(_losses(row)))
+        yield "losses", _Flow(list(_losses(view)))
         yield "time", _stacked_bar(row, room, colours)
     elif view.progress is not None:
         yield "speed", _Flow(_pace(view))
@@ -203,7 +208,7 @@ def _returns(view: View, room: int) -> RenderableType:
     episodes = int(row.get("charts/episodes", 0))
     recent = int(row.get("charts/recent_episodes", 0))
     if not recent:
-        return Text("no episode of the policy has finished yet", style="dim")
+        return _controller_returns(view)
     mean = Text(number(row.get("charts/episodic_return")), style="bold")
     items = [_item("length", number(row.get("charts/episodic_length")))]
     if "charts/success_rate" in row:
@@ -214,6 +219,18 @@ def _returns(view: View, room: int) -> RenderableType:
         width = _room_beside([mean], room)
     bars = Text(sparkline(view.returns, min(MAX_RETURN_BARS, width)), style="green")
     return _Flow([mean, bars, *items])
+
+
+def _controller_returns(view: View) -> RenderableType:
+    """Return the mean return of the controller while it acts, as the policy has none yet."""
+    if not view.controller_acts:
+        return Text("no episode of the policy yet", style="dim")
+    controller = view.controller
+    if not controller.episodes:
+        return Text("the controller acts, no episode yet", style="dim")
+    mean = Text(number(controller.mean_return), style="bold")
+    count = counted(controller.episodes, "episode")
+    return _Flow([mean, Text(f"the controller acts, {count}", style="dim")])
 
 
 def _evaluation(row: dict[str, float]) -> RenderableType:
@@ -266,10 +283,11 @@ def _speed(view: View, now: float) -> list[Text]:
     return items
 
 
-def _losses(row: dict[str, float]) -> Iterator[Text]:
+def _losses(view: View) -> Iterator[Text]:
     for name, key in LOSSES.items():
-        if f"losses/{key}" in row:
-            yield _item(name, number(row[f"losses/{key}"]), 5)
+        if f"losses/{key}" in view.row:
+            shown = view.q_name if key == Q_MEAN else name
+            yield _item(shown, number(view.row[f"losses/{key}"]), 5)
 
 
 def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> RenderableType:

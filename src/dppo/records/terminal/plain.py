@@ -8,7 +8,7 @@ import time
 from typing import Literal, TextIO
 
 from dppo.errors import counted
-from dppo.ppo.exchange.records import CollectionProgress
+from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, speed
@@ -55,11 +55,16 @@ class PlainLines(Display):
         starting = not view.row and view.progress is None
         if (moved or starting) and time.monotonic() - self._printed_at >= self._progress_s:
             line = _starting_line(view, progress) if starting else _progress_line(view, progress)
-            self._print(
-                f"  {_steps(progress.global_step, view)}{GAP}iteration {progress.iteration}: {line}"
-            )
+            iteration = f"iteration {progress.iteration}"
+            if progress.iteration <= view.prior_iterations:
+                iteration += " (controller)"
+            self._print(f"  {_steps(progress.global_step, view)}{GAP}{iteration}: {line}")
             self._printed_at = time.monotonic()
             self._progress_s = min(2 * self._progress_s, LAST_S)
+
+    def on_episode(self, episode: Episode) -> None:
+        """Count an episode of the controller."""
+        self._view.add_episode(episode)
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Print the row, unless the last one was printed less than 2 s ago."""
@@ -95,25 +100,38 @@ class PlainLines(Display):
 
 def plain_line(view: View) -> str:
     row = view.row
-    episodes = int(row.get("charts/recent_episodes", 0))
-    parts = [
-        _steps(row.get("global_step", 0), view),
-        f"return {number(row.get('charts/episodic_return')):>7} ({counted(episodes, 'episode')})",
-    ]
+    parts = [_steps(row.get("global_step", 0), view), _returns(view)]
     if view.evaluation:
         parts.append(_evaluation(view.evaluation))
     parts += [
         f"SPS {speed(row.get('charts/SPS'))}",
-        _learning(row),
+        _learning(view),
         _time_split(row),
         f"left {duration(view.left_s(view.row_at))}",
     ]
-    return GAP.join(parts)
+    return GAP.join(filter(None, parts))
+
+
+def _returns(view: View) -> str:
+    """Return the mean return of the policy's last training episodes, or of the controller's while it acts."""
+    episodes = int(view.row.get("charts/recent_episodes", 0))
+    if episodes:
+        mean_return = number(view.row.get("charts/episodic_return"))
+        return f"return {mean_return:>7} ({counted(episodes, 'episode')})"
+    if not view.controller_acts:
+        return "return       - (no episode of the policy yet)"
+    controller = view.controller
+    if not controller.episodes:
+        return "controller acts, no episode yet"
+    mean_return = number(controller.mean_return)
+    return f"controller acts, return {mean_return} ({counted(controller.episodes, 'episode')})"
 
 
 def _evaluation(row: dict[str, float]) -> str:
-    """Return `eval -20.1`; with a baseline also `baseline -26.7, difference +6.60 (95 % +4.10 to +9.10)`."""
-    text = f"eval {number(row.get('eval/episodic_return'))}"
+    """Return `eval -20.1 after 512 steps`; with a baseline also `baseline -26.7, difference +6.60 (95 % ...)`."""
+    text = (
+        f"eval {number(row.get('eval/episodic_return'))} after {row['eval/global_step']:,.0f} steps"
+    )
     if "eval/baseline_difference" not in row:
         return text
     text += f", baseline {number(row.get('eval/baseline_return'))}"
@@ -125,10 +143,12 @@ def _evaluation(row: dict[str, float]) -> str:
     return text
 
 
-def _learning(row: dict[str, float]) -> str:
-    """Return how far the policy has moved, or the values that its critics estimate."""
+def _learning(view: View) -> str:
+    """Return how far the policy has moved, or the values that its critics estimate; "" if there is neither."""
+    row = view.row
     if "losses/q_mean" in row:
-        return f"Q value {number(row['losses/q_mean'])}"
+        q_mean = row["losses/q_mean"]
+        return "" if math.isnan(q_mean) else f"{view.q_name} {number(q_mean)}"
     return f"kl {number(row.get('losses/approx_kl'))}"
 
 

@@ -4,12 +4,25 @@ import math
 import time
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from dppo.ppo.exchange.records import CollectionProgress
+from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.observer import RunInfo
 
 # parts of the time of an iteration, as in the metric perf/env_frac
 PHASES = ("env", "act", "wait", "transfer", "update", "other")
+
+
+class ControllerReturns(NamedTuple):
+    """Episodes that a controller has begun in place of the policy."""
+
+    episodes: int = 0
+    mean_return: float = math.nan
+
+    def plus(self, episode: Episode) -> "ControllerReturns":
+        count = self.episodes + 1
+        before = self.mean_return if self.episodes else 0.0
+        return ControllerReturns(count, before + (episode.episode_return - before) / count)
 
 
 @dataclass
@@ -20,6 +33,10 @@ class View:
     total_steps: int = 0
     batch_size: int = 0  # env steps of one iteration
     actors: int = 0  # the most that the run may have
+    prior_iterations: int = 0  # first iterations, in which a controller acts
+    scales_rewards: bool = (
+        False  # True if critics learn from other rewards than those of the environment
+    )
     began: float = 0.0
     row: dict[str, float] = field(default_factory=dict)  # metrics of the last finished iteration
     row_at: float = 0.0
@@ -33,6 +50,7 @@ class View:
     moved_at: float = 0.0  # time at which `progress` last showed new env steps
     # mean returns after each iteration
     returns: "array[float]" = field(default_factory=lambda: array("d"))
+    controller: ControllerReturns = field(default_factory=ControllerReturns)
     finished: bool = False
 
     def start(self, run: RunInfo) -> None:
@@ -41,6 +59,8 @@ class View:
         self.total_steps = run.total_steps
         self.batch_size = run.config.batch_size
         self.actors = run.config.most_actors
+        self.prior_iterations = run.config.collected_by_prior
+        self.scales_rewards = run.config.scales_rewards
         self.began = time.monotonic()
 
     def add_row(self, row: dict[str, float]) -> None:
@@ -55,6 +75,21 @@ class View:
         mean_return = row.get("charts/episodic_return", math.nan)
         if math.isfinite(mean_return):
             self.returns.append(mean_return)
+
+    def add_episode(self, episode: Episode) -> None:
+        """Count an episode of the controller, while it acts."""
+        if self.controller_acts and episode.explored:
+            self.controller = self.controller.plus(episode)
+
+    @property
+    def q_name(self) -> str:
+        """Name of the values of soft actor-critic, which are not in the unit of returns if rewards are scaled."""
+        return "scaled Q" if self.scales_rewards else "Q value"
+
+    @property
+    def controller_acts(self) -> bool:
+        """True if the last finished iteration, or the first one, is the controller's."""
+        return self.row.get("iteration", 0) <= self.prior_iterations > 0
 
     def add_progress(self, progress: CollectionProgress) -> bool:
         """Set the progress of a long iteration; return whether env steps have been made since the last progress."""

@@ -203,8 +203,7 @@ def _about_the_process(facts: Facts, config: Config) -> Findings:
 def _about_answers(facts: Facts, config: Config) -> Findings:
     for text in facts.get("incidents", ()):
         yield "warning", text
-    is_scaled = config.norm_reward or config.norm_value or config.scale_reward != 1
-    if not is_scaled and not config.sign_reward and not config.clip_reward:
+    if not config.scales_rewards:
         rewards = (*facts.get("rewards", ()), *facts.get("returns", ()))
         largest = max(map(abs, rewards), default=0)
         if largest and not 1 / FAR_FROM_ONE < largest < FAR_FROM_ONE:
