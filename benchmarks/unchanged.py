@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 TIMES = ("time/", "perf/", "charts/SPS")
 # On a busy machine an actor may start so late that its samplers move, and are replayed.
 BUSY = ("actors/alive", "replay/steps", "incidents/samplers_moved")
+# zero or absent in process, by the version
+ACTORS = ("actors/alive", "actors/memory_gb")
 Record = dict[str, Any]
 
 
@@ -207,7 +209,7 @@ def _config(run: Run, run_dir: Path, changes: Settings) -> dppo.Config:
 def _rows(run_dir: Path, *, on_ray: bool) -> list[Record]:
     """Return the rows of metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    left_out = ("replay/s", *BUSY) if on_ray else ("replay/s",)
+    left_out = ("replay/s", *(BUSY if on_ray else ACTORS))
     return [
         {
             key: value

@@ -585,12 +585,33 @@ def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
     ("settings", "advised"),
     [({"num_actors": 2}, True), ({}, False), ({"num_actors": 2, "policy_lag": 1}, False)],
 )
-def test_a_lag_is_advised_where_it_would_collect_while_learning(
+def test_a_lag_is_advised_where_actors_would_not_wait_for_the_slowest(
     settings: dict[str, Any], advised: bool, tmp_path: Path
 ) -> None:
-    texts = findings_of_phase("update", tmp_path, **settings)
-    [text] = [text for text in texts if "went to SGD" in text]
+    texts = findings_of_phase("wait", tmp_path, **settings)
+    [text] = [text for text in texts if "went to waiting" in text]
     assert text.endswith(", or --policy-lag 1") == advised
+
+
+def test_collecting_while_learning_is_advised_once_with_its_gain(tmp_path: Path) -> None:
+    texts = findings_of_phase("update", tmp_path, num_actors=2)
+    advice = [text for text in texts if "--policy-lag" in text or "--overlap" in text]
+    assert len(advice) == 1
+    assert " x as fast" in advice[0]
+
+
+@pytest.mark.parametrize(
+    ("env_share", "named"), [(0.04, ["SGD"]), (0.2, ["SGD", "the environments"])]
+)
+def test_a_phase_that_would_gain_nothing_is_not_to_be_shortened(
+    env_share: float, named: list[str], tmp_path: Path
+) -> None:
+    row: dict[str, float] = {"iteration": 2, "global_step": 512}
+    row |= {f"perf/{phase}_frac": 0.0 for phase in PHASES}
+    row |= {"perf/env_frac": env_share, "perf/update_frac": 1 - env_share}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    texts = [text for _, text in findings_of_run(tmp_path, [row], num_actors=1)]
+    assert re.findall("of the time went to ([^.]*)", "\n".join(texts)) == named
 
 
 def times_of_files(folder: Path) -> dict[Path, int]:

@@ -18,9 +18,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from builders import tiny_run
 from processes import wait_until
 from recorder import Notes
 
+import dppo
 from dppo.errors import DppoError
 from dppo.records.files import disk as disk_files
 from dppo.records.files.disk import Disk
@@ -350,3 +352,8 @@ def test_rows_are_written_anew_if_the_folder_is_deleted_or_the_file_replaced(
     assert ["written again" in text for text in caplog.messages].count(True) == 1
     assert "written again" in caplog.messages[0]
     assert os.listdir(run) == [METRICS]
+
+
+def test_a_run_without_actors_has_no_metrics_of_actors(tmp_path: Path) -> None:
+    for row in dppo.train(tiny_run(tmp_path / "run")).metrics:
+        assert not any(key.startswith("actors/") for key in row)

@@ -106,6 +106,26 @@ def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(
         assert list(line.get_ydata()) == [-26.7, -26.7]
 
 
+def test_a_learning_curve_names_the_returns_that_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(
+        "dppo.tools.pictures.learning_curve.save", lambda figure, _: drawn.append(figure)
+    )
+    lines = rows(3)
+    lines[-1] |= {"eval/episodic_return": 20.0, "eval/global_step": 512}
+    for stochastic in (False, True):
+        learning_curve(lines, tmp_path / "a.png", "E-v0, seed 1", stochastic=stochastic)
+        figure = drawn.pop()
+        over_steps, over_time = figure.axes
+        assert "mean return" in over_steps.get_ylabel()
+        [legend] = [axis.get_legend() for axis in (over_time,)]
+        names = [text.get_text() for text in legend.get_texts()]
+        noise = "with noise" if stochastic else "without noise"
+        assert names == [f"evaluations, {noise}", "training, with noise", "smoothed"]
+
+
 @pytest.mark.parametrize(
     "empty", [[], rows(2), [{**rows(1)[0], "charts/episodic_return": math.nan}]]
 )

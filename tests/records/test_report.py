@@ -119,7 +119,7 @@ def test_a_run_of_any_length_is_a_valid_page(count: int, figures: int, tmp_path:
 
     # return twice, the only loss, shares, times and actors
     assert len(page.findall(".//figure")) == figures
-    assert ("No episode has finished yet" in words) == (count == 1)
+    assert ("No episode of the policy has finished yet" in words) == (count == 1)
     assert ("No iteration has finished yet" in words) == (count == 0)
     assert f"{256 * count:,} of 51,200" in words
     assert len(html) < 250_000, "lines are thinned out"
@@ -230,10 +230,119 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     assert "your controller, on the evaluations' episodes 10" in shown
     assert html.count('class="points"') == 2
     # in the colour of the line
-    assert html.count('<span class="k0">points: evaluations <b>12.5</b>') == 2
+    assert html.count('<span class="k0">points: evaluations, without noise <b>12.5</b>') == 2
     titles = ("eval/episodic_return", "eval/baseline_difference", "eval/episodes", "eval/s")
     places = [shown.index(title) for title in titles]
     assert places == sorted(places)
+
+
+def cards_of(run: Path) -> dict[str, str]:
+    page_of_run = checked(page(facts_of(run)))
+    return {
+        card.findtext("dt", ""): card.findtext("dd", "")
+        for card in page_of_run.findall(".//dl/div")
+    }
+
+
+def evaluated(number: int, mean_return: float, difference: float) -> dict[str, float]:
+    """Return the metrics of an evaluation after an iteration of 256 env steps."""
+    return {
+        "eval/iteration": number,
+        "eval/global_step": 256 * number,
+        "eval/episodic_return": mean_return,
+        "eval/baseline_return": -10.0,
+        "eval/baseline_difference": difference,
+        "eval/baseline_difference_low": difference - 1,
+        "eval/baseline_difference_high": difference + 1,
+    }
+
+
+def compared_run(folder: Path, best: dict[str, Any], **settings: Any) -> Path:
+    """Return a run of nine iterations with three evaluations, the second of which is the best."""
+    lines = rows(9)
+    for number, mean_return in ((2, -12.0), (4, -5.0), (8, -14.0)):
+        lines[number] |= evaluated(number, mean_return, mean_return + 10)
+    compared = {"num_samplers": 8, "eval_every": 512, "baseline": "pi:PI"}
+    run = a_run(folder, lines, **compared | settings)
+    (run / "checkpoints").mkdir()
+    for number in (4, 9):
+        (run / "checkpoints" / f"iter_{number:06}.safetensors").touch()
+    (run / "checkpoints" / "best.json").write_text(json.dumps(best))
+    return run
+
+
+def test_the_cards_show_the_deployed_policy_and_the_evaluations(tmp_path: Path) -> None:
+    best = {"score": -5.0, "iteration": 4, "deployed": "policy"}
+    cards = cards_of(compared_run(tmp_path / "run", best))
+    shown = {
+        "last evaluation": "-14.0, step 2,048",
+        "best evaluation": "-5.00, step 1,024",
+        "your controller": "-10.0",
+        "last minus controller": "-4.00, worse",
+        "deployed": "policy, step 2,304",
+    }
+    assert shown.items() <= cards.items()
+
+    cards = cards_of(compared_run(tmp_path / "better", best, never_worse=True))
+    assert cards["deployed"] == "policy, step 1,024"
+
+    none = {"score": None, "iteration": None, "deployed": "baseline"}
+    cards = cards_of(compared_run(tmp_path / "none", none, never_worse=True))
+    assert cards["deployed"] == "your controller"
+
+    # the best one is not in the sample of rows
+    unseen = {"score": 3.0, "iteration": 6}
+    cards = cards_of(compared_run(tmp_path / "unseen", unseen))
+    assert cards["best evaluation"] == "3.00, step 1,536"
+
+
+@pytest.mark.parametrize(
+    "best",
+    [
+        {"score": [], "iteration": 4},
+        {"score": 1e999, "iteration": 4},
+        {"score": 9, "iteration": 10**400},
+        [],
+    ],
+)
+def test_the_best_checkpoint_of_a_stranger_may_be_anything(best: Any, tmp_path: Path) -> None:
+    cards = cards_of(compared_run(tmp_path / "run", best))
+    assert cards["best evaluation"] == "-5.00, step 1,024"
+
+
+def test_a_run_without_evaluations_has_no_cards_about_them(tmp_path: Path) -> None:
+    cards = cards_of(a_run(tmp_path / "run", rows(4)))
+    assert not cards.keys() & {"last evaluation", "best evaluation", "your controller", "deployed"}
+
+
+def test_evaluations_are_points_beside_the_return_with_noise_also_without_a_controller(
+    tmp_path: Path,
+) -> None:
+    lines = rows(4)
+    lines[-1] |= {"eval/iteration": 4, "eval/global_step": 1024, "eval/episodic_return": 12.5}
+    for stochastic, noise in ((False, "without noise"), (True, "with noise")):
+        run = a_run(tmp_path / noise, lines, eval_every=1024, eval_stochastic=stochastic)
+        html = page(facts_of(run))
+        assert html.count('class="points"') == 2
+        assert html.count(f"points: evaluations, {noise} <b>12.5</b>") == 2
+        assert html.count("line: training, with noise <b>") == 2
+
+
+@pytest.mark.parametrize(("norm_reward", "unit"), [(True, " scaled reward<"), (False, " reward<")])
+def test_values_have_the_unit_of_the_rewards_that_critics_learn_from(
+    norm_reward: bool, unit: str, tmp_path: Path
+) -> None:
+    lines = [row | {"losses/q_mean": -2.5, "actors/memory_gb": 3.0} for row in rows(9)]
+    html = page(facts_of(a_run(tmp_path / "run", lines, algo="sac", norm_reward=norm_reward)))
+    drawn = html[html.index(">losses/q_mean<") :].partition("</figure>")[0]
+    assert f"last <b>-2.5</b>{unit}" in drawn
+    assert "last <b>3</b> GB<" in html
+
+
+def test_actors_are_not_drawn_in_a_run_without_any(tmp_path: Path) -> None:
+    old = {"actors/alive": 0.0, "actors/memory_gb": 0.0}
+    html = page(facts_of(a_run(tmp_path / "run", [row | old for row in rows(9)])))
+    assert "actors/" not in html
 
 
 def test_the_best_return_is_that_of_the_policy_and_not_of_its_controller(tmp_path: Path) -> None:
@@ -242,7 +351,7 @@ def test_the_best_return_is_that_of_the_policy_and_not_of_its_controller(tmp_pat
         row["charts/episodic_return"] = 70.0 if number < 2 else 5.0
     sizes = {"num_samplers": 8, "num_steps": 32}
     run = a_run(tmp_path / "run", lines, prior="pi:PI", prior_steps=2 * 256, **sizes)
-    assert "best return5.00" in words_of(checked(page(facts_of(run))))
+    assert "best training return5.00" in words_of(checked(page(facts_of(run))))
 
 
 def test_settings_are_written_as_flags_and_compared_with_the_defaults_of_the_algorithm(
@@ -256,7 +365,7 @@ def test_settings_are_written_as_flags_and_compared_with_the_defaults_of_the_alg
     assert "<td>norm_adv</td><td>true</td><td>depends on the task</td>" in html
     assert "<td>eval_every</td><td>1024</td><td>none</td>" in html
     assert not re.search("<td>(None|True|False)</td>", html)
-    assert "<dt>return, last 40</dt>" in html
+    assert "<dt>training return, last 40</dt>" in html
 
     html = page(facts_of(a_run(tmp_path / "sac", rows(4), algo="sac")))
     changed = html[html.index("<h2>Settings</h2>") : html.index("<details>")]

@@ -64,8 +64,9 @@ def iteration_row(
         "charts/SPS_iteration": steps / iteration_s,
         "charts/learning_rate": iteration.update.learning_rate,
         "charts/policy_version": iteration.number,
-        "actors/alive": collected.actors,
     }
+    if collected.actors:
+        row["actors/alive"] = collected.actors
     if recent:
         row["charts/recent_episodes"] = len(recent)
         row["charts/episodic_return"] = mean_return(recent)
@@ -82,7 +83,8 @@ def iteration_row(
     timings = collected.timings.values()
     row["replay/steps"] = sum(timing.replayed_steps for timing in timings)
     row["replay/s"] = sum(timing.replay_s for timing in timings)
-    row["actors/memory_gb"] = max(timing.memory for timing in timings) / 1e9
+    if collected.actors:
+        row["actors/memory_gb"] = max(timing.memory for timing in timings) / 1e9
     for actor_id, timing in list(collected.timings.items())[:MAX_ACTORS]:
         if timing.memory:
             row[f"actors/memory_gb/{actor_id}"] = timing.memory / 1e9

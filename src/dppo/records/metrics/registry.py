@@ -17,7 +17,10 @@ class Metric:
 
 
 SHARE = "0 to 1"
+SCALED = "scaled reward"
+"""Unit of what critics learn from: normalized rewards, unless a run has `norm_reward=False`."""
 STEPS = "env steps"
+WITH_ACTORS = "with actors"
 
 PROGRESS = (
     Metric("iteration", "count", "1, 2, ...: one collection and one update"),
@@ -35,14 +38,18 @@ PROGRESS = (
     Metric(
         "actors/alive",
         "count",
-        "actors that are running when the last segment arrives; 0 in process",
+        "actors that are running when the last segment arrives",
+        WITH_ACTORS,
     ),
     Metric(
         "actors/memory_gb",
         "GB",
-        "resident memory of the largest actor with its children; 0 in process",
+        "resident memory of the largest actor with its children",
+        WITH_ACTORS,
     ),
-    Metric("actors/memory_gb/3", "GB", "the same for actor 3", "with actors, for up to 64 of them"),
+    Metric(
+        "actors/memory_gb/3", "GB", "the same for actor 3", f"{WITH_ACTORS}, for up to 64 of them"
+    ),
 )
 
 ONE_EPISODE = "once an episode has ended"
@@ -82,10 +89,7 @@ LEARNING = (
         "clipped surrogate, or the loss of soft actor-critic; that of cloning while the controller of `--prior` acts",
     ),
     Metric(
-        "losses/value_loss",
-        "reward^2",
-        "half the mean squared error of the values; of scaled rewards, unless `--no-norm-reward`",
-        PPO_ONLY,
+        "losses/value_loss", f"{SCALED}^2", "half the mean squared error of the values", PPO_ONLY
     ),
     Metric(
         "losses/value_mean", "reward", "mean of the value targets so far", "with `--norm-value`"
@@ -148,8 +152,8 @@ LEARNING = (
     ),
     Metric(
         "losses/critic_loss",
-        "reward^2",
-        "half the mean squared error of both critics, added; of scaled rewards. `null` before `--learning-starts`",
+        f"{SCALED}^2",
+        "half the mean squared error of both critics, added. `null` before `--learning-starts`",
         SAC_ONLY,
     ),
     Metric(
@@ -157,8 +161,8 @@ LEARNING = (
     ),
     Metric(
         "losses/q_mean",
-        "reward",
-        "mean value of the policy's actions, by the lower critic; of scaled rewards. If it rises without the return, "
+        SCALED,
+        "mean value of the policy's actions, by the lower critic. If it rises without the return, "
         "actions are overestimated. Missing while the controller of `--prior` acts",
         SAC_ONLY,
     ),

@@ -8,7 +8,7 @@ from dppo.config import Config
 from dppo.config.resolve import TaskFacts, facts_of, value_of
 from dppo.envs.names import solved_at
 from dppo.errors import CheckpointError
-from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
+from dppo.records.bottleneck import MIN_GAIN, TimeSplit, bottleneck_line, times_line
 from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.flat import Score, flat_note
@@ -27,6 +27,9 @@ PHASES = {  # what takes the time, and what to use
     "other": ("files and displays", LONGER),
 }
 MAX_NAMED_PHASES = 2
+MIN_SHARE = (
+    1 - 1 / MIN_GAIN
+)  # without a phase of a smaller share, a run would gain less than MIN_GAIN
 
 
 def of_run(run: Path, rows: Rows | None = None) -> Findings:
@@ -63,6 +66,8 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
     if settled:
         shares = {phase: fmean(row[f"perf/{phase}_frac"] for row in settled) for phase in PHASES}
         for phase in sorted(shares, key=lambda phase: -shares[phase])[:MAX_NAMED_PHASES]:
+            if shares[phase] < MIN_SHARE:
+                break
             text = f"{shares[phase]:.0%} of the time went to {PHASES[phase][0]}"
             ways = _ways_to_shorten(phase, config, epochs)
             yield "note", f"{text}. Use {', or '.join(ways)}" if ways else text
@@ -72,6 +77,7 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
 
 
 def _ways_to_shorten(phase: str, config: Config, epochs: int | None) -> list[str]:
+    """Return what would shorten a phase; overlapping it with another one is the advice of `bottleneck_line`."""
     ways = [PHASES[phase][1]]
     if phase == "env":
         ways = [_way_to_step_faster(config)]
@@ -79,7 +85,7 @@ def _ways_to_shorten(phase: str, config: Config, epochs: int | None) -> list[str
         ways = ["fewer --gradient-steps"]
     elif phase == "update" and epochs == 1:
         ways = []
-    if phase in ("wait", "update") and config.num_actors != 0 and config.lag == 0:
+    if phase == "wait" and config.num_actors != 0 and config.lag == 0:
         ways.append("--policy-lag 1")
     return [way for way in ways if way]
 

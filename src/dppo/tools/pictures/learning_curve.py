@@ -15,11 +15,14 @@ from dppo.tools.curves import RETURN, baseline_return, curve_of, thinned
 from dppo.tools.pictures.style import (
     COLOURS,
     GREY,
+    IN_TRAINING,
     INK,
     LEFT,
     LEGEND,
+    MEAN_OF_EPISODE,
     STEPS,
     draw_baseline,
+    evaluations_name,
     save,
     time_axis,
     two_panels,
@@ -40,7 +43,9 @@ class LearningCurve(FileWriter):
         if result is None or error is not None:
             return
         try:
-            learning_curve(read_metrics(result.run_dir), result.picture, self.title)
+            stochastic = result.config is not None and result.config.eval_stochastic
+            rows = read_metrics(result.run_dir)
+            learning_curve(rows, result.picture, self.title, stochastic=stochastic)
         except OSError as problem:
             logger.warning(
                 "%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem)
@@ -49,16 +54,22 @@ class LearningCurve(FileWriter):
             logger.warning("%s: cannot be written (%s)", result.picture, problem)
 
 
-def learning_curve(rows: Rows, path: Path, title: str) -> None:
-    """Draw a run, the `rows` of metrics.jsonl, into the PNG `path`: mean return over env steps and training time."""
+def learning_curve(rows: Rows, path: Path, title: str, *, stochastic: bool = False) -> None:
+    """Draw a run, the `rows` of metrics.jsonl, into the PNG `path`: mean return over env steps and training time.
+
+    `stochastic`: evaluations sample actions, as training does.
+    """
     training = curve_of(rows, RETURN)
     evaluations = curve_of(rows, "eval/episodic_return")
     scale, time_label = time_axis(training.seconds)
-    figure, (over_steps, over_time) = two_panels(STEPS, time_label, top=0.86, bottom=0.15)
+    figure, (over_steps, over_time) = two_panels(
+        STEPS, time_label, top=0.86, bottom=0.15, y_label=MEAN_OF_EPISODE
+    )
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
     controller = baseline_return(rows)
     for axis, x, unit in ((over_steps, "steps", 1.0), (over_time, "seconds", scale)):
-        _draw_evaluations(axis, getattr(evaluations, x) / unit, evaluations.values)
+        name = evaluations_name(stochastic=stochastic)
+        _draw_evaluations(axis, getattr(evaluations, x) / unit, evaluations.values, name)
         _draw_training(axis, getattr(training, x) / unit, training.values)
         axis.set_xlim(left=0)
         if controller is not None:
@@ -70,17 +81,9 @@ def learning_curve(rows: Rows, path: Path, title: str) -> None:
     save(figure, path)
 
 
-def _draw_evaluations(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
+def _draw_evaluations(axis: Any, x: np.ndarray, returns: np.ndarray, name: str) -> None:
     if len(returns):
-        axis.plot(
-            x,
-            returns,
-            color=COLOURS[0],
-            marker="o",
-            markersize=4,
-            linewidth=1.5,
-            label="evaluations",
-        )
+        axis.plot(x, returns, color=COLOURS[0], marker="o", markersize=4, linewidth=1.5, label=name)
 
 
 def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
@@ -106,9 +109,9 @@ def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
         linewidth=1,
         marker=marker,
         markersize=4,
-        label="each iteration",
+        label=IN_TRAINING,
     )
-    axis.plot(x[at], smoothed(returns)[at], color=blue, linewidth=2, label="moving mean")
+    axis.plot(x[at], smoothed(returns)[at], color=blue, linewidth=2, label="smoothed")
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:

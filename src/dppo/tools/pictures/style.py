@@ -25,6 +25,8 @@ LEGEND: dict[str, Any] = {
     "labelspacing": 0.3,
 }
 ON_EVALUATIONS = "on the evaluations' episodes"
+IN_TRAINING = "training, with noise"
+MEAN_OF_EPISODE = "mean return (training: of the last 100 episodes)"
 BASELINE_DASHES = (0, (4, 2))
 STEPS = "env steps"
 MEAN_RETURN = "mean return of the last 100 episodes at most"
@@ -32,8 +34,10 @@ MAX_SECONDS_IN_S = 300  # longer times are shown in minutes
 MAX_SECONDS_IN_MIN = 3 * 3600  # longer times are shown in hours
 
 
-def two_panels(left_label: str, right_label: str, top: float, bottom: float) -> tuple[Any, Any]:
-    """Return a figure, and two axes with these labels that share the vertical axis of returns.
+def two_panels(
+    left_label: str, right_label: str, top: float, bottom: float, y_label: str = MEAN_RETURN
+) -> tuple[Any, Any]:
+    """Return a figure, and two axes with these labels that share the vertical axis, of returns.
 
     `top` and `bottom` are margins, as shares of the height.
     """
@@ -45,8 +49,13 @@ def two_panels(left_label: str, right_label: str, top: float, bottom: float) -> 
     for axis, label in zip(axes, (left_label, right_label), strict=True):
         style(axis, labelsize=9)
         axis.set_xlabel(label, color=INK)
-    axes[0].set_ylabel(MEAN_RETURN, color=INK, fontsize=9)
+    axes[0].set_ylabel(y_label, color=INK, fontsize=9)
     return figure, axes
+
+
+def evaluations_name(*, stochastic: bool) -> str:
+    """Return how a legend names evaluations."""
+    return "evaluations, with noise" if stochastic else "evaluations, without noise"
 
 
 def style(axis: Any, *, labelsize: int) -> None:

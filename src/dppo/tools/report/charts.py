@@ -91,6 +91,8 @@ class Figure:
     """Number of lanes of a figure that has lanes."""
     colours: Mapping[str, int] = field(default_factory=dict)
     """Number of the colour of each name that has the colour of another name."""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Unit of the value of each name that has one."""
 
     def around(self, drawing: str) -> str:
         """Put `drawing`, in percent of both axes, inside of the figure; return HTML."""
@@ -110,7 +112,8 @@ class Figure:
         entries = ""
         for number, (name, value) in enumerate(self.legend.items()):
             colour = self.colours.get(name, number)
-            entries += f'<span class="k{colour}">{text(name)} <b>{value}</b></span>'
+            unit = f" {text(self.units[name])}" if name in self.units else ""
+            entries += f'<span class="k{colour}">{text(name)} <b>{value}</b>{unit}</span>'
         return entries
 
     def _grid(self) -> str:
@@ -152,11 +155,22 @@ NO_POINTS = Points("", np.empty(0), np.empty(0))
 
 
 class Level(NamedTuple):
-    """A horizontal line in a chart, and points that compare with it."""
+    """A horizontal line in a chart."""
 
     name: str
     value: float
+
+
+class Overlay(NamedTuple):
+    """Parts of a chart beside its line."""
+
+    marks: Sequence[Mark] = ()
+    level: Level | None = None
     points: Points = NO_POINTS
+    """In the colour of the line."""
+
+
+NOTHING = Overlay()
 
 
 def chart(
@@ -165,17 +179,18 @@ def chart(
     label: str,
     *,
     name: str = "last",
-    marks: Sequence[Mark] = (),
-    level: Level | None = None,
+    unit: str = "",
+    overlay: Overlay = NOTHING,
 ) -> str:
-    """Return a figure of a line with its spread and its last value; "" if none is finite."""
+    """Return a figure of a line with its spread and its last value in a `unit`; "" if none is finite."""
+    marks, level, points = overlay
     x, mean, low, high = _binned(np.array(line), MAX_LINE_POINTS)
     if not len(x):
         return ""
-    across = _axis(x, 0.0, label)
-    ends = [low, high]
+    across = _axis(np.concatenate([x, points.x]), 0.0, label)
+    ends = [low, high, points.y]
     if level is not None:
-        ends.append(np.array([level.value, *level.points.y]))
+        ends.append(np.array([level.value]))
     up = _axis(np.concatenate(ends), 0.05)
     places = across.percent(x)
     middle, bottom, top = 100 - up.percent(np.array([mean, low, high]))
@@ -190,19 +205,19 @@ def chart(
     if level is not None:
         drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
         legend[level.name] = f"{level.value:.4g}"
-        points = level.points
-        if len(points.y):
-            dots = _dots(across.percent(points.x), 100 - up.percent(points.y))
-            drawing += f'<path class="points" d="{dots}"/>'
-            legend[points.name] = f"{points.y[-1]:.4g}"
-            colours[points.name] = 0
+    if len(points.y):
+        dots = _dots(across.percent(points.x), 100 - up.percent(points.y))
+        drawing += f'<path class="points" d="{dots}"/>'
+        legend[points.name] = f"{points.y[-1]:.4g}"
+        colours[points.name] = 0
     path = _line_path(places, middle)
     if len(x) < FEW_POINTS:
         drawing += f'<path class="line few" d="{path}{_dots(places, middle)}"/>'
     else:
         drawing += f'<path class="line" d="{path}"/>'
     ticks = list(up.ticks())
-    return Figure(title, across, ticks, legend, colours=colours).around(drawing)
+    units = {name: unit} if unit else {}
+    return Figure(title, across, ticks, legend, colours=colours, units=units).around(drawing)
 
 
 def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:

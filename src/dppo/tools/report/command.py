@@ -1,5 +1,6 @@
 """`dppo report`: write a run as one HTML page that needs no network."""
 
+import math
 import os
 import re
 import stat
@@ -22,6 +23,7 @@ from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import write_file, writing
 from dppo.records.files.run_files import (
     CERTIFICATE,
+    CHECKPOINTS,
     CONFIG,
     INCIDENT,
     METRICS,
@@ -32,7 +34,8 @@ from dppo.records.files.run_folder import run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import Rows, sampled_metrics
 from dppo.tools.doctor.run_findings import of_run
 from dppo.tools.report.charts import Bar
-from dppo.tools.report.page import Facts, page
+from dppo.tools.report.facts import Facts
+from dppo.tools.report.page import page
 
 PROG = "dppo report"
 DESCRIPTION = (
@@ -78,7 +81,27 @@ def facts_of(run: Path) -> Facts:
         versions=versions,
         command=_command_of(config),
         certificate=_certificate(run),
+        **_policies(run, config),
     )
+
+
+def _policies(run: Path, config: Config) -> dict[str, Any]:
+    """Return the facts about the policies of a run: the best one, and the one that is deployed."""
+    paths = checkpoints.paths_in(run)
+    if not paths:
+        return {}
+    best = None
+    stored = json_in(run / CHECKPOINTS / checkpoints.BEST)
+    with suppress(KeyError, OverflowError, TypeError, ValueError):
+        score = float(stored["score"])
+        iteration = int(stored["iteration"])
+        if math.isfinite(score) and 0 <= iteration <= config.iterations:
+            best = (score, iteration)
+    if not config.never_worse:
+        return {"best": best, "deployed": checkpoints.saved_iteration(paths[-1])}
+    if best is None or stored.get("deployed") != "policy":
+        return {"deploys_baseline": True}
+    return {"best": best, "deployed": best[1]}
 
 
 def _state_of(run: Path, rows: Rows, config: Config) -> str:

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,8 +16,9 @@ from dppo.config.parts import default_of, settings_by_name
 from dppo.config.plain import as_typed, plain
 from dppo.config.resolve import DEFAULTS
 from dppo.errors import counted
-from dppo.records.metrics.reading import Row, Rows
-from dppo.records.terminal.figures import duration, number, signed
+from dppo.records.metrics.reading import Rows
+from dppo.records.metrics.registry import METRICS, SCALED, SHARE
+from dppo.records.terminal.figures import number, signed
 from dppo.records.terminal.view import PHASES
 from dppo.tools.curves import (
     EVALUATED_RETURN,
@@ -28,19 +28,28 @@ from dppo.tools.curves import (
     resumed,
     training_times,
 )
-from dppo.tools.pictures.style import ON_EVALUATIONS, STEPS, time_axis
+from dppo.tools.pictures.style import (
+    IN_TRAINING,
+    MEAN_OF_EPISODE,
+    ON_EVALUATIONS,
+    STEPS,
+    evaluations_name,
+    time_axis,
+)
+from dppo.tools.report.cards import cards
 from dppo.tools.report.charts import (
     MAX_VALUE,
-    Bar,
     Level,
     Line,
     Mark,
+    Overlay,
     Points,
     chart,
     lanes,
     stacked,
     text,
 )
+from dppo.tools.report.facts import Facts
 
 Columns = dict[str, np.ndarray]
 """The rows of a run by key, each [n]; NaN where a row has no such key."""
@@ -61,6 +70,7 @@ ENDS_OF_OTHERS = (
     "eval/baseline_return",
     "eval/baseline_pairs",
 )
+WITHOUT_UNIT = ("count", SHARE)
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of other keys, in the order in which they are drawn
     "Evaluation": (
@@ -105,33 +115,6 @@ LONG = ("settings", "files", "versions")
 INCIDENT_COLUMNS = ("number", "time", "kind", "message")
 
 
-@dataclass(frozen=True)
-class Facts:
-    """All that a page shows of a run."""
-
-    config: Config
-    rows: Rows
-    """Rows of metrics.jsonl, perhaps a sample."""
-    state: str
-    """State in a word or two, such as "finished" or "running"."""
-    findings: Sequence[tuple[str, str]]
-    """Severity and text, by `dppo doctor RUN`."""
-    incidents: Sequence[Mapping[str, Any]]
-    actors: Mapping[str, Sequence[Bar]]
-    """Processes of each actor, in seconds since the first began."""
-    versions: Mapping[str, Any]
-    command: str
-    certificate: Mapping[str, Any]
-    """Certificate of `dppo verify`, empty without one; a stranger may have written it."""
-
-    @property
-    def last_row(self) -> Row:
-        """The last row; empty if no iteration has finished."""
-        if not self.rows:
-            return {}
-        return self.rows[-1]
-
-
 def page(facts: Facts) -> str:
     """Return the page. All text in it is escaped, and its policy allows nothing but its own style sheet."""
     folder = Path(__file__).parent
@@ -148,7 +131,7 @@ def page(facts: Facts) -> str:
 
 def _sections(facts: Facts) -> Iterator[str]:
     tiles = "".join(
-        f"<div><dt>{key}</dt><dd>{text(value)}</dd></div>" for key, value in _tiles(facts).items()
+        f"<div><dt>{key}</dt><dd>{text(value)}</dd></div>" for key, value in cards(facts).items()
     )
     yield f"<dl>{tiles}</dl>"
     if facts.rows:
@@ -213,32 +196,6 @@ def _settings(config: Config) -> Iterator[str]:
     yield f"<details><summary>{summary}</summary>{_table(unchanged)}</details>"
 
 
-def _tiles(facts: Facts) -> dict[str, str]:
-    row = facts.last_row
-    config = facts.config
-    of_policy = (row for row in facts.rows if row.get("iteration", 0) > config.collected_by_prior)
-    returns = [row.get(RETURN, math.nan) for row in of_policy]
-    best_return = max(filter(math.isfinite, returns), default=math.nan)
-    seconds = [math.nan, *training_times(facts.rows)][-1]
-    incidents = sum(count for key, count in row.items() if key.startswith("incidents/"))
-    actors = "in process"
-    if config.num_actors:
-        actors = number(row.get("actors/alive"), 0)
-    recent = row.get("charts/recent_episodes", 0)
-    return_name = f"return, last {recent:.0f}" if recent > 1 else "return"
-    return {
-        "state": facts.state,
-        "env steps": f"{row.get('global_step', 0):,.0f} of {config.total_steps:,}",
-        "episodes": number(row.get("charts/episodes"), 0),
-        return_name: number(row.get(RETURN)),
-        "best return": number(best_return),
-        "training": duration(float(seconds)),
-        "env steps / s": number(row.get("charts/SPS")),
-        "actors": actors,
-        "incidents": f"{incidents:,.0f}",
-    }
-
-
 def _charts(facts: Facts) -> Iterator[str]:
     columns = _columns(facts.rows)
     _join_memory_of_actors(columns)
@@ -262,12 +219,24 @@ def _charts(facts: Facts) -> Iterator[str]:
             figures.append(stacked("share of each iteration", steps, shares, STEPS))
         for key in _drawn_keys(columns, prefixes)[:MAX_CHARTS]:
             line = _with_spread(columns, key, x)
-            figures.append(chart(key, line, STEPS, level=levels.get(key)))
+            unit = _unit(key, facts.config)
+            overlay = Overlay(level=levels.get(key))
+            figures.append(chart(key, line, STEPS, unit=unit, overlay=overlay))
         yield _group(title, figures)
     if facts.actors:
         shown = dict(list(facts.actors.items())[:MAX_LANES])
         title = f"processes of {len(shown)} of {counted(len(facts.actors), 'actor')}"
         yield _group("Actors", [lanes(title, shown, "seconds since the first began")])
+
+
+def _unit(key: str, config: Config) -> str:
+    """Return the unit of a metric; "" for a count, a share, and what the environment reports."""
+    unit = next(
+        (metric.unit for group in METRICS.values() for metric in group if metric.key == key), ""
+    )
+    if unit in WITHOUT_UNIT:
+        return ""
+    return unit if config.scales_rewards else unit.replace(SCALED, "reward")
 
 
 def _columns(rows: Rows) -> Columns:
@@ -280,7 +249,11 @@ def _columns(rows: Rows) -> Columns:
 def _drawn_keys(columns: Columns, prefixes: Sequence[str]) -> list[str]:
     """Return the keys that have a chart of their own, in the order of their prefixes."""
     has_chart = [
-        key for key in columns if not key.endswith(ENDS_OF_OTHERS) or f"{key}_min" in columns
+        key
+        for key in columns
+        if (not key.endswith(ENDS_OF_OTHERS) or f"{key}_min" in columns)
+        # of a run in process, by an earlier version
+        and not (key.startswith("actors/") and not np.nan_to_num(columns[key]).any())
     ]
     places = dict[str, int]()
     for key in has_chart:
@@ -299,11 +272,12 @@ def baseline_level(rows: Rows) -> Level | None:
     return Level(f"your controller, {ON_EVALUATIONS}", mean_return)
 
 
-def _evaluations(rows: Rows, *, over_steps: bool, scale: float) -> Points:
-    """Return the mean returns of the policy on the episodes of the controller."""
-    curve = curve_of(rows, EVALUATED_RETURN)
+def _evaluations(facts: Facts, *, over_steps: bool, scale: float) -> Points:
+    """Return the mean returns of the evaluations."""
+    curve = curve_of(facts.rows, EVALUATED_RETURN)
     x = curve.steps if over_steps else curve.seconds / scale
-    return Points("points: evaluations", x, np.clip(curve.values, -MAX_VALUE, MAX_VALUE))
+    name = f"points: {evaluations_name(stochastic=facts.config.eval_stochastic)}"
+    return Points(name, x, np.clip(curve.values, -MAX_VALUE, MAX_VALUE))
 
 
 def comparison_sentence(facts: Facts) -> str:
@@ -339,21 +313,17 @@ def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
     if RETURN in columns:
         for x, label in ((columns["global_step"], STEPS), (seconds / scale, time_label)):
             line = _with_spread(columns, RETURN, x)
-            level = controller
-            if controller is not None:
-                points = _evaluations(facts.rows, over_steps=label == STEPS, scale=scale)
-                level = controller._replace(points=points)
+            points = _evaluations(facts, over_steps=label == STEPS, scale=scale)
             drawn = chart(
-                "Episode return",
+                MEAN_OF_EPISODE.capitalize(),
                 line,
                 label,
-                name="mean of the last 100 at most",
-                marks=marks(facts.rows, x),
-                level=level,
+                name=f"line: {IN_TRAINING}",
+                overlay=Overlay(marks(facts.rows, x), controller, points),
             )
             figures.append(drawn)
     if not any(figures):
-        return "<p>No episode has finished yet.</p>"
+        return "<p>No episode of the policy has finished yet.</p>"
     kinds = [kind for kind in KINDS if f'"mark {kind}"' in "".join(figures)]
     legend = "".join(f'<span class="{kind}">{KINDS[kind]}</span>' for kind in kinds)
     learning = _group("Learning", figures, legend)

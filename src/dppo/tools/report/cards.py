@@ -1,0 +1,81 @@
+"""The cards at the top of a report: state, env steps, returns, the policy that is deployed, speed."""
+
+import math
+
+from dppo.records.metrics.reading import Row
+from dppo.records.terminal.figures import duration, number, signed
+from dppo.tools.curves import EVALUATED_RETURN, RETURN, training_times
+from dppo.tools.report.facts import Facts
+
+
+def cards(facts: Facts) -> dict[str, str]:
+    """Return the value of each card by its name."""
+    row = facts.last_row
+    config = facts.config
+    seconds = [math.nan, *training_times(facts.rows)][-1]
+    incidents = sum(count for key, count in row.items() if key.startswith("incidents/"))
+    actors = "in process"
+    if config.num_actors:
+        actors = number(row.get("actors/alive"), 0)
+    return {
+        "state": facts.state,
+        "env steps": f"{row.get('global_step', 0):,.0f} of {config.total_steps:,}",
+        "episodes": number(row.get("charts/episodes"), 0),
+        **_training_returns(facts),
+        **_evaluations(facts),
+        "training": duration(float(seconds)),
+        "env steps / s": number(row.get("charts/SPS")),
+        "actors": actors,
+        "incidents": f"{incidents:,.0f}",
+    }
+
+
+def _training_returns(facts: Facts) -> dict[str, str]:
+    row = facts.last_row
+    collected = facts.config.collected_by_prior
+    of_policy = (row for row in facts.rows if row.get("iteration", 0) > collected)
+    returns = [row.get(RETURN, math.nan) for row in of_policy]
+    best_return = max(filter(math.isfinite, returns), default=math.nan)
+    recent = row.get("charts/recent_episodes", 0)
+    name = "training return"
+    if recent > 1:
+        name += f", last {recent:.0f}"
+    return {name: number(row.get(RETURN)), "best training return": number(best_return)}
+
+
+def _evaluations(facts: Facts) -> dict[str, str]:
+    """Return the last and the best evaluation, the comparison with the controller, and the policy that is deployed."""
+    shown = {}
+    evaluations = [row for row in facts.rows if math.isfinite(row.get(EVALUATED_RETURN, math.nan))]
+    if evaluations:
+        last = evaluations[-1]
+        results = [
+            (row[EVALUATED_RETURN], row.get("eval/global_step", math.nan)) for row in evaluations
+        ]
+        shown["last evaluation"] = _result(*results[-1])
+        if facts.best is not None:  # `rows` may be a sample without it
+            score, iteration = facts.best
+            results.append((score, facts.step_of(iteration)))
+        shown["best evaluation"] = _result(*max(results, key=lambda result: result[0]))
+        if "eval/baseline_return" in last:
+            shown["your controller"] = number(last["eval/baseline_return"])
+        if "eval/baseline_difference" in last:
+            shown["last minus controller"] = _difference(last)
+    if facts.deploys_baseline:
+        shown["deployed"] = "your controller"
+    elif facts.deployed is not None:
+        shown["deployed"] = f"policy, step {facts.step_of(facts.deployed):,.0f}"
+    return shown
+
+
+def _result(mean_return: float, step: float) -> str:
+    return f"{number(mean_return)}, step {step:,.0f}"
+
+
+def _difference(row: Row) -> str:
+    difference = signed(row["eval/baseline_difference"])
+    if row.get("eval/baseline_difference_low", -math.inf) > 0:
+        return f"{difference}, better"
+    if row.get("eval/baseline_difference_high", math.inf) < 0:
+        return f"{difference}, worse"
+    return f"{difference}, no clear difference"
