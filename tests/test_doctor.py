@@ -721,3 +721,11 @@ def test_as_many_processes_as_instances_are_recommended(
     texts = [text for _, text in findings(ALONE | facts, config) if "one instance" in text]
     assert len(texts) == 1
     assert texts[0].partition("Use ")[2] == flags
+
+
+def test_an_argument_that_the_environment_does_not_take_is_a_short_finding() -> None:
+    facts = facts_of(config_of(env_kwargs={"diseas": "none"}))
+    assert facts["error"].startswith(
+        "env_kwargs: diseas is not a known argument of worlds.sick:Sick. Did you mean disease?"
+    )
+    assert "\n" not in facts["error"]

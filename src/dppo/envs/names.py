@@ -89,10 +89,11 @@ def factory_of(env_id: str) -> Callable[..., Any]:
         gym.spec(name)
     except gym.error.Error as error:
         raise ConfigError(_unknown_env(env_id, name, error)) from None
-    return partial(_make_registered, name)
+    return partial(make_registered, name)
 
 
-def _make_registered(name: str, **kwargs: Any) -> Any:
+def make_registered(name: str, **kwargs: Any) -> Any:
+    """Make an environment that is registered with Gymnasium; raise ConfigError if it needs a missing package."""
     try:
         return gym.make(name, **{"disable_env_checker": True, **kwargs})
     except gym.error.DependencyNotInstalled as error:

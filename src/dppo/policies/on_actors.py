@@ -13,7 +13,6 @@ from dppo.config.parts import Actors, Env, Learners
 from dppo.engine.actor_players import ActorPlayers
 from dppo.engine.playing import PlayLimits
 from dppo.engine.slots import ENDING_S
-from dppo.envs.names import check_env_id
 from dppo.envs.preparation import Preparation
 from dppo.errors import ConfigError, DppoError, counted
 from dppo.log import logger
@@ -49,7 +48,7 @@ def play_on_actors(
         raise ConfigError(
             "num_actors: an environment that is already made stays in this process. Pass its id."
         )
-    check_env_id(player.env)
+    player.check_env()
     num_actors = min(arguments.num_actors, arguments.episodes)
     snapshot = player.snapshot
     settings = player.settings

@@ -11,6 +11,7 @@ import numpy as np
 from dppo.config import flattened
 from dppo.config.plain import objects_in
 from dppo.config.trust import code_named_by, require_trust
+from dppo.envs.arguments import check_arguments
 from dppo.envs.checks.faults import making
 from dppo.envs.instance import Instance
 from dppo.envs.names import check_env_id
@@ -89,6 +90,11 @@ class Player:
                 f"out."
             )
 
+    def check_env(self) -> None:
+        """Raise ConfigError if there is no such environment, or it does not take its arguments."""
+        check_env_id(self.env)
+        check_arguments(self.env, self.env_kwargs)
+
     def make(self, mode: str | None, seed: int) -> Any:
         """Return the environment, with a render_mode if it is to be shown; raise as `evaluate` does."""
         if is_made(self.env):
@@ -98,7 +104,7 @@ class Player:
                     "render_mode='human'."
                 )
             return self.env
-        check_env_id(self.env)
+        self.check_env()
         settings = self.settings | self.objects
         instance = Instance(
             settings.get("num_samplers", 0),

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from dppo.config import Config
 from dppo.config.memory import check_layers
+from dppo.envs.arguments import check_all_arguments
 from dppo.envs.make import wrapper_of
 from dppo.envs.names import check_env_id
 from dppo.errors import CheckpointNotWritten, ConfigError, counted, refusals_of, refuse
@@ -35,7 +36,7 @@ def check_is_config(config: object) -> None:
 def check_code(config: Config) -> None:
     """Raise ConfigError if code that is named cannot be imported, or the network does not fit in memory."""
     check_current_folder()
-    checks: list[Callable[[], object]] = [partial(check_env_id, config.env_id)]
+    checks: list[Callable[[], object]] = [partial(_check_env, config)]
     checks += [partial(wrapper_of, wrapper) for wrapper in config.wrappers]
     checks.append(partial(check_layers, config))
     if config.model is not None:
@@ -47,6 +48,11 @@ def check_code(config: Config) -> None:
 
             checks.append(partial(Controller, named, name))
     refuse(refusals_of(checks))
+
+
+def _check_env(config: Config) -> None:
+    check_env_id(config.env_id)
+    check_all_arguments(config.env_id, config.env_kwargs, config.eval_env_kwargs)
 
 
 def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -> RunInfo:

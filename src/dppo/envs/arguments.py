@@ -1,0 +1,141 @@
+"""Check the arguments of an environment by the signature of what makes it, before any is made."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
+from dppo.envs.instance import ANY_INSTANCE
+from dppo.envs.names import EnvId, factory_of, make_registered
+from dppo.errors import ConfigError, refusals_of, refuse, unknown_name
+from dppo.process_state.borders import user_code
+from dppo.user_code import import_path
+
+Parameters = Mapping[str, inspect.Parameter]
+SLOTS = "slots"
+SCRATCH_DIR = "scratch_dir"
+PASSED = {
+    *ANY_INSTANCE.optional_arguments(),
+    *ANY_INSTANCE.required_arguments(),
+    SCRATCH_DIR,
+    SLOTS,
+}
+"""Names of parameters for which a factory gets arguments that the user does not pass."""
+OF_GYMNASIUM = ("max_episode_steps", "disable_env_checker")
+"""Arguments of gymnasium.make, which takes them for each registered environment."""
+
+
+def check_arguments(
+    env_id: EnvId,
+    env_kwargs: Mapping[str, Any],
+    *,
+    names: Iterable[str] | None = None,
+    setting: str = "env_kwargs",
+) -> None:
+    """Raise ConfigError, with a line for each, if arguments are not known to what makes the environment, or missing.
+
+    Nothing is refused where the signature cannot be known, or has **kwargs.
+
+    Args:
+        env_id: an environment that `check_env_id` accepts.
+        env_kwargs: all arguments.
+        names: those that are checked; None: all.
+        setting: the setting that has them.
+    """
+    parameters, given = _signature_of(env_id)
+    if parameters is None:
+        return
+    checked = env_kwargs if names is None else names
+    refuse(_problems(parameters, env_kwargs.keys() | given, checked, import_path(env_id), setting))
+
+
+def check_all_arguments(
+    env_id: EnvId, env_kwargs: Mapping[str, Any], eval_env_kwargs: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError if arguments of a run, or of its evaluations, are unknown or missing: see `check_arguments`."""
+    evaluated = {**env_kwargs, **eval_env_kwargs}
+    refuse(
+        refusals_of(
+            [
+                partial(check_arguments, env_id, env_kwargs),
+                partial(
+                    check_arguments,
+                    env_id,
+                    evaluated,
+                    names=eval_env_kwargs,
+                    setting="eval_env_kwargs",
+                ),
+            ]
+        )
+    )
+
+
+def _problems(
+    parameters: Parameters, given: set[str], checked: Iterable[str], label: str, setting: str
+) -> Iterator[ConfigError]:
+    kinds = {parameter.kind for parameter in parameters.values()}
+    known = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        listed = ", ".join(name for name in known if name not in PASSED or name in given)
+        for name in checked:
+            if name not in known:
+                fact = unknown_name(f"argument of {label}", name, known)
+                yield ConfigError(
+                    f"{setting}: {fact} It takes {listed or 'none'}.", setting=setting
+                )
+    for name in known:
+        is_required = parameters[name].default is inspect.Parameter.empty
+        if is_required and name not in given and name not in PASSED:
+            yield ConfigError(
+                f"env_kwargs: {name} is missing, and {label} has no default value for it. Pass it in `env_kwargs`.",
+                setting="env_kwargs",
+            )
+
+
+def _signature_of(env_id: EnvId) -> tuple[Parameters | None, set[str]]:
+    """Return the parameters of what makes the environment, and those that its registration passes.
+
+    None: they cannot be known.
+    """
+    factory: Any = env_id if callable(env_id) else factory_of(env_id)
+    if not (isinstance(factory, partial) and factory.func is make_registered):
+        return _parameters(factory), set()
+    spec = gym.spec(factory.args[0])
+    creator = _creator_of(spec)
+    parameters = None if creator is None else _parameters(creator)
+    if parameters is None:
+        return None, set()
+    optional = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in OF_GYMNASIUM
+    }
+    return {**parameters, **optional}, set(spec.kwargs)
+
+
+def _creator_of(spec: Any) -> Callable[..., Any] | None:
+    """Return what Gymnasium calls to make an environment; None if it cannot be imported here."""
+    if not isinstance(spec.entry_point, str):
+        creator: Callable[..., Any] | None = spec.entry_point
+        return creator
+    try:
+        with user_code(f"importing {spec.entry_point}"):
+            return load_env_creator(spec.entry_point)
+    except Exception:  # the constructor will raise it again, where it is reported
+        return None
+
+
+def _parameters(factory: Any) -> Parameters | None:
+    try:
+        outer = inspect.signature(factory, follow_wrapped=False).parameters
+        inner = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # it is written in C
+        return None
+    # a decorator with **kwargs may take arguments of its own
+    return outer if outer.keys() != inner.keys() else inner
