@@ -13,6 +13,7 @@ import pytest
 import torch
 from builders import BOX, PLAIN, collect, make_config, parts_of, plan_of, spec_of, tiny_run
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
+from recorder import Notes
 from torch import Tensor
 from worlds import priors
 
@@ -402,6 +403,41 @@ def test_a_branch_leaves_the_controller_out(
     again = dppo.train(without, resume=first.run_dir, branch=True)
     assert "losses/clone_kl" not in again.metrics[1]
     assert "losses/clone_distance" not in again.metrics[0]
+
+
+def frozen_counts(result: dppo.Result) -> list[float]:
+    """Return how many observations and returns the statistics of a run are made of."""
+    normalizer = checkpoints.load(result.checkpoint).arrays["normalizer"]
+    return [float(normalizer["obs.count"]), float(normalizer["returns.count"])]
+
+
+def test_a_branch_keeps_the_statistics_that_its_origin_has_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloning, "EPOCHS", 20)
+    first = dppo.train(
+        pendulum(tmp_path / "first", prior="worlds.priors:zeros", keep_checkpoints=9)
+    )
+    of_controller = [128.0, 128.0]
+    assert frozen_counts(first) == of_controller
+
+    def branch_of(origin: Path, name: str, **changes: Any) -> dppo.Result:
+        config = pendulum(tmp_path / name, prior_steps=None, **changes)
+        return dppo.train(config, resume=origin, branch=True)
+
+    with Notes() as notes:
+        second = branch_of(first.run_dir, "second")
+    assert frozen_counts(second) == of_controller
+    assert any("stay as they are from the start, as in the run" in note for note in notes.texts)
+    third = branch_of(second.run_dir, "third", gamma=0.9)
+    assert frozen_counts(third) == of_controller
+    longer = pendulum(third.run_dir, prior_steps=None, gamma=0.9, total_timesteps=6 * 64)
+    assert frozen_counts(dppo.train(longer, resume=third.run_dir)) == of_controller
+
+    moving = branch_of(first.run_dir, "moving", freeze_norm_after=64)
+    assert frozen_counts(moving) == [192.0, 192.0]
+    within = branch_of(first.run_dir / "checkpoints" / "iter_000000.safetensors", "within")
+    assert frozen_counts(within) == of_controller
 
 
 @pytest.mark.slow

@@ -88,7 +88,8 @@ def test_what_may_take_any_argument_is_asked_when_it_is_called() -> None:
 def test_arguments_of_a_registered_environment_are_those_of_its_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, entry_point in (("Ours", Licensed), ("Gone", "nowhere:Nothing")):
+    entry_points: dict[str, Any] = {"Ours": Licensed, "Gone": "nowhere:Nothing"}
+    for name, entry_point in entry_points.items():
         spec = gym.envs.registration.EnvSpec(f"{name}-v0", entry_point, kwargs={"licence": "a"})
         monkeypatch.setitem(gym.registry, f"{name}-v0", spec)
     assert refusal("Ours-v0") == ""
@@ -98,7 +99,11 @@ def test_arguments_of_a_registered_environment_are_those_of_its_class(
 
 @pytest.mark.parametrize("changes", [{}, {"num_actors": 1}, {"envs_per_sampler": 2}], ids=str)
 def test_a_run_is_refused_without_a_folder(changes: dict[str, Any], tmp_path: Path) -> None:
-    kwargs = {"env_kwargs": {"gravty": 1}, "eval_env_kwargs": {"lenght": 1}, "eval_every": 64}
+    kwargs: dict[str, Any] = {
+        "env_kwargs": {"gravty": 1},
+        "eval_env_kwargs": {"lenght": 1},
+        "eval_every": 64,
+    }
     env_id = vector if "envs_per_sampler" in changes else CartPoleEnv
     config = tiny_run(tmp_path / "run", env_id=env_id, **kwargs, **changes)
     with pytest.raises(ConfigError) as refused:

@@ -7,6 +7,7 @@ from typing import Any
 from dppo.config.config import Config
 from dppo.config.memory import replay_rows_of
 from dppo.config.parts import reuse_clip_factor
+from dppo.config.settings import Settings
 from dppo.invocation import as_setting_and_flag
 from dppo.spaces.actions import Actions, boxes
 
@@ -77,7 +78,8 @@ def _reads_what_it_cloned(config: Config, task: TaskFacts) -> bool:
     return config.prior is not None and (config.norm_obs or config.norm_reward)
 
 
-def _steps_of_prior(config: Config) -> int:
+def steps_of_prior(config: Settings) -> int:
+    """Return the env steps that a controller takes at the start."""
     return config.collected_by_prior * config.batch_size
 
 
@@ -107,7 +109,7 @@ def _noise_adds_up(config: Config, task: TaskFacts) -> bool:
 
 CLONE_KEEPS_SCALE = Default(
     "freeze_norm_after",
-    _steps_of_prior,
+    steps_of_prior,
     "the clone of a prior reads observations on the scale of the controller's env steps",
     _reads_what_it_cloned,
 )

@@ -105,6 +105,8 @@ class PPOLearner:
         self.reports: Sequence[SegmentReport] = ()
         """The reports of the last iteration, in sampler order."""
         self._freeze_norm_after = math.inf if freeze_norm_after is None else freeze_norm_after
+        self.inherited_freeze: int | None = None
+        """`freeze_norm_after` as a branch takes it over from its origin; None if it has its own."""
         self._last_requested = -1  # index of segments
         # messages that several actors send, and that are reported once
         self._reported: set[str] = set()
@@ -124,6 +126,12 @@ class PPOLearner:
             iteration = self._update(self.env_faults.checked(self._collector.receive(stop)), stop)
             self._request(iterations)
             yield iteration
+
+    def inherit_freeze(self, steps: int | None) -> None:
+        """Stop updating the statistics after so many env steps, as the origin of a branch does; None: change nothing."""
+        if steps is not None:
+            self.inherited_freeze = steps
+            self._freeze_norm_after = steps
 
     def _request(self, iterations: int) -> None:
         """Ask for the segments that the current policy is to collect: K + 1 at the start, then one per iteration.

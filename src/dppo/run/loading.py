@@ -3,7 +3,11 @@
 from typing import Any
 
 from dppo.config import Config
+from dppo.config.groups import flattened
+from dppo.config.resolve import steps_of_prior
+from dppo.config.settings import Settings
 from dppo.errors import CheckpointError, DppoError, printable
+from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe
 from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
@@ -22,6 +26,7 @@ def load_start(start: LoadedCheckpoint, parts: Parts, config: Config, *, branch:
     try:
         if branch:
             RunState(checkpoint.arrays, checkpoint.state).branch_off(parts.learner)
+            _keep_frozen(start, parts, config)
         else:
             _resume(checkpoint, parts, config)
         _warn_of_other_numerics(checkpoint.state, parts.numerics)
@@ -31,6 +36,34 @@ def load_start(start: LoadedCheckpoint, parts: Parts, config: Config, *, branch:
         raise CheckpointError(
             f"{start.path}: cannot be resumed by this version of dppo ({error!r}). Use the version that wrote it."
         ) from error
+
+
+def _keep_frozen(origin: LoadedCheckpoint, parts: Parts, config: Config) -> None:
+    """Keep the statistics that the origin of a branch has frozen for the clone of a controller, and log that.
+
+    The branch has no controller, from which the default of `freeze_norm_after` would follow.
+    """
+    if config.freeze_norm_after is not None:
+        return
+    state = origin.checkpoint.state
+    frozen_after = state.get("freeze_norm_after")  # a branch of a branch
+    if frozen_after is None:
+        settings = flattened(state["config"])
+        has_own = settings.get("freeze_norm_after") is not None
+        if settings.get("prior") is None or has_own:
+            return
+        before = Settings(**settings)
+        if not (before.norm_obs or before.norm_reward):
+            return
+        frozen_after = steps_of_prior(before)
+    left = max(0, frozen_after - state["global_step"])
+    parts.learner.inherit_freeze(left)
+    when = f"after {left:,} env steps" if left else "from the start"
+    logger.info(
+        "Normalization: its statistics stay as they are %s, as in the run that it starts from; %s updates them.",
+        when,
+        as_setting_and_flag("freeze_norm_after", config.total_steps),
+    )
 
 
 def _check_model(

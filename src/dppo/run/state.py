@@ -58,6 +58,8 @@ class RunState:
             "incidents": dict(learner.incidents),
             "env_faults": dict(learner.env_faults.counts),
         }
+        if learner.inherited_freeze is not None:
+            values["freeze_norm_after"] = learner.inherited_freeze
         state = cls(arrays, values)
         state._capture_env_options(learner)
         state._capture_older_policies(learner)
@@ -73,6 +75,7 @@ class RunState:
         learner.iteration = values["iteration"]
         learner.global_step = values["global_step"]
         learner.episodes = values["episodes"]
+        learner.inherit_freeze(values.get("freeze_norm_after"))
         learner.recent.extend(_episode(*fields) for fields in values["recent"])
         learner.incidents.update(_counts(values["incidents"]))
         learner.env_faults.counts.update(_counts(values.get("env_faults", {})))

@@ -79,7 +79,8 @@ class PPO:
     """Learn values in units of the running deviation of their targets (PopArt), for rewards of any size."""
     freeze_norm_after: int | None = setting(None, ge=0)
     """Stop updating the statistics of norm_obs and norm_reward after this many env steps; 0 on a branch keeps the
-    statistics of the run it starts from; none: after the steps of prior, if there is one, otherwise never."""
+    statistics of the run it starts from; none: after the steps of prior, if there is one, and on a branch of such a run
+    as there; otherwise never."""
     sign_reward: bool = False
     """Learn from the sign of each reward: -1, 0 or 1."""
     clip_reward: float | None = setting(None, gt=0)
