@@ -128,7 +128,7 @@ class PPOLearner:
             yield iteration
 
     def inherit_freeze(self, steps: int | None) -> None:
-        """Stop updating the statistics after so many env steps, as the origin of a branch does; None: change nothing."""
+        """Stop updating the statistics after so many env steps, as the origin of a branch does; None: no change."""
         if steps is not None:
             self.inherited_freeze = steps
             self._freeze_norm_after = steps
