@@ -11,6 +11,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from dppo.config import Config
+from dppo.envs.arguments import check_all_arguments
 from dppo.envs.checks.actions import action_nearest_zero
 from dppo.errors import ControllerFault, EnvironmentFault
 from dppo.policies.acting import PlaySettings
@@ -77,8 +78,9 @@ def reason_to_leave_out(
     return ""
 
 
-def check_baseline(config: Config) -> None:
-    """Raise ConfigError if there is no such baseline."""
+def check_names(config: Config) -> None:
+    """Raise ConfigError if there is no such baseline, or the environment does not take its arguments."""
+    check_all_arguments(config.env_id, config.env_kwargs, config.eval_env_kwargs)
     if config.baseline is not None:
         Controller(config.baseline, "baseline")
 

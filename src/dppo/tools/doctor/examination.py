@@ -24,7 +24,6 @@ import numpy as np
 from dppo.config import Config, plain_settings
 from dppo.config.memory import batch_memory_in_words
 from dppo.config.plain import plain
-from dppo.envs.arguments import check_all_arguments
 from dppo.envs.checks.faults import gymnasium_warnings
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
@@ -40,7 +39,7 @@ from dppo.spaces.bounds import bounds_described
 from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.controllers import (
     ask_baseline,
-    check_baseline,
+    check_names,
     play_controllers,
     reason_to_leave_out,
     seconds_of_controllers,
@@ -192,9 +191,7 @@ class Examination:
 
     def _make(self) -> BuiltSampler:
         self._report(stage="making")
-        check_baseline(self._config)
-        env = self._config
-        check_all_arguments(env.env_id, env.env_kwargs, env.eval_env_kwargs)
+        check_names(self._config)
         try:
             built = self._instances.sampler(0)
         except ConfigError:
