@@ -45,11 +45,11 @@ def check_arguments(
         names: those that are checked; None: all.
         setting: the setting that has them.
     """
-    parameters, given = _signature_of(env_id)
+    parameters, passed = _signature_of(env_id)
     if parameters is None:
         return
     checked = env_kwargs if names is None else names
-    refuse(_problems(parameters, env_kwargs.keys() | given, checked, import_path(env_id), setting))
+    refuse(_problems(parameters, env_kwargs.keys() | passed, checked, import_path(env_id), setting))
 
 
 def check_all_arguments(
@@ -74,7 +74,7 @@ def check_all_arguments(
 
 
 def _problems(
-    parameters: Parameters, given: set[str], checked: Iterable[str], label: str, setting: str
+    parameters: Parameters, passed: set[str], checked: Iterable[str], label: str, setting: str
 ) -> Iterator[ConfigError]:
     kinds = {parameter.kind for parameter in parameters.values()}
     known = [
@@ -83,7 +83,7 @@ def _problems(
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        listed = ", ".join(name for name in known if name not in PASSED or name in given)
+        listed = ", ".join(name for name in known if name not in PASSED or name in passed)
         for name in checked:
             if name not in known:
                 fact = unknown_name(f"argument of {label}", name, known)
@@ -92,7 +92,7 @@ def _problems(
                 )
     for name in known:
         is_required = parameters[name].default is inspect.Parameter.empty
-        if is_required and name not in given and name not in PASSED:
+        if is_required and name not in passed and name not in PASSED:
             yield ConfigError(
                 f"env_kwargs: {name} is missing, and {label} has no default value for it. Pass it in `env_kwargs`.",
                 setting="env_kwargs",
