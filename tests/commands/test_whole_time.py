@@ -20,8 +20,8 @@ from dppo.tools.whole_time import SeveralRuns, WholeTime
     ("seconds", "shown_at", "line"),
     [
         # the first iteration takes longer, because environments are made
-        ([20, 22, 24, 26], 4, "Time: about 2:46:40 for 4 runs of 250,000 env steps, if each is as fast as the first so "
-         "far (100 steps/s). Lower --total-timesteps (250,000 now) for less."),
+        ([20, 22, 24, 26], 4, "Time: about 2:46:40 for 4 runs of 250,000 env steps, if each is as fast as the current "
+         "one so far (100 steps/s). Lower --total-timesteps (250,000 now) for less."),
         ([40, 44], 1, "Time: about 2d 07:33:20 for 4 runs"),
         ([0.1, 3.1, 5.2], 3, "Time: about 3:32:30 for 4 runs"),
     ],
@@ -39,11 +39,32 @@ def test_the_time_is_shown_once_the_speed_is_known(
     assert shown[0].startswith(line)
 
 
+def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next() -> None:
+    now = [0.0]
+    shown: list[str] = []
+    watch = WholeTime(SeveralRuns(4, 400), shown.append, clock=lambda: now[0])
+    for start in (0.0, 100.0, 200.0):  # a search makes a run for each trial, from its first env step
+        now[0] = start
+        watch.on_start(Any)  # type: ignore[arg-type]
+        for iteration in (1, 2):
+            now[0] = start + iteration
+            watch.on_iteration({"global_step": 200.0 * iteration})
+    assert not shown
+    now[0] = 300.0
+    watch.on_start(Any)  # type: ignore[arg-type]
+    for iteration in (1, 2):
+        now[0] = 300.0 + 5 * iteration
+        watch.on_iteration({"global_step": 200.0 * iteration})
+    assert shown == [
+        "Time: about 0:40 for 4 runs of 400 env steps, if each is as fast as the current one so far (40 steps/s)."
+    ]
+
+
 @executes("tools/whole_time.py: Lower --total-timesteps ({} now) for less.")
 def test_runs_at_once_share_the_time_and_short_ones_need_no_advice() -> None:
     runs = SeveralRuns(5, 10_000, "trial", at_once=2, some_stop_early=True)
     assert runs.time_line(1000.0) == (
-        "Time: at most about 0:30 for 5 trials of 10,000 env steps, if each is as fast as the first so far "
+        "Time: at most about 0:30 for 5 trials of 10,000 env steps, if each is as fast as the current one so far "
         "(1,000 steps/s)."
     )
     assert "Lower --total-timesteps" in replace(runs, steps=10_000_000).time_line(1000.0)

@@ -33,7 +33,7 @@ class SeveralRuns:
         """Return a line about the time of all runs, and above an hour about the setting that shortens it."""
         whole_s = self.whole_s(steps_per_s)
         bound = "at most about" if self.some_stop_early else "about"
-        pace = f"if each is as fast as the first so far ({speed(steps_per_s)} steps/s)"
+        pace = f"if each is as fast as the current one so far ({speed(steps_per_s)} steps/s)"
         runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
         line = f"Time: {bound} {duration(whole_s)} for {runs}, {pace}."
         if whole_s > LONG_S:
@@ -42,7 +42,7 @@ class SeveralRuns:
 
 
 class WholeTime(Observer):
-    """Show the estimated time of all runs once, during the first run."""
+    """Show the estimated time of all runs once: during the first run that is long enough."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class WholeTime(Observer):
 
     def on_start(self, run: RunInfo) -> None:
         self._started_at = self._clock()
+        self._first = (0.0, 0.0)  # an earlier run was too short for an estimate
 
     def on_iteration(self, row: dict[str, float]) -> None:
         if self._is_shown:
