@@ -290,7 +290,23 @@ def api() -> str:
         for name in names_shown:
             options = API_OPTIONS.get(name)
             parts.append(f"::: {name}" + (f"\n    options:\n      {options}" if options else ""))
+            if name == "dppo.Observer":
+                parts.append(_observer_methods())
     return "\n\n".join(parts)
+
+
+def _observer_methods() -> str:
+    """Return a table of the methods of an observer, with the arguments that a run passes."""
+    from dppo.records.observer import Observer
+    from dppo.records.observer_checks import METHODS
+
+    rows = []
+    for name in METHODS:
+        method = getattr(Observer, name)
+        arguments = ", ".join(inspect.signature(method).parameters)
+        title = (inspect.getdoc(method) or "").splitlines()[0]
+        rows.append((f"`{name}({arguments})`", title))
+    return _table(("method", ""), rows)
 
 
 def hashes() -> str:

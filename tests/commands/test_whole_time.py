@@ -43,7 +43,11 @@ def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next
     now = [0.0]
     shown: list[str] = []
     watch = WholeTime(SeveralRuns(4, 400), shown.append, clock=lambda: now[0])
-    for start in (0.0, 100.0, 200.0):  # a search makes a run for each trial, from its first env step
+    for start in (
+        0.0,
+        100.0,
+        200.0,
+    ):  # a search makes a run for each trial, from its first env step
         now[0] = start
         watch.on_start(Any)  # type: ignore[arg-type]
         for iteration in (1, 2):

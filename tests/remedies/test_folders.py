@@ -252,7 +252,7 @@ def test_a_file_of_settings_is_read_once_it_is_corrected(
     "config/values.py: is an environment. Pass its id, or a function that makes one for each sampler",
     "config/values.py: {} is missing. Pass {}=...",
     "run/outputs.py: Use dppo.Config(env_id={})",
-    "records/observers.py: Make its class a subclass of it",
+    "records/observer_checks.py: Make its class a subclass of it",
     "records/observer.py: Use numbers, text, lists, dicts",
 )
 def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
             run.set_env(level=[1, "a", {}])
 
     train(run_dir=tmp_path / "set", observers=[Sets()])
-    with pytest.raises(TypeError, match="Make its class a subclass of it"):
+    with pytest.raises(ConfigError, match="Make its class a subclass of it"):
         train(run_dir=tmp_path / "odd", observers=[object()])
 
 

@@ -215,10 +215,9 @@ class Observer:
         """Called about once a second during iterations that take longer than that, while segments are collected."""
 
     def on_iteration(self, row: dict[str, float]) -> bool | None:
-        """Called after each iteration with its row of metrics.jsonl; docs/METRICS.md describes the keys.
+        """Called after each iteration with its row of metrics.jsonl; True writes a checkpoint and stops the run.
 
-        Returns:
-            True to write a checkpoint and stop the run.
+        docs/METRICS.md describes the keys of the row.
         """
 
     def on_episode(self, episode: Episode) -> None:

@@ -17,12 +17,6 @@ class Observers:
     """Calls the observers of one run: files first, so that rows are safe; then the display, then the user's."""
 
     def __init__(self, display: Display, users: Sequence[Observer]) -> None:
-        """Check the observers; raise a TypeError if one of `users` is not an Observer."""
-        for user in users:
-            if not isinstance(user, Observer):
-                raise TypeError(
-                    f"observers: {user!r} is not a dppo.Observer. Make its class a subclass of it."
-                )
         self._files: list[Observer] = []
         self._on_disk: list[OnDisk] = []
         self._display = display

@@ -23,6 +23,7 @@ from dppo.records.files.row_sums import RowSums
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line
 from dppo.records.observer import Observer, Result
+from dppo.records.observer_checks import checked_observers
 from dppo.records.observers import Observers
 from dppo.records.outside import OnDisk, OutsideThread
 from dppo.records.run_lines import own_state_line
@@ -76,7 +77,7 @@ def train(
         OutOfMemory, GPUFailed: an update does not fit into memory, or its GPU has failed.
     """
     outputs.check_is_config(config)
-    return _run(config, resume, branch, observers)
+    return _run(config, resume, branch, checked_observers(observers))
 
 
 def _run(
