@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from builders import BOX, DISCRETE, make_config, tiny_run
 from recorder import Notes, Recorder
+from remedies import executes
 
 import dppo
 from dppo.records.notes import NOTES, PATIENCE, LearningNotes
@@ -231,3 +232,38 @@ def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
         for note in notes.notes(row)
     ]
     assert [iteration for iteration, _ in made] == [PATIENCE]
+
+
+class Endless(gym.Env[np.ndarray, int]):
+    """No episode ends."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), float(action), False, False, {}
+
+
+def limited(max_steps: int) -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(Endless(), max_steps)
+
+
+@executes(
+    "records/notes.py: Return truncated=True at a time limit, as gymnasium.wrappers.TimeLimit does"
+)
+def test_an_environment_without_ends_is_named_until_it_has_a_time_limit(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"samplers": 2, "steps": 256, "iterations": 4}
+    fact = "no episode has ended in 1,024 steps of each environment, "
+    with Notes() as endless:
+        dppo.train(tiny_run(tmp_path / "endless", env_id=Endless, **sizes))
+    assert [text.startswith(fact) for text in endless.texts].count(True) == 1
+    kwargs = {"max_steps": 500}
+    with Notes() as with_limit:
+        dppo.train(tiny_run(tmp_path / "limited", env_id=limited, env_kwargs=kwargs, **sizes))
+    assert not any(text.startswith("no episode has ended") for text in with_limit.texts)

@@ -15,6 +15,9 @@ from dppo.spaces.actions import Actions, BoxActions, boxes
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
 ROWS_AT_ONCE = 10  # rows that are examined together
 MAX_SCORES = 1000  # scores that are kept of a run, evenly spread
+MIN_STEPS_WITHOUT_END = (
+    1000  # steps of each environment without the end of an episode before it is named
+)
 MIN_EPISODES = 50  # finished episodes before a mean return counts
 RISE = 0.2  # rise of the mean return relative to its size: more than the noise of MIN_EPISODES episodes
 # nats. Usual are 1e-3 to 2e-2, and a hundredth of these values at a tenth of the learning rate.
@@ -32,6 +35,8 @@ MAX_RETURN = 150.0
 MIN_RETURN = 1e-3
 
 NOTES = {
+    "endless": "no episode has ended in {steps:,} steps of each environment, so there is no return to judge by, and an "
+    "evaluation would not end. Return truncated=True at a time limit, as gymnasium.wrappers.TimeLimit does",
     "still": "the policy hardly changes: approx_kl is {kl:.1g}. Raise learning_rate ({row[charts/learning_rate]:.2g} "
     "now) or update_epochs, and check that actions affect rewards",
     "certain": "the policy has become deterministic, and returns have not risen: its entropy fell from {first:.3g} to "
@@ -146,6 +151,10 @@ class LearningNotes(Observer):
         self._times_in_a_row = Counter(
             {sign: self._times_in_a_row[sign] + 1 for sign in self._signs(figures)}
         )
+        if not figures.episodes and self._steps_of_each_env(row) >= MIN_STEPS_WITHOUT_END:
+            self._times_in_a_row["endless"] = (
+                PATIENCE  # its condition has lasted since the first row
+            )
         due = [
             sign
             for sign, times in self._times_in_a_row.items()
@@ -154,10 +163,15 @@ class LearningNotes(Observer):
         self._reported.update(due)
         return [self._text(sign, figures, row) for sign in due]
 
+    def _steps_of_each_env(self, row: Mapping[str, float]) -> int:
+        num_envs = self._config.num_samplers * self._config.envs_per_sampler
+        return int(row["global_step"]) // num_envs
+
     def _text(self, sign: str, figures: _Figures, row: Mapping[str, float]) -> str:
         facts = {
             "row": row,
             "config": self._config,
+            "steps": self._steps_of_each_env(row),
             "kl": abs(figures.approx_kl),
             "first": self._first_entropy,
             "bonus": self._entropy_weight,
