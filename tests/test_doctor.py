@@ -89,7 +89,7 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
     "hidden state": (f"{AGAIN}after other episodes: it differs at step 0",),
     "raises": (
         f"{OWNER}step of episode 1 (seed ",
-        "warning: faults do not follow from seed and actions, as others happened after other episodes, beside",
+        "warning: faults do not follow from seed and actions: other ones happened after other episodes, beside",
         "ok: the same seed and actions give the same ",
     ),
     "no licence": (f"{OWNER}the environment's constructor raised RuntimeError: no licence left",),
@@ -193,7 +193,7 @@ def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examinatio
     faults, unlike, *further = examined(env_kwargs={"disease": "flaky"})
     assert "ConnectionError in step), about" in faults
     assert unlike.startswith(
-        "warning: faults do not follow from seed and actions, as others happened in a new instance"
+        "warning: faults do not follow from seed and actions: other ones happened in a new instance"
     )
     assert not any(text.startswith(AGAIN) for text in further)
 
@@ -265,7 +265,7 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
     (
         {"rewards": [0.0, 1e6]},
         {"norm_reward": False},
-        "rewards or returns reach 1e+06; values are learned best from",
+        "rewards or returns reach 1e+06; values are learned best if",
     ),
     ({"rewards": [0.0, 1e6]}, {}, ""),
     ({"lengths": []}, {}, "no episode ended in 1,000 steps"),

@@ -61,14 +61,15 @@ def test_a_baseline_that_fails_is_named_and_the_environment_is_made_again(
     assert "baseline=worlds.controllers:far: in step 3 of episode 0" in failed[0]
 
 
-@executes("tools/doctor/controller_findings.py: To measure it, raise --seconds")
+@executes("tools/doctor/controller_findings.py: To measure them, raise --seconds")
 def test_controllers_that_take_too_long_are_left_out_with_the_reason() -> None:
     config = config_of()
     now = time.monotonic()
     reason = reason_to_leave_out([100], 150, 1.0, now + 30.5, config)
     assert reason == "2 episodes of each take 400 s, and 30 s are left for them"
     assert texts({"controllers_left_out": reason}, config) == [
-        f"what zero, random and baseline actions get was not measured: {reason}. To measure it, raise --seconds"
+        f"the returns of zero, random and baseline actions were not measured: {reason}. To measure them, "
+        "raise --seconds"
     ]
     assert reason_to_leave_out([100], 150, 1.0, now + 500, config) == ""
     assert reason_to_leave_out([], 150, 1.0, now, config) == "no episode ended in 150 steps"
@@ -82,7 +83,7 @@ def test_the_seconds_in_which_controllers_could_play_are_named(
     needed_s: float, advice: str
 ) -> None:
     facts = {"controllers_left_out": "it takes long", "controllers_need_s": needed_s}
-    assert texts(facts, config_of())[0].endswith(f"it takes long. To measure it, {advice}")
+    assert texts(facts, config_of())[0].endswith(f"it takes long. To measure them, {advice}")
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def test_a_close_that_hangs_does_not_keep_results_back(
 def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run(
     tmp_path: Path,
 ) -> None:
-    """Sums of matrix products have other last bits on several."""
+    """Sums of matrix products have different last bits on several."""
     with threadpool_limits(2, "blas"):
         result = dppo.train(settings(tmp_path / "run", env_id=Cores, record_episodes="all"))
         dppo.evaluate(result, episodes=1)

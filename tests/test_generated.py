@@ -91,7 +91,7 @@ def test_registered_metrics_are_those_of_a_run(tmp_path: Path) -> None:
 def test_hashes_of_reproducibility_are_those_of_this_machine(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Networks with convolutions have other last bits in `portable` without AVX-512: there, `strict` counts."""
+    """Networks with convolutions have different last bits in `portable` without AVX-512: there, `strict` counts."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     numerics = imported(ROOT / "benchmarks" / "numerics.py")
     if numerics.installed_versions() != STORED["versions"]:

@@ -57,7 +57,7 @@ def test_numbers_of_steps_and_of_episodes_are_reported_by_name(tmp_path: Path) -
 
     info_notes = [text for text in notes.texts if "info_keys" in text]
     assert info_notes == [
-        "info_keys=absent: not a number in any info so far; the last one had energy, solved, total"
+        "info_keys=absent: no number of this name in any info so far; the last info had energy, solved, total"
     ]
 
     without = dppo.train(settings(tmp_path / "without", info_keys=()))

@@ -167,7 +167,9 @@ def test_a_limit_that_the_user_cannot_remove_is_said(monkeypatch: pytest.MonkeyP
     assert machine.file_size_remedy() == ""
 
     told = remedy(OSError(errno.EFBIG, "File too large"))
-    assert told == "Its file system takes no file of this size. Use a folder on another disk."
+    assert (
+        told == "Its file system does not support files of this size. Use a folder on another disk."
+    )
 
 
 def test_ray_is_not_started_where_it_may_not_write_its_store(
@@ -223,10 +225,10 @@ def test_names_and_numbers_of_open_files_are_changed_as_told(tmp_path: Path) -> 
 def test_a_picture_and_a_comparison_that_cannot_be_written_say_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def too_large(*arguments: object) -> None:
+    def too_large(*arguments: object, **options: object) -> None:
         raise OSError(errno.EFBIG, "File too large")
 
-    result = SimpleNamespace(run_dir=tmp_path, picture=tmp_path / "learning_curve.png")
+    result = SimpleNamespace(run_dir=tmp_path, picture=tmp_path / "learning_curve.png", config=None)
     monkeypatch.setattr(pictures, "read_metrics", lambda _: [])
     monkeypatch.setattr(pictures, "learning_curve", too_large)
     pictures.LearningCurve("title").on_end(cast(Result, result), None)

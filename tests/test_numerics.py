@@ -103,7 +103,7 @@ def test_differences_name_operations_and_versions() -> None:
     only_a = replace(ONE, results={"a": "1"})
     assert ONE.differences(only_a) == "", "only what both computed counts"
     other = replace(ONE, versions={"numpy": "2.3"}, results=NAMED | {"b": "3"})
-    assert ONE.differences(other) == "other last bits in b, numpy 2.3 instead of 2.4"
+    assert ONE.differences(other) == "different last bits in b, numpy 2.3 instead of 2.4"
     without_torch = fingerprint(PROBE, torch=False)
     with_torch = fingerprint(PROBE, torch=True)
     assert without_torch.differences(with_torch) == ""
@@ -140,7 +140,7 @@ def test_a_process_that_computes_otherwise_is_named_or_refused() -> None:
     changed = replace(ours, node="n1", cpu="other", results=ours.results | {"torch's Adam": ""})
     problem = Expected(PROBE, changed, refuse=False).problem(torch=True)
     for fact in (
-        "other last bits in torch's Adam",
+        "different last bits in torch's Adam",
         "n1 (other)",
         ours.node,
         ours.cpu,
@@ -269,4 +269,4 @@ def test_a_run_on_another_machine_is_noted_once(
         if "differ by rounding" in record.getMessage()
     ]
     assert len(notes) == 1
-    assert "another, computes other last bits in NumPy's sums" in notes[0]
+    assert "another, computes different last bits in NumPy's sums" in notes[0]

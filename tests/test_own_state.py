@@ -77,7 +77,9 @@ def test_hidden_state_survives_a_stop(
         result, _ = resumed(settings(tmp_path / "run", env, **settings_of_run))
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents == {}
-    set_at_once = any("is set to its state, without a replay" in text for text in notes.texts)
+    set_at_once = any(
+        "of a lost environment is set, without a replay" in text for text in notes.texts
+    )
     assert set_at_once == ("env_state" in settings_of_run)
     assert result.metrics[-1].get("replay/steps", 0) == 0
     # otherwise a replay proves the state first
@@ -188,7 +190,7 @@ def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path:
     assert result.incidents == ({"own_state": 2} if world == "Misleading" else {})
 
     if world == "Misleading":
-        words = "get_state and set_state do not bring the environment back"
+        words = "get_state and set_state do not restore the environment"
         assert words in recorder.incidents[0].message
         [checkpoint] = (tmp_path / "run" / "checkpoints").glob("*000003*")
         off = settings(tmp_path / "run", world, env_state="off")

@@ -130,7 +130,7 @@ def test_an_evaluation_with_others_says_so_and_one_in_training_refuses_them(tmp_
         dppo.evaluate(result, normalized(frozen=True), episodes=1)
     assert (
         sum(
-            "begin with none: what the policy sees or gets is not as in training" in text
+            "begin with none: observations or rewards are not as in training" in text
             for text in notes.texts
         )
         == 2

@@ -70,8 +70,8 @@ def test_an_evaluation_in_this_process_says_where_it_can_play(
     result = dppo.train(tiny_run(tmp_path / "run", steps=8, iterations=2, **evaluated))
     assert result.incidents == {"evaluation_fault": 2}
     assert (
-        "The samplers have others in this process; num_actors=1 (--num-actors 1) evaluates in another"
-        in caplog.text
+        "The samplers have environments of their own in this process; num_actors=1 (--num-actors 1) evaluates in "
+        "another process" in caplog.text
     )
 
 

@@ -174,7 +174,7 @@ def test_actors_and_learners_start_with_the_same_weights(
 
 def test_a_start_with_nothing_is_refused(source: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", CARTPOLE, hidden_sizes=(9, 9), init_from=source)
-    words = r"^init_from=\S+: nothing fits, none of its 12 (?s:.*)8x4 there\n"
+    words = r"^init_from=\S+: no weights fit: none of its 12 (?s:.*)8x4 there\n"
     with pytest.raises(ConfigError, match=words):
         dppo.train(config)
     assert not (tmp_path / "run").exists()

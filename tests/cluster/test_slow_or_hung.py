@@ -341,10 +341,10 @@ def test_the_wait_of_an_answer_during_an_update_is_no_time_of_messages() -> None
 def test_an_actor_that_refuses_its_cpu_is_replaced_and_then_ends_the_run() -> None:
     driver = Driver([[0]])
     driver.request(0)
-    refusal = ClusterError("node n computes other last bits")
+    refusal = ClusterError("node n computes different last bits")
     for number in range(1, LIMITS.max_actor_restarts + 1):
         driver.refuse(refusal)
-        assert "refused: node n computes other last bits" in driver.incidents()[-1].text
+        assert "refused: node n computes different last bits" in driver.incidents()[-1].text
         driver.wait(60)
         driver.start(0, number + 1)
     with pytest.raises(ClusterError, match="node n computes"):

@@ -65,7 +65,7 @@ def texts(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> lis
 
 
 def name_of(note: str) -> str:
-    return next(name for name, text in NOTES.items() if note.startswith(text[:20]))
+    return next(name for name, text in NOTES.items() if note.startswith(text[:15]))
 
 
 def noted(changes: Changes, **options: Any) -> list[str]:
@@ -164,13 +164,13 @@ def test_notes_have_the_numbers_and_a_remedy() -> None:
     assert texts({"approx_kl": 7.6e-9, "episodic_return": -200.0}, norm_reward=True) == [
         "the policy hardly changes: approx_kl is 8e-09. Raise learning_rate (0.0003 now) or update_epochs, and check "
         "that actions affect rewards",
-        "no return other than -200 in 34,000 env steps (340 episodes): there is nothing to learn from. Reward progress "
+        "all returns are -200 in 34,000 env steps (340 episodes): there is nothing to learn from. Reward progress "
         "on the way, or explore more (ent_coef)",
     ]
     assert texts({"episodic_return": lambda i: 70.0 - abs(i - 25)}) == [
-        "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, updates may follow "
-        "noise: begin again, or with init_from at an earlier checkpoint, with more num_steps (64 now) or a lower "
-        "learning_rate (0.0003 now)"
+        "the mean return has fallen from 70, after 26,000 env steps, to 30. If it does not recover, batches may be too "
+        "small: begin again, from scratch or from an earlier checkpoint (init_from), with more num_steps (64 now) or a "
+        "lower learning_rate (0.0003 now)"
     ]
 
 
@@ -214,7 +214,7 @@ def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
         result = dppo.train(config, resume=tmp_path / "run")
     for beginning in (
         "the policy hardly changes: ",
-        "no return other than 5000 in ",
+        "all returns are 5000 in ",
         "discounted returns are about 5e+03",
     ):
         assert [text.startswith(beginning) for text in first.texts].count(True) == 1

@@ -124,7 +124,7 @@ def test_no_command_is_printed_for_rows_that_cannot_be_played_again(
     assert problem(tmp_path, **in_package("Herd"), envs_per_sampler=3) == ""
     assert "none can be played again" in typed(f"replay {run} --episodes")
     message = refused(f"replay {run} --episode 1")
-    assert "an episode of one depends on the actions of all" in message
+    assert "an episode of one row depends on the actions of all" in message
     herd = in_package("Herd", leaves_out=[1])
     assert problem(tmp_path, **herd, envs_per_sampler=3, progress="plain")
     incident = tmp_path / "run1" / "incidents" / "001"

@@ -176,7 +176,7 @@ LINES: dict[str, tuple[str, Any]] = {
         10,
     ),
     "ent_coef": (
-        "Entropy: a bonus of {value}, as reuse makes discrete actions certain sooner; {other}: none.",
+        "Entropy: a bonus of {value}, because reuse makes discrete actions deterministic sooner; {other}: none.",
         0.0,
     ),
     "desired_kl": (
@@ -184,16 +184,17 @@ LINES: dict[str, tuple[str, Any]] = {
         0.0,
     ),
     "freeze_norm_after": (
-        "Normalization: its statistics are those of the controller's {value:,} env steps, so that the clone goes on "
-        "reading what it was cloned with.",
+        "Normalization: the statistics stay those of the controller's {value:,} env steps, so that the scale of the "
+        "clone's inputs does not change.",
         None,
     ),
     "target_kl": (
-        "Updates: one that moves the policy too far (KL above {value}) ends early; {other}: none does.",
+        "Updates: an update that moves the policy too far (KL above {value}) ends early; with {other}, none does.",
         0.0,
     ),
     "norm_adv": (
-        "Advantages: not standardized, so that a batch of noise changes little; {other} does so, as most tools do.",
+        "Advantages: not standardized, so that an uninformative batch changes little; {other} standardizes them, as "
+        "most tools do.",
         True,
     ),
     "log_std_init": (

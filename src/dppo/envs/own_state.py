@@ -288,7 +288,7 @@ class OwnStates:
     def report_unproven(self, problem: str, log: EnvLog) -> None:
         """Report that the state of an environment does not bring it back."""
         self._report_once(
-            f"{self.owner}: get_state and set_state do not bring the environment back ({problem}). They are not used: "
+            f"{self.owner}: get_state and set_state do not restore the environment ({problem}). They are not used: "
             f"episodes are replayed. Return all that later steps depend on, or use env_state=off.",
             log,
         )

@@ -62,7 +62,7 @@ class Fingerprint:
         ]
         if not differing:
             return ""
-        description = f"other last bits in {' and '.join(differing)}"
+        description = f"different last bits in {' and '.join(differing)}"
         for package, own_version in self.versions.items():
             other_version = other.versions.get(package, own_version)
             if other_version != own_version:

@@ -136,7 +136,7 @@ def _play_here(
             if wrappers:
                 problem = kept_in_words(wrappers)
                 logger.warning(
-                    "%s: %s: what the policy sees or gets is not as in training",
+                    "%s: %s: observations or rewards are not as in training",
                     player.env_name,
                     problem,
                 )

@@ -59,7 +59,7 @@ class CloneNote(Observer):
 
     def _text(self, clone: _Returns, controller: _Returns) -> str:
         config = self._config
-        advice = "Show it to the policy as part of the observation"
+        advice = "Add it to the observation"
         if config.algo == "ppo" and not config.has_memory:
             advice += f", or give the policy a memory ({as_setting_and_flag('memory', 'lstm')})"
         longer = longer_prior(config)

@@ -41,18 +41,18 @@ NOTES = {
     "now) or update_epochs, and check that actions affect rewards",
     "certain": "the policy has become deterministic, and returns have not risen: its entropy fell from {first:.3g} to "
     "{row[losses/entropy]:.3g}. Raise ent_coef ({bonus:g} now), or lower learning_rate",
-    "unexplained": "the values explain nothing of the returns: explained_variance is "
-    "{row[losses/explained_variance]:.2g}. Use norm_obs and norm_reward if they are off, else more update_epochs, or "
-    "memory",
-    "constant": "no return other than {row[charts/episodic_return]:g} in {row[global_step]:,} env steps "
+    "unexplained": "the value estimates do not explain the returns: explained_variance is "
+    "{row[losses/explained_variance]:.2g}. Use norm_obs and norm_reward if they are off, otherwise more update_epochs, "
+    "or memory",
+    "constant": "all returns are {row[charts/episodic_return]:g} in {row[global_step]:,} env steps "
     "({row[charts/episodes]:,} episodes): there is nothing to learn from. Reward progress on the way, or explore more "
     "({explore})",
-    "scale": "discounted returns are about {size:.3g}, and values learn best from numbers of about 1. Use "
+    "scale": "discounted returns are about {size:.3g}, and value networks learn best from numbers of about 1. Use "
     "norm_reward=True (--norm-reward)",
     "fallen": "the mean return has fallen from {best:.4g}, after {at:,} env steps, to "
-    "{row[charts/episodic_return]:.4g}. If it does not recover, updates may follow noise: begin again, or with "
-    "init_from at an earlier checkpoint, with more num_steps ({config.num_steps} now) or a lower learning_rate "
-    "({row[charts/learning_rate]:.2g} now)",
+    "{row[charts/episodic_return]:.4g}. If it does not recover, batches may be too small: begin again, from "
+    "scratch or from an earlier checkpoint (init_from), with more num_steps ({config.num_steps} now) or a lower "
+    "learning_rate ({row[charts/learning_rate]:.2g} now)",
 }
 
 

@@ -90,10 +90,11 @@ def hosting_line(config: Config) -> str:
 def own_state_line(config: Config) -> str:
     """Describe how `get_state` and `set_state` of the environments are used."""
     if config.env_state == "own":
-        return "get_state and set_state: an environment that is lost is set to its state, without a replay."
+        return "get_state and set_state: the state of a lost environment is set, without a replay."
     return (
-        "get_state and set_state: an environment that is lost is replayed, and set to its state where that leads to "
-        "another one, if it is proven. env_state=own sets it at once; off only replays."
+        "get_state and set_state: the actions of a lost environment are replayed. If that leads to another state, its "
+        "own state is set instead, provided that repeating the last segment proves it complete. env_state=own sets it "
+        "without a replay; env_state=off only replays."
     )
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MAX_PROBE_WIDTH = 512  # units; wider layers have the fingerprint of this width
 
-NOT_REPLAYED = "lost or resumed samplers start new episodes; those of EnvPool, with a fixed seed, their first ones"
+NOT_REPLAYED = "lost or resumed samplers start new episodes; EnvPool with its fixed seed starts its first ones again"
 
 
 def build(
@@ -170,7 +170,7 @@ def _numerics_in_force(config: Config, stack: ExitStack) -> dict[str, str]:
     if config.numerics != "native" and not variables:
         logger.info(
             "results are equal on this type of CPU only: it has no AVX2, or NumPy was loaded with other code. Call "
-            "dppo.portable_numerics() before NumPy is imported, or set numerics=native to say so."
+            "dppo.portable_numerics() before NumPy is imported, or set numerics=native to accept that."
         )
     are_variables_set = VARIABLES.items() <= os.environ.items()
     if config.numerics == "native" and are_variables_set:
@@ -223,6 +223,6 @@ def _log_choices(config: Config, choices: list[Choice], spaces: Spaces, folder: 
         logger.warning("%s", stuck)
     if config.norm_value and not config.norm_adv:
         logger.warning(
-            "norm_value=True without norm_adv=True: values are learned in units of their deviation, advantages are "
+            "norm_value=True without norm_adv=True: values are normalized, but advantages are "
             "not, so that large rewards still change what is learned. Use both."
         )

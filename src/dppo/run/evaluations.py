@@ -50,7 +50,7 @@ Row = dict[str, float]
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
 WAITING = (
     "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
-    "plays it again"
+    "repeats the evaluation"
 )
 MAX_LOGGED_FAULTS = 3
 MANY = 10  # open evaluations, of which a line warns
@@ -403,7 +403,8 @@ class Evaluations(Observer):
         if is_in_process and isinstance(error, EnvironmentFault) and error.in_constructor:
             elsewhere = as_setting_and_flag("num_actors", 1)
             error.message += (
-                f". The samplers have others in this process; {elsewhere} evaluates in another one"
+                f". The samplers have environments of their own in this process; {elsewhere} evaluates in another "
+                f"process"
             )
         text = f"{evaluation.name}: {left_out}: {error}"
         self._faults += 1

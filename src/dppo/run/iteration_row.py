@@ -124,7 +124,9 @@ class MeasuredRow:
             missing = " ".join(sorted(self._missing))
             known = ", ".join(sorted(learner.recent[-1].info)) or "none"
             logger.warning(
-                "info_keys=%s: not a number in any info so far; the last one had %s", missing, known
+                "info_keys=%s: no number of this name in any info so far; the last info had %s",
+                missing,
+                known,
             )
             self._missing = set()
         return row

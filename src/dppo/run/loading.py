@@ -95,7 +95,7 @@ def _resume(checkpoint: Checkpoint, parts: Parts, config: Config) -> None:
 
 
 def _warn_of_other_numerics(state: dict[str, Any], numerics: Expected) -> None:
-    """Log a warning if the process that wrote a checkpoint computed other last bits."""
+    """Log a warning if the process that wrote a checkpoint computed different last bits."""
     stored = state.get("numerics")
     if stored is None:
         return

@@ -90,7 +90,7 @@ def _check_frozen(statistics: Statistics, fresh: Statistics, origin: LoadedCheck
             f"freeze_norm_after=0: {origin.path} has no statistics of these observations. Leave it out."
         )
     if fresh.returns is not None:
-        fact = "norm_reward would have no statistics to keep, as those of another run's returns are not taken"
+        fact = "norm_reward would have no statistics to keep, because those of another run are not taken over"
         raise ConfigError(
             f"freeze_norm_after=0: {fact}. Use a larger number, or `norm_reward=False`."
         )
@@ -121,7 +121,7 @@ def _fitting(here: Weights, there: Weights, origin: LoadedCheckpoint) -> tuple[W
         shapes = f"{name}, {shape_here} here and {shape_there} there"
         rows.append(_line(shapes, is_taken=name in fitting))
     if not any(here[name].ndim > 1 for name in fitting):
-        fact = f"nothing fits, none of its {counted(len(there), 'parameter')} has name and shape of a layer here"
+        fact = f"no weights fit: none of its {counted(len(there), 'parameter')} has the name and shape of a layer here"
         advice = "Use the network settings of that run, or leave `init_from` out"
         raise ConfigError("\n".join([f"init_from={origin.path}: {fact}.", *rows, f"{advice}."]))
     if not all(np.isfinite(there[name]).all() for name in fitting):

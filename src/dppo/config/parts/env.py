@@ -156,8 +156,8 @@ class Sampling:
     prior: str | Callable[..., Any] | None = None
     """Your own controller, to start from: module:controller, a function action = f(obs), or a class with reset and act;
     in Python also the function or class itself. It collects the first iterations, with noise. The policy is cloned from
-    its actions, and the values or critics learn from its rewards. Training goes on near the clone at first. Its actions
-    must follow from the observations since its reset."""
+    its actions, and the values or critics learn from its rewards. At first, training stays near the clone. The
+    controller's actions must depend only on the observations since its reset."""
     prior_steps: int | None = setting(None, gt=0)
     """Env steps that prior collects, in whole iterations: a few episodes at least; none: a tenth of total_timesteps, at
     most 20,000."""

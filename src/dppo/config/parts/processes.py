@@ -79,8 +79,8 @@ class Actors:
     """Ask an idle actor for a late segment as well if it would make it sooner, replay included; the first answer
     counts. The result is the same. It may make more environments at once than there are samplers."""
     on_other_cpu: Literal["warn", "refuse"] = free("warn")
-    """If an actor or learner runs on a CPU that computes other last bits than this process: warn, because the result
-    then depends on which process runs where; or refuse to use it."""
+    """If an actor or learner runs on a CPU that computes different last bits than this process: warn, because the
+    result then depends on which process runs where; or refuse to use it."""
     dashboard: bool = free(False)
     """Start the dashboard of the Ray that is started on this machine (needs ray[default])."""
 
@@ -235,7 +235,7 @@ class Run:
     `dppo eval` and `dppo export` then use the best such policy of the run, and without one the baseline."""
     record_episodes: str = free("all")
     """Training episodes to record, as seed and actions, so that `dppo replay` plays them again: all; every=100, each
-    100th; best, each with a higher return than all before it; none. Beyond 64 MB, the oldest go."""
+    100th; best, each with a higher return than all before it; none. Beyond 64 MB, the oldest are deleted."""
     trace_hashes: bool = free(False)
     """Write checksums of each iteration (observations, actions, rewards, advantages, gradients, weights) to
     trace.jsonl. `dppo diff RUN RUN` names the first iteration, sampler, step and quantity in which two runs differ."""

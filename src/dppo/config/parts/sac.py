@@ -10,8 +10,8 @@ class SAC:
     """Soft actor-critic, the algorithm of algo=sac."""
 
     replay_rows: int | None = setting(None, gt=0)
-    """Env steps that are kept to learn from, in memory and in each checkpoint; beyond that, the oldest go; none: all of
-    the run, up to 1,000,000."""
+    """Env steps that are kept to learn from, in memory and in each checkpoint; beyond that, the oldest are dropped;
+    none: all of the run, up to 1,000,000."""
     gradient_steps: float = setting(1.0, gt=0, le=100)
     """Gradient steps per env step. 0.5 takes half of the time of updates, and up to twice the env steps; where env
     steps are very slow, try 2."""
@@ -19,7 +19,7 @@ class SAC:
     """Env steps before the first gradient step, which the new policy collects; with prior, gradient steps begin at
     once."""
     tau: float = setting(0.01, gt=0, le=1)
-    """Part of the way that the target critics move to the critics in each gradient step."""
+    """Share of the distance by which the target critics move toward the critics in each gradient step."""
     target_entropy: float = setting(-1.0, ge=-10, lt=0.69)
     """Entropy of the policy that the temperature is adapted to, in nats per component of an action within (-1, 1)."""
     critic_sizes: tuple[int, ...] = constant((128, 128), gt=0)

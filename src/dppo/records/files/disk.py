@@ -20,7 +20,7 @@ PERMISSION = "Give yourself read and write permission for the folder."
 REMEDIES = {  # errno -> remedy
     errno.ENOSPC: "Free some disk space.",
     errno.EDQUOT: "Delete files of yours on this disk, or use a folder on another one.",
-    errno.EFBIG: "Its file system takes no file of this size. Use a folder on another disk.",
+    errno.EFBIG: "Its file system does not support files of this size. Use a folder on another disk.",
     errno.EROFS: "Its file system is mounted read-only. Use a folder on another disk.",
     errno.EACCES: PERMISSION,
     errno.EPERM: PERMISSION,

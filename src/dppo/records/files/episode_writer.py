@@ -143,7 +143,7 @@ class EpisodeWriter(FileWriter):
             self._warned = True
             logger.warning(
                 f"episode {self._num_finished} is not recorded: the actions of its {episode.length:,} steps have more "
-                f"than {MAX_ACTIONS_MB} MB; later ones like it neither"
+                f"than {MAX_ACTIONS_MB} MB. Other episodes of this size are not recorded either"
             )
 
     def _add_faults(self, row: dict[str, float], report: SegmentReport) -> None:

@@ -25,7 +25,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "float32": np.float32,
     "float64": np.float64,
 }
-SEVERAL_ROWS = "an environment that steps several rows at once, and an episode of one depends on the actions of all"
+SEVERAL_ROWS = "an environment that steps several rows at once, and an episode of one row depends on the actions of all"
 
 
 @dataclass(frozen=True, slots=True)

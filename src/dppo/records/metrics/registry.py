@@ -180,8 +180,8 @@ LEARNING = (
         "still act as it did",
         SAC_ONLY,
     ),
-    Metric("losses/kept_rows", STEPS, "kept to learn from", SAC_ONLY),
-    Metric("losses/gradient_steps", "count", "taken in this iteration", SAC_ONLY),
+    Metric("losses/kept_rows", STEPS, "in the replay buffer", SAC_ONLY),
+    Metric("losses/gradient_steps", "count", "gradient steps of this iteration", SAC_ONLY),
 )
 
 TIME = (
@@ -329,10 +329,10 @@ INCIDENTS: dict[IncidentKind, str] = {
     "error state or the current folder; reported once for each state. dppo continues with its own state",
     IncidentKind.SMALL_OBSERVATIONS: "in the first segment, all numbers of the observation were tiny with "
     "`--no-norm-obs`, or a single one beside others, which normalization leaves tiny",
-    IncidentKind.PRECISION_LOST: "in the first segment, an observation of float64 had steps too small for float32, in "
-    "which it is stored",
-    IncidentKind.OTHER_CPU: "an actor or learner computes other last bits than the process that drives the run, so the "
-    "result depends on which process runs where",
+    IncidentKind.PRECISION_LOST: "in the first segment, a float64 observation changed by less than float32, in which "
+    "it is stored, can show",
+    IncidentKind.OTHER_CPU: "an actor or learner computes different last bits than the process that drives the run, so "
+    "the result depends on which process runs where",
     IncidentKind.LEARNERS_REBUILT: "a learner died or stopped answering; all were restarted, and repeated the update",
     IncidentKind.SEGMENTS_LOST: "a node was lost with segments that no learner had fetched; all actors were restarted, "
     "and the same segments were collected again",

@@ -30,8 +30,8 @@ def findings_about_controllers(facts: Facts, config: Config) -> Findings:
             enough = f" to {10 * math.ceil(seconds / 10)}"
         yield (
             "note",
-            f"what zero, random and baseline actions get was not measured: {facts['controllers_left_out']}. To measure "
-            f"it, raise --seconds{enough}",
+            f"the returns of zero, random and baseline actions were not measured: {facts['controllers_left_out']}. To "
+            f"measure them, raise --seconds{enough}",
         )
 
 

@@ -70,8 +70,8 @@ def _hung(facts: Facts) -> str:
     names = ", ".join(facts["threads_left"])
     thread = f"a thread ({names})" if names else "a thread"
     return (
-        f"after close(), {thread} goes on, so that the process does not end; without actors, neither does a run. End "
-        f"it in close(), or make it a daemon"
+        f"after close(), {thread} keeps running, so the process does not end; without actors, a run does not end "
+        f"either. End it in close(), or make it a daemon"
     )
 
 
@@ -82,7 +82,7 @@ def _about_faults(facts: Facts, config: Config) -> Findings:
     if facts.get("unlike"):
         yield (
             "warning",
-            f"faults do not follow from seed and actions, as others happened {', '.join(facts['unlike'])}: two runs "
+            f"faults do not follow from seed and actions: other ones happened {', '.join(facts['unlike'])}. Two runs "
             f"with the same seed differ",
         )
 
@@ -94,8 +94,8 @@ def _about_instances(facts: Facts, config: Config) -> Findings:
     if facts.get("rows"):
         yield (
             "note",
-            f"{facts['rows']} rows step at once, in the times above. Not examined, as they are of single environments: "
-            f"Gymnasium's checker, get_state",
+            f"{facts['rows']} rows step at once in the times above. Gymnasium's checker and get_state are for "
+            f"single environments, and were not examined",
         )
     if facts.get("statistics"):
         yield "warning", f"{kept_in_words(facts['statistics'])}. {REMEDY.rstrip('.')}"
@@ -120,8 +120,8 @@ def _single_instance(facts: Facts, config: Config) -> tuple[str, str]:
         )
     return (
         "warning",
-        f"a second instance cannot be made, nor in another process: {single}. Use `num_samplers=1`, or free what it "
-        f"needs: a licence, a port, a file",
+        f"a second instance cannot be made, not even in another process: {single}. Use `num_samplers=1`, or free what "
+        f"it needs: a licence, a port, a file",
     )
 
 
@@ -209,7 +209,8 @@ def _about_answers(facts: Facts, config: Config) -> Findings:
         if largest and not 1 / FAR_FROM_ONE < largest < FAR_FROM_ONE:
             yield (
                 "warning",
-                f"rewards or returns reach {largest:.3g}; values are learned best from about 1. Use --norm-reward",
+                f"rewards or returns reach {largest:.3g}; values are learned best if these are about 1. "
+                f"Use --norm-reward",
             )
     for name, (kind, low, high) in facts.get("observed", {}).items():
         size = max(-low, high)
@@ -267,8 +268,8 @@ def _about_times_and_memory(facts: Facts, config: Config) -> Findings:
     if worst > 1.0 and worst > 50 * times["median"]:
         yield (
             "warning",
-            f"one step took {worst:.1f} s, others {times['median']:.2g} s: all wait for it, unless "
-            f"--policy-lag has them go on",
+            f"one step took {worst:.1f} s, others {times['median']:.2g} s: all others wait for it, unless "
+            f"you use --policy-lag",
         )
     env_mb = facts.get("env_mb", 0.0)
     if env_mb and config.num_samplers * config.envs_per_sampler * env_mb > facts["available_mb"]:
@@ -297,7 +298,8 @@ def _about_the_task(facts: Facts) -> Findings:
     if facts.get("rewards") == [0, 0]:
         yield (
             "note",
-            f"all rewards of {facts['steps']:,} steps were 0. If chance finds no other, reward progress on the way",
+            f"all rewards of {facts['steps']:,} steps were 0. If random actions find no other, reward "
+            f"progress on the way",
         )
     if facts.get("threads"):
         yield "note", f"an instance starts threads: {facts['threads']}"

@@ -70,7 +70,7 @@ ENDS_OF_OTHERS = (
     "eval/baseline_return",
     "eval/baseline_pairs",
 )
-WITHOUT_UNIT = ("count", SHARE)
+WITHOUT_UNIT = ("count", SHARE, "at most 1")
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of other keys, in the order in which they are drawn
     "Evaluation": (

@@ -22,8 +22,8 @@ PROVES = (
     "equal to the last bit: weights, optimizer, normalizers, samplers and metrics. The files named had these hashes."
 )
 PROVES_NOT = (
-    "It is not signed: anybody can write this file, so it is worth as much as your trust in who gives it to you. Run "
-    "dppo verify yourself. Iterations that are not named were not computed again, nor were evaluations. It does not "
+    "It is not signed: anybody can write this file, so trust it only as far as you trust its sender. Run dppo verify "
+    "yourself. Iterations that are not named were not computed again, nor were evaluations. It does not "
     "say that the policy is good, nor that the simulator is right."
 )
 FINGERPRINT_S = 60.0

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     except CheckpointError as error:
         problems = [str(error).partition("\n")[0]]
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # a stranger's file
-        problems = [f"the newest checkpoint holds what no run writes ({error!r})"]
+        problems = [f"the newest checkpoint contains values that no run writes ({error!r})"]
     if problems:
         for problem in problems:
             print(printable(f"differs  {problem}"))
@@ -133,7 +133,7 @@ def _expectations(newest: Checkpoint, config: Config) -> list[str]:
     if cpu_of_run != cpu_name():
         lines.append(f"the run  {cpu_of_run}")
         if config.numerics == "native":
-            lines.append("expect   other last bits on another type of CPU: numerics=native")
+            lines.append("expect   different last bits on another type of CPU: numerics=native")
         else:
             lines.append(f"expect   equal bits on x86-64 with AVX2: numerics={config.numerics}")
     other_versions = [
