@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -19,6 +20,7 @@ import dppo
 from dppo.envs.make import make_env
 from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.sac import check_actions
 from dppo.spaces.actions import actions_from_json, boxes
 from dppo.spaces.bounds import describe_rescaling, stuck_beside_unbounded
 
@@ -116,7 +118,9 @@ def test_bounds_are_named_by_element_if_they_differ(
 @pytest.mark.parametrize(
     ("low", "high", "stuck"),
     [
-        ([10, 0, 0], [45, np.inf, 180], "Element 0 of an action lies between 10 and 45."),
+        ([10, 0, 0], [45, np.inf, 180], "Element 1 of an action lies between 0 and inf."),
+        ([10, 0], [45, 3e38], "Element 1 of an action lies between 0 and inf."),
+        ([10, -1], [45, np.inf], ""),
         ([-1, 0], [1, np.inf], "Element 1 of an action lies between 0 and inf."),
         ([-np.inf, -1], [np.inf, 1], ""),
         ([-np.inf, -np.inf], [np.inf, np.inf], ""),
@@ -126,7 +130,7 @@ def test_bounds_are_named_by_element_if_they_differ(
 def test_elements_that_an_infinite_bound_leaves_at_their_own_bounds_are_named(
     low: list[float], high: list[float], stuck: str
 ) -> None:
-    """A Box with an infinite bound is clipped, so that a valve of [10, 45] would stay at 10."""
+    """An element of [0, inf] is clipped, so that it may stay at 0."""
     space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
     described = stuck_beside_unbounded(actions_of(space, "auto"))
     assert (described or "").startswith(stuck)
@@ -159,6 +163,7 @@ SEVERAL_PARTS = gym.spaces.Tuple([gym.spaces.Box(-1, 1), FAR, gym.spaces.Discret
         (pair(-1, 0.5), ["rescale"]),
         (FAR, ["rescale"]),
         (SPACES["free"], ["clip"]),
+        (SPACES["mixed"], ["rescale"]),
         (SEVERAL_PARTS, ["clip", "rescale"]),
         (gym.spaces.Discrete(2), []),
     ],
@@ -172,6 +177,42 @@ def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
     assert [box.bounds for box in boxes(restored)] == expected
     is_described = describe_rescaling(actions) is not None
     assert is_described == ("rescale" in expected)
+
+
+@pytest.mark.parametrize("bounds", ["auto", "rescale"])
+def test_elements_with_finite_bounds_are_mapped_beside_others_that_are_not(bounds: Any) -> None:
+    actions = actions_of(SPACES["mixed"], bounds)
+    restored = actions_from_json(json.loads(json.dumps(actions.as_json())))
+    of_policy = np.array([[-1, -1, -1, -1], [0, 0, 0, 0], [1, 1, 1, 1], [3, -3, -3, 7e8]])
+    of_env = np.array([[10, -1, 0, -1], [27.5, 0, 90, 0], [45, 1, 180, 1], [45, -1, 0, 7e8]])
+    for converted in (actions, restored):
+        np.testing.assert_array_equal(converted.to_env(of_policy), of_env.astype(np.float32))
+        for row in of_env:
+            again = converted.to_env(converted.from_env(row)[None])[0]
+            np.testing.assert_array_equal(again, row.astype(np.float32))
+        assert converted.half_widths().tolist() == [1, 1, 1, 1]
+
+    [box] = boxes(actions)
+    lower, upper = box.saturated_at()
+    assert lower.tolist() == [-1, -1, -1, -np.inf]
+    assert upper.tolist() == [1, np.inf, 1, np.inf]
+    line = describe_rescaling(actions)
+    assert line is not None
+    assert line.startswith("Actions lie between [10, 0] and [45, 180]: ")
+    assert line.endswith(
+        " Elements 1, 3 of an action are not mapped, for lack of two finite bounds."
+    )
+
+
+def test_a_box_without_an_element_to_map_is_refused_by_its_first_infinite_element() -> None:
+    for bounds, space in (("rescale", pair(0, np.inf)), ("squash", SPACES["mixed"])):
+        with pytest.raises(ConfigError, match=rf"^action_bounds={bounds}: .* element [01] of an"):
+            actions_of(space, bounds)  # type: ignore[arg-type]
+
+
+def test_soft_actor_critic_names_an_element_without_finite_bounds() -> None:
+    with pytest.raises(ConfigError, match=r"^algo=sac: .* element 1 of an action lies between -1"):
+        check_actions(SPACES["mixed"])
 
 
 @pytest.mark.parametrize(
@@ -211,8 +252,8 @@ def test_the_first_deviation(
     ("changes", "words"),
     [
         (
-            actuated("free") | {"action_bounds": "rescale"},
-            "rescale: needs finite .*element 1.*between 0.0 and inf",
+            actuated("free") | {"action_bounds": "squash"},
+            "squash: needs finite .*element 1.*between 0.0 and inf",
         ),
         ({"log_std_init": -1.0}, r"log_std_init=-1.0 has no effect.*Discrete\(2\)"),
         ({"state_dependent_std": True}, r"state_dependent_std=True has no effect.*Discrete\(2\)"),

@@ -19,6 +19,9 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "wide": spaces.Box(np.array([-500.0, 10.0]), np.array([100.0, 11.0]), dtype=np.float64),
     "valve": spaces.Box(0.2, 1, (1,)),
     "free": spaces.Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
+    "mixed": spaces.Box(
+        np.array([10, -1, 0, -np.inf], np.float32), np.array([45, np.inf, 180, np.inf], np.float32)
+    ),
     "dict": spaces.Dict(
         arm=spaces.Box(-2, 2, (2,), np.float64),
         gear=spaces.Discrete(4, start=2),

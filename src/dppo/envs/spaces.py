@@ -12,6 +12,7 @@ import numpy as np
 from dppo.envs.checks.masks import MaskSetting, mask_source
 from dppo.errors import ConfigError
 from dppo.spaces.actions import (
+    NO_BOUND,
     Actions,
     Bounds,
     BoxActions,
@@ -19,8 +20,8 @@ from dppo.spaces.actions import (
     MultiDiscreteActions,
     NestedActions,
     boxes,
+    has_bounds,
     is_covered_at_first,
-    is_unbounded,
 )
 from dppo.spaces.spaces import MASK, MAX_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
 
@@ -315,7 +316,8 @@ def actions_of(space: gym.Space[Any], bounds: Bounds | Literal["auto"] = "clip")
         )
     for box in continuous:
         infinite = np.flatnonzero(~(np.isfinite(box.low) & np.isfinite(box.high)))
-        if box.bounds != "clip" and len(infinite):
+        is_mapped_in_part = box.bounds == "rescale" and len(infinite) < box.width
+        if box.bounds != "clip" and len(infinite) and not is_mapped_in_part:
             element = int(infinite[0])
             raise ConfigError(
                 f"action_bounds={bounds}: needs finite bounds, and element {element} of an action lies between "
@@ -333,10 +335,7 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
     if isinstance(space, gym.spaces.Discrete):
         return DiscreteActions(int(space.n), int(space.start))
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        if bounds == "auto":
-            fits = is_unbounded(space.low, space.high) or is_covered_at_first(space.low, space.high)
-            bounds = "clip" if fits else "rescale"
-        return BoxActions(np.asarray(space.low), np.asarray(space.high), bounds)
+        return _box_actions(space, bounds)
     choices = choices_of(space)
     if choices.counts:
         return MultiDiscreteActions(
@@ -360,6 +359,22 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
     raise ConfigError(
         f"{label}: it is a {type(space).__name__}{kind}, which is not supported. {_wrapper_for(space)}"
     )
+
+
+def _box_actions(space: gym.spaces.Box, bounds: Bounds | Literal["auto"]) -> BoxActions:
+    """Return the actions of a Box of floats; with auto, an element without two finite bounds is not mapped."""
+    low = np.asarray(space.low)
+    high = np.asarray(space.high)
+    if bounds != "auto":
+        return BoxActions(low, high, bounds)
+    is_bounded = has_bounds(low, high)
+    if is_covered_at_first(low[is_bounded], high[is_bounded]):
+        return BoxActions(low, high, "clip")
+    # a bound that is so large that it stands for none is none
+    unlimited = np.array(np.inf, low.dtype)
+    low = np.where(low.astype(np.float64) < -NO_BOUND, -unlimited, low)
+    high = np.where(high.astype(np.float64) > NO_BOUND, unlimited, high)
+    return BoxActions(low, high, "rescale")
 
 
 def _wrapper_for(space: gym.Space[Any]) -> str:

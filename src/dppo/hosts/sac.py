@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def check_actions(space: Any) -> None:
     """Raise ConfigError unless `space` is a Box of real numbers with finite bounds."""
-    actions = actions_of(space, "auto")
+    actions = actions_of(space, "clip")
     if not isinstance(actions, BoxActions):
         raise ConfigError(
             f"algo=sac: learns the real-valued actions of a single Box, and the action space is {actions}. Use "

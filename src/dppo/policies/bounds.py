@@ -1,7 +1,7 @@
 """Shares of the steps in which a policy's actions lie at the bounds of their space."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,12 +66,9 @@ def most_at_bound(actions: Actions, episodes: Iterable[Episode]) -> AtBound | No
     shares = counts / steps
     side, element = np.unravel_index(int(np.argmax(shares)), shares.shape)
     name = list(_names(actions, "the action"))[element]
-    clipped = [
-        isinstance(part, BoxActions) and part.bounds == "clip"
-        for part in _parts(actions)
-        for _ in range(part.width)
-    ]
-    return AtBound(float(shares[side, element]), name, ("lower", "upper")[side], clipped[element])
+    can_be_mapped = np.concatenate([_could_be_mapped(part) for part in _parts(actions)])
+    is_clipped = bool(can_be_mapped[element])
+    return AtBound(float(shares[side, element]), name, ("lower", "upper")[side], is_clipped)
 
 
 def is_named(most: AtBound, row: Mapping[str, float]) -> bool:
@@ -97,6 +94,13 @@ def _limits(actions: Actions) -> tuple[np.ndarray, np.ndarray]:
         return actions.saturated_at()
     never = np.full(actions.width, np.inf)
     return -never, never
+
+
+def _could_be_mapped(actions: Actions) -> np.ndarray:
+    """Return which elements [width] are clipped, and are not with action_bounds=rescale."""
+    if not isinstance(actions, BoxActions) or actions.bounds != "clip":
+        return np.zeros(actions.width, bool)
+    return replace(actions, bounds="rescale").mapped().reshape(-1)
 
 
 def _names(actions: Actions, where: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ continuous actions are not limited yet. `to_env` turns n of them into n actions 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -123,7 +123,25 @@ class BoxActions(Actions):
     """[*A]"""
     bounds: Bounds = "clip"
     """Map of a policy's actions into [low, high]: clip; rescale: clip to [-1, 1], then linear; squash: tanh, then
-    linear."""
+    linear. Elements with an infinite bound are clipped in any case."""
+    _ends: tuple[np.ndarray, np.ndarray] = field(init=False, repr=False, compare=False)
+    """Lower and upper ends [*A] that [-1, 1] is mapped to; some others for elements that are not mapped."""
+    _is_mapped: np.ndarray | None = field(init=False, repr=False, compare=False)
+    """[*A]: which elements are mapped; None: all of them, or none with clip."""
+
+    def __post_init__(self) -> None:
+        is_mapped = self.mapped()
+        low = np.where(is_mapped, self.low, -1).astype(np.float64)
+        high = np.where(is_mapped, self.high, 1).astype(np.float64)
+        object.__setattr__(self, "_ends", (low, high))
+        some = None if self.bounds == "clip" or is_mapped.all() else is_mapped
+        object.__setattr__(self, "_is_mapped", some)
+
+    def mapped(self) -> np.ndarray:
+        """Return which elements [*A] are mapped to their bounds: with clip, none; otherwise, those of finite bounds."""
+        if self.bounds == "clip":
+            return np.zeros(self.shape, bool)
+        return np.isfinite(self.low) & np.isfinite(self.high)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -141,9 +159,11 @@ class BoxActions(Actions):
         shaped = actions.reshape(len(actions), *self.shape)
         if self.bounds != "clip":
             unit = np.tanh(shaped) if self.bounds == "squash" else np.clip(shaped, -1, 1)
-            low = self.low.astype(np.float64)
-            high = self.high.astype(np.float64)
-            shaped = low + (unit + 1) * (0.5 * (high - low))
+            low, high = self._ends
+            mapped = low + (unit + 1) * (0.5 * (high - low))
+            shaped = (
+                mapped if self._is_mapped is None else np.where(self._is_mapped, mapped, shaped)
+            )
         return np.clip(shaped, self.low, self.high).astype(self.low.dtype)
 
     @override
@@ -153,10 +173,13 @@ class BoxActions(Actions):
         flat = np.clip(np.asarray(action, np.float64).reshape(-1), low, high)
         if self.bounds == "clip":
             return flat
+        low, high = (end.reshape(-1) for end in self._ends)
         unit = 2 * (flat - low) / (high - low) - 1
-        if self.bounds == "rescale":
+        if self.bounds == "squash":
+            unit = np.arctanh(np.clip(unit, -SATURATION, SATURATION))
+        if self._is_mapped is None:
             return unit
-        return np.arctanh(np.clip(unit, -SATURATION, SATURATION))
+        return np.where(self._is_mapped.reshape(-1), unit, flat)
 
     @override
     def half_widths(self) -> np.ndarray:
@@ -169,12 +192,15 @@ class BoxActions(Actions):
 
     def saturated_at(self) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper limits [width]: a policy's action at or beyond a limit becomes a bound."""
+        low = self.low.reshape(-1).astype(np.float64)
+        high = self.high.reshape(-1).astype(np.float64)
         if self.bounds == "clip":
-            return self.low.reshape(-1).astype(np.float64), self.high.reshape(-1).astype(np.float64)
+            return low, high
         limit = 1.0
         if self.bounds != "rescale":
             limit = math.atanh(SATURATION)
-        return np.full(self.width, -limit), np.full(self.width, limit)
+        is_mapped = self.mapped().reshape(-1)
+        return np.where(is_mapped, -limit, low), np.where(is_mapped, limit, high)
 
     def __str__(self) -> str:
         """Return `Box[3]`, without the bounds: `to_env` takes them from the space that the policy was trained with."""
@@ -344,9 +370,10 @@ def is_continuous(actions: Actions) -> bool:
     return sum(box.width for box in boxes(actions)) == actions.width
 
 
-def is_unbounded(low: np.ndarray, high: np.ndarray) -> bool:
-    """Return whether some bound of a Box is infinite, or so large that it stands for none."""
-    return bool(np.abs([low, high]).max() > NO_BOUND)
+def has_bounds(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return which elements have two finite bounds, neither of them so large that it stands for none."""
+    largest = np.maximum(np.abs(low.astype(np.float64)), np.abs(high.astype(np.float64)))
+    return largest <= NO_BOUND
 
 
 def is_covered_at_first(low: np.ndarray, high: np.ndarray) -> bool:

@@ -71,7 +71,7 @@ class Env:
     action_bounds: Literal["auto", "clip", "squash", "rescale"] = constant("auto")
     """Map of continuous actions into the bounds of their Box. clip; rescale: clip to [-1, 1], then map linearly;
     squash: tanh, then map linearly; auto: clip if the bounds are infinite, or symmetric and about [-1, 1], otherwise
-    rescale. With algo=sac: squash."""
+    rescale. Elements with an infinite bound are only clipped. With algo=sac: squash."""
     action_mask: Literal["auto", "info", "off"] = constant("auto")
     """Source of masks of the allowed actions. info: the item action_mask of the info of reset and step; auto: a part
     action_mask of a Dict observation, or the method action_masks() of the environment, if there is one."""

@@ -186,12 +186,14 @@ def _bounded(actions: BoxActions, mean: Tensor) -> Tensor:
     low = torch.tensor(actions.low, dtype=dtype)
     high = torch.tensor(actions.high, dtype=dtype)
     action = mean.reshape(-1, *actions.shape)
-    if actions.bounds != "clip":
+    is_mapped = torch.tensor(actions.mapped())
+    if is_mapped.any():
         if actions.bounds == "squash":
             unit = action.tanh()
         else:
             unit = action.clamp(-1, 1)
         half_width = 0.5 * (high - low)
-        action = low + (unit + 1).to(dtype) * half_width
+        mapped = low + (unit + 1).to(dtype) * half_width
+        action = mapped if is_mapped.all() else torch.where(is_mapped, mapped, action.to(dtype))
     action = action.to(dtype).clamp(low, high)
     return action.to(getattr(torch, str(actions.low.dtype)))
