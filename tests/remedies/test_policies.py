@@ -94,7 +94,8 @@ def test_a_state_is_left_out_or_that_of_the_last_step(runs: dict[str, Path]) -> 
 
 @executes(
     "policies/policy.py: action_mask has no effect on this policy: {}. Leave it out",
-    "policies/policy.py: action_mask is missing: this policy was trained with masks. Pass {}",
+    "policies/policy.py: action_mask is missing: this policy was trained with masks. Pass action_mask={}",
+    "policies/policy.py: Pass a mask by its name: action_mask=...",
 )
 def test_a_mask_is_left_out_or_passed(runs: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="Leave it out"):
@@ -102,9 +103,31 @@ def test_a_mask_is_left_out_or_passed(runs: dict[str, Path]) -> None:
     policy = loaded(runs["masked"])
     with pytest.raises(ValueError, match="action_mask is missing") as refused:
         policy.act(Fine.obs)
-    code = told(str(refused.value), r"Pass (.*)\.$")
+    code = told(str(refused.value), r"Pass action_mask=(.*)\.$")
     action_mask = eval(code, {"env": Masked(BOX)})
+    with pytest.raises(ValueError, match=r"Pass a mask by its name: action_mask="):
+        policy.act(Fine.obs, action_mask)
     assert policy.act(Fine.obs, action_mask=action_mask) in (0, 1)
+
+
+@executes(
+    "policies/policy.py: Pass {}, or (n, {}); of several agents, the observation of each",
+    "policies/policy.py: Pass np.random.default_rng(1), and the same one to each call",
+    "policies/policy.py: Use act(obs), which returns the most likely action, or act(obs, generator=",
+)
+def test_what_other_libraries_pass_is_answered_with_what_act_takes(runs: dict[str, Path]) -> None:
+    policy: Any = loaded(runs["plain"])
+    with pytest.raises(ValueError, match=r"a dict of 'a', 'b', .*Pass \(\d,\).* several agents"):
+        policy.act({"a": Fine.obs, "b": Fine.obs})
+    with pytest.raises(ValueError, match="generator=1 is not a NumPy generator") as refused:
+        policy.act(Fine.obs, generator=1)
+    generator = eval(told(str(refused.value), r"Pass (.*), and"), {"np": np})
+    for name in ("predict", "compute_single_action"):
+        with pytest.raises(AttributeError, match=rf"{name}'\. Use act\(obs\), which returns"):
+            getattr(policy, name)
+    assert not hasattr(policy, "learn")
+    assert policy.act(Fine.obs) in (0, 1)
+    assert policy.act(Fine.obs, generator=generator) in (0, 1)
 
 
 @executes(

@@ -2,8 +2,9 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import LoadedCheckpoint, find
 from dppo.records.observer import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
+
+ELSEWHERE = ("predict", "get_action", "get_action_and_value", "compute_single_action", "forward")
+"""Names of methods that act in other libraries."""
 
 
 class Policy:
@@ -53,6 +57,18 @@ class Policy:
             f"Policy({env}: {spaces_summary(self.spaces)}; {network_summary(self._agent.spec)}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
+
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Answer a method that other libraries have."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ELSEWHERE:
+                message += (
+                    ". Use act(obs), which returns the most likely action, or "
+                    "act(obs, generator=np.random.default_rng(1)), which samples"
+                )
+            raise AttributeError(message, name=name, obj=self)
 
     @property
     def state_size(self) -> int:
@@ -98,6 +114,11 @@ class Policy:
             return action
         return action, memory
 
+    @property
+    def _takes_masks(self) -> bool:
+        """Whether masks are passed beside observations, in place of being a part of them."""
+        return self.spaces.mask in ("method", "info")
+
     def start(self, rows: int) -> np.ndarray | None:
         """Return the state [rows, S] with which episodes start; None without memory."""
         if not self.state_size:
@@ -113,6 +134,11 @@ class Policy:
         """Return actions, not brought into bounds, and the outputs, for observations as stored [n]; see `act`."""
         if generator is None:
             return self._agent.decide(rows, before)
+        if not isinstance(generator, np.random.Generator):
+            raise ValueError(
+                f"generator={generator!r} is not a NumPy generator. Pass np.random.default_rng(1), and the same one "
+                f"to each call."
+            )
         noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
         return self._agent.act(rows, noise, before)
 
@@ -120,6 +146,10 @@ class Policy:
         if state is None:
             return self.start(rows)
         if not self.state_size:
+            if self._takes_masks:
+                raise ValueError(
+                    "state has no effect on this policy, which has no memory. Pass a mask by its name: action_mask=..."
+                )
             raise ValueError(
                 "this policy has no memory: act() returns the action alone. Leave state out."
             )
@@ -134,7 +164,7 @@ class Policy:
     def _with_masks(self, rows: np.ndarray, masks: Any, *, single: bool) -> np.ndarray:
         """Return observations [n, *O] with their masks, as they are stored in training."""
         spaces = self.spaces
-        if spaces.mask not in ("method", "info"):
+        if not self._takes_masks:
             if masks is not None:
                 why = "it was trained without masks"
                 if spaces.mask:
@@ -145,7 +175,7 @@ class Policy:
             if spaces.mask == "method":
                 source = "env.action_masks()"
             raise ValueError(
-                f"action_mask is missing: this policy was trained with masks. Pass {source}."
+                f"action_mask is missing: this policy was trained with masks. Pass action_mask={source}."
             )
         try:
             if spaces.mask == "leaf":
@@ -187,6 +217,12 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
 
 
 def _array_rows(obs: Any, leaf: np.dtype[Any]) -> tuple[np.ndarray, bool]:
+    if isinstance(obs, Mapping):
+        parts = ", ".join(map(repr, obs))
+        raise ValueError(
+            f"obs is a dict of {parts}, and this policy reads an array. Pass {leaf.shape}, or (n, "
+            f"{', '.join(map(str, leaf.shape))}); of several agents, the observation of each."
+        )
     shape = np.shape(obs)
     single = shape == leaf.shape
     if not single and shape[1:] != leaf.shape:
