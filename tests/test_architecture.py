@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "run.factory": "config ppo engine envs.state_files hosts learners transports policies records signals",
     "run.needed_states": "config envs.state_files records",
     "run.file_observers": "config envs.names records",
-    "run.iteration_row": "ppo.exchange.records",
+    "run.iteration_row": "engine.collector ppo.exchange.records",
     "run.learner": "config ppo engine learners signals",
     "run.outputs": "config ppo envs policies records",
     "run.runner": "config ppo envs engine hosts transports policies records signals",

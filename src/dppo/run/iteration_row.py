@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import fmean, pstdev
 
+from dppo.engine.collector import Collected
 from dppo.log import logger
 from dppo.ppo.exchange.records import Episode
 from dppo.run.learner import Iteration, PPOLearner
@@ -18,9 +19,11 @@ class TrainingTimes:
         self.called_at = time.monotonic()
         self._began = self.called_at
         self._iteration_ended = self.called_at
+        self._steps_before = 0
 
-    def begin(self) -> None:
-        """Begin to measure: the first segments are requested now."""
+    def begin(self, steps_before: int) -> None:
+        """Begin to measure: the first segments are requested now, after `steps_before` env steps of earlier calls."""
+        self._steps_before = steps_before
         self._began = time.monotonic()
         self._iteration_ended = self._began
 
@@ -45,28 +48,41 @@ class TrainingTimes:
         """Seconds from the call of `train` until the end of the last iteration."""
         return self._iteration_ended - self.called_at
 
+    def steps_per_s(self, global_step: int) -> float:
+        """Return the env steps per second of training in this call; NaN before its first iteration has ended."""
+        if self.training_s > 0:
+            return (global_step - self._steps_before) / self.training_s
+        return math.nan
 
+
+RowMaker = Callable[[Iteration, PPOLearner, TrainingTimes], dict[str, float]]
+"""The type of `iteration_row`."""
 MAX_ACTORS = 64  # whose memory is in a row
 
 
+def row_maker(info_keys: Sequence[str]) -> RowMaker:
+    return RowsWithInfo(info_keys) if info_keys else iteration_row
+
+
 def iteration_row(
-    iteration: Iteration, learner: PPOLearner, iteration_s: float, of_call: Mapping[str, float]
+    iteration: Iteration, learner: PPOLearner, times: TrainingTimes
 ) -> dict[str, float]:
-    """Return one flat row of metrics, which docs/METRICS.md describes; `of_call` count from the call of `train`."""
+    """Return one flat row of metrics, which docs/METRICS.md describes."""
+    iteration_s = times.end_iteration(iteration.ended)
     collected = iteration.collected
     recent = learner.recent
     steps = sum(report.steps for report in collected.reports)
     row: dict[str, float] = {
         "iteration": iteration.number,
         "global_step": learner.global_step,
-        **of_call,
+        "time/wall_s": times.wall_s,
+        "time/training_s": times.training_s,
+        "charts/SPS": times.steps_per_s(learner.global_step),
         "charts/episodes": learner.episodes,
         "charts/SPS_iteration": steps / iteration_s,
         "charts/learning_rate": iteration.update.learning_rate,
         "charts/policy_version": iteration.number,
     }
-    if collected.actors:
-        row["actors/alive"] = collected.actors
     if recent:
         row["charts/recent_episodes"] = len(recent)
         row["charts/episodic_return"] = mean_return(recent)
@@ -84,10 +100,7 @@ def iteration_row(
     row["replay/steps"] = sum(timing.replayed_steps for timing in timings)
     row["replay/s"] = sum(timing.replay_s for timing in timings)
     if collected.actors:
-        row["actors/memory_gb"] = max(timing.memory for timing in timings) / 1e9
-    for actor_id, timing in list(collected.timings.items())[:MAX_ACTORS]:
-        if timing.memory:
-            row[f"actors/memory_gb/{actor_id}"] = timing.memory / 1e9
+        row |= _actor_columns(collected)
     for kind, count in learner.incidents.items():
         row[f"incidents/{kind}"] = count
     for name, count in learner.env_faults.counts.items():
@@ -95,22 +108,30 @@ def iteration_row(
     return row
 
 
-class MeasuredRow:
-    """Adds the numbers that `info_keys` names to the rows, merged in the order of samplers."""
+def _actor_columns(collected: Collected) -> dict[str, float]:
+    memory = {actor_id: timing.memory / 1e9 for actor_id, timing in collected.timings.items()}
+    columns: dict[str, float] = {
+        "actors/alive": collected.actors,
+        "actors/memory_gb": max(memory.values()),
+    }
+    for actor_id, gigabytes in list(memory.items())[:MAX_ACTORS]:
+        if gigabytes:
+            columns[f"actors/memory_gb/{actor_id}"] = gigabytes
+    return columns
+
+
+class RowsWithInfo:
+    """Make rows that also have the numbers that `info_keys` names, merged in the order of samplers."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
         self._missing = set(keys)
 
     def __call__(
-        self,
-        iteration: Iteration,
-        learner: PPOLearner,
-        iteration_s: float,
-        of_call: Mapping[str, float],
+        self, iteration: Iteration, learner: PPOLearner, times: TrainingTimes
     ) -> dict[str, float]:
         """Do `iteration_row`; log once which keys are missing when the first episodes have ended."""
-        row = iteration_row(iteration, learner, iteration_s, of_call)
+        row = iteration_row(iteration, learner, times)
         reports = iteration.collected.reports
         for key in self._keys:
             measured = [report.info[key] for report in reports if key in report.info]

@@ -1,7 +1,6 @@
 """One training run from start to finish: build the parts, iterate, report, save, stop."""
 
 import concurrent.futures.thread  # noqa: F401  its at-fork hooks must not be registered in the middle of a fork of Ray's
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -33,7 +32,7 @@ from dppo.run.building import build
 from dppo.run.context import RunContext
 from dppo.run.evaluations import Evaluations
 from dppo.run.file_observers import cut_row_files, file_observers
-from dppo.run.iteration_row import MeasuredRow, TrainingTimes, mean_return
+from dppo.run.iteration_row import TrainingTimes, mean_return, row_maker
 from dppo.run.learner import Iteration
 from dppo.run.needed_states import states_of_run
 from dppo.run.outputs import call_disk
@@ -151,10 +150,9 @@ class Run:
         self.checkpoints = RunCheckpoints(config, folder, parts, observers, disk)
         self.evaluations: Evaluations | None = None
         self.resumed_at = self.learner.iteration
-        self.steps_before = self.learner.global_step
         self.times = times
         self.time_split = TimeSplit()
-        self.row_of = MeasuredRow(config.info_keys)
+        self.row_of = row_maker(config.info_keys)
 
     def train(self, stop: StopSignals) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
@@ -212,7 +210,7 @@ class Run:
 
     def _iterate(self, stop: StopSignals) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
-        self.times.begin()
+        self.times.begin(self.learner.global_step)
         try:
             for iteration in self.learner.run(self.config.iterations, stop):
                 stopped_by = self._report(iteration)
@@ -237,7 +235,7 @@ class Run:
 
     def _report(self, iteration: Iteration) -> str | None:
         """Report an iteration to the observers; return the name of the observer that asks to stop."""
-        row = self._row(iteration)
+        row = self.row_of(iteration, self.learner, self.times)
         is_first = iteration.number == self.resumed_at + 1
         reports = iteration.collected.reports
         if not is_first:
@@ -255,16 +253,6 @@ class Run:
             self.times.leave_out(self.evaluations.take_waited_s())
             stopped_by = self.evaluations.stopped_by or stopped_by
         return stopped_by
-
-    def _row(self, iteration: Iteration) -> dict[str, float]:
-        iteration_s = self.times.end_iteration(iteration.ended)
-        training_s = self.times.training_s
-        metrics_of_call = {
-            "time/wall_s": self.times.wall_s,
-            "time/training_s": training_s,
-            "charts/SPS": (self.learner.global_step - self.steps_before) / training_s,
-        }
-        return self.row_of(iteration, self.learner, iteration_s, metrics_of_call)
 
     def _finish_evaluations(self, stop: StopSignals) -> str | None:
         """Wait for evaluations; return the name of the signal that ended the wait, or None."""
@@ -285,9 +273,6 @@ class Run:
         """Return the result of the run as it is now; `stopped_by` is the name of the reason if it ended early."""
         learner = self.learner
         training_s = self.times.training_s
-        steps_per_s = math.nan
-        if training_s > 0:
-            steps_per_s = (learner.global_step - self.steps_before) / training_s
         advise = training_s >= MIN_ADVICE_S
         bottleneck = ""
         if advise:
@@ -304,7 +289,7 @@ class Run:
             recent_episodes=len(learner.recent),
             wall_s=time.monotonic() - self.times.called_at,
             training_s=training_s,
-            steps_per_s=steps_per_s,
+            steps_per_s=self.times.steps_per_s(learner.global_step),
             weights_sha256=learner.weights_sha256(),
             incidents=dict(learner.incidents),
             env_faults=dict(learner.env_faults.counts),

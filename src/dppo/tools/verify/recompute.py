@@ -22,7 +22,7 @@ from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.writer import plain
 from dppo.run import outputs
 from dppo.run.building import build
-from dppo.run.iteration_row import MeasuredRow
+from dppo.run.iteration_row import TrainingTimes, row_maker
 from dppo.run.learner import PPOLearner
 from dppo.run.loading import STATES_OF_ENVS
 from dppo.run.state import RunState
@@ -165,10 +165,10 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
             comparison.other_numerics = of_run.differences(parts.numerics.own)
         options = state.get("env_options")
         parts.learner.env_options = lambda: options
-        row_of = MeasuredRow(config.info_keys)
+        row_of = row_maker(config.info_keys)
+        times = TrainingTimes()
         for iteration in parts.learner.run(config.iterations, stop):
-            seconds = iteration.update_s + iteration.collected.collect_s
-            row = plain(row_of(iteration, parts.learner, seconds, {}))
+            row = plain(row_of(iteration, parts.learner, times))
             trace = parts.trace(row) if parts.trace is not None else {}
             checksums = {name: str(value) for name, value in trace.items()}
             if comparison.check(row, checksums, parts.learner):
