@@ -302,7 +302,7 @@ def test_training_works_without_standard_output(tmp_path: Path) -> None:
     [
         *(("0", where) for where in ("constructor", "reset", "step")),
         *(pytest.param("3", where, marks=pytest.mark.slow) for where in ("constructor", "reset")),
-        ("3", "step"),
+        ("1", "step"),
     ],
 )
 def test_an_exception_of_the_environment_is_shown_with_the_users_traceback(

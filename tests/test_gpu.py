@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import re
 import sys
@@ -34,6 +35,12 @@ from dppo.records.files import checkpoint as checkpoints
 
 CUDA = torch.device("cuda")
 FULL = "CUDA out of memory. Tried to allocate 2.00 MiB."
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_garbage() -> None:
+    """Let no collection of garbage look at what earlier tests have left: memory that ends is released by one."""
+    gc.freeze()
 
 
 @pytest.fixture

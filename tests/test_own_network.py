@@ -325,7 +325,7 @@ def test_a_network_no_actor_imports_is_named(
     monkeypatch.setitem(sys.modules, "only_here", here)
     model = "only_here:Net" if passed_as == "name" else here.Net
     with pytest.raises(ConfigError) as caught:
-        dppo.train(cartpole(tmp_path / "run", model=model, num_actors=2))
+        dppo.train(cartpole(tmp_path / "run", model=model, num_actors=1))
     assert re.fullmatch("model.*No module named 'only_here'.*importable.*", str(caught.value)), (
         "one line"
     )

@@ -321,8 +321,9 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
                 assert_same_bytes(rows_of_sampler, expected)
 
 
-@networks
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("network", "dtype"), [*((network, "float32") for network in NETWORKS), ("mlp", "float64")]
+)
 def test_parameters_follow_from_description_and_seed(network: str, dtype: str) -> None:
     """Flat weights and named parameters are the same numbers; torch's global state and default dtype have no effect."""
     spec = spec_of(network, "joint", dtype)
