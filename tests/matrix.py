@@ -23,10 +23,11 @@ OVERLAP = {"overlap": True}
 DISCRETE = CARTPOLE | single(8, 64)
 CONTINUOUS = {
     "env_id": "Pendulum-v1",
+    "env_kwargs": {"max_episode_steps": 30},
     "gamma": 0.9,
     "norm_obs": True,
     "norm_reward": True,
-} | single(8, 120)
+} | single(8, 40)
 LAG = CARTPOLE | single(6, 32) | {"policy_lag": 3, "norm_obs": True, "norm_value": True}
 
 EVERY_OPTION: Settings = (
@@ -73,10 +74,8 @@ REUSE: Settings = (
 
 # Half of the runs of three iterations and more is collected by a controller: one with a state, or of choices.
 PRIOR: Settings = CONTINUOUS | {
-    "env_kwargs": {"max_episode_steps": 30},
     "prior": "worlds.priors:Integrator",
     "num_samplers": 2,
-    "num_steps": 40,
     "prior_steps": 2 * 2 * 40,
 }
 SAC_AFTER_PRIOR: Settings = {
@@ -175,7 +174,7 @@ DISTURBANCES: dict[str, dict[str, Settings]] = {
         # It hosts all samplers, and works on two segments at once where the kind has a lag.
         "1, threads and standby copies": {"num_actors": 1, "env_threads": True, "standby_envs": 2},
         "2, and 2 for evaluations": {"num_actors": 2, "eval_actors": 2},
-        "1, and a learner": {"num_actors": 1, "num_learners": 1, "cpus_per_actor": 0.5},
+        "2, and a learner": {"num_actors": 2, "num_learners": 1, "cpus_per_actor": 0.5},
     },
     "resumed": {
         **{f"after {at}": {"at": at} for at in range(1, 5)},
@@ -275,8 +274,8 @@ ALWAYS = cells(
         ],
         ("actors", "3"): ["continuous"],
         ("actors", "1, threads and standby copies"): ["lstm"],
-        ("actors", "1, and a learner"): ["every option"],
-        ("actors", "2"): ["dict action", "mask and lstm", "every option"],
+        ("actors", "2, and a learner"): ["every option"],
+        ("actors", "2"): ["dict action", "mask and lstm"],
         ("killed", "in constructor, reset and step"): ["memory, overlap"],
     }
 )
@@ -295,7 +294,7 @@ SLOW = cells(
         ("actors", "2, standby copies"): [*FAULTS, "prior"],
         ("actors", "1, threads and standby copies"): [kind for kind in POLICIES if kind != "lstm"],
         ("actors", "2, and 2 for evaluations"): [f"{kind}, evaluated" for kind in EVALUATED_KINDS],
-        ("actors", "1, and a learner"): ["reuse of 3"],
+        ("actors", "2, and a learner"): ["reuse of 3"],
         ("resumed", "after 2"): [
             "best episodes",
             "discrete, overlap",

@@ -99,8 +99,8 @@ class Trial:
 
 @pytest.fixture(autouse=True)
 def short_cloning(monkeypatch: Patch) -> None:
-    """Clone controllers in 20 epochs instead of 500; ranks of learners are other processes and clone as ever."""
-    monkeypatch.setattr(cloning, "EPOCHS", 20)
+    """Clone controllers in 5 epochs instead of 500; ranks of learners are other processes and clone as ever."""
+    monkeypatch.setattr(cloning, "EPOCHS", 5)
 
 
 # ------------------------------------------------------------------ disturbances
