@@ -239,7 +239,9 @@ def test_while_a_controller_acts_its_returns_are_shown(
     line = plain_line(view)
     assert in_line in line
     assert "Q" not in line, "the critics have no value of the policy yet"
-    assert in_panel in " ".join(text_at(100, view).split())
+    panel = " ".join(text_at(100, view).split())
+    assert in_panel in panel
+    assert "Q" not in panel
 
     view.add_row({"iteration": 3, "global_step": 3 * 64})
     view.add_episode(Episode(0, 0, -1000, 200, None, explored=True))

@@ -285,7 +285,8 @@ def _speed(view: View, now: float) -> list[Text]:
 
 def _losses(view: View) -> Iterator[Text]:
     for name, key in LOSSES.items():
-        if f"losses/{key}" in view.row:
+        is_known = key != Q_MEAN or not view.controller_acts
+        if is_known and f"losses/{key}" in view.row:
             shown = view.q_name if key == Q_MEAN else name
             yield _item(shown, number(view.row[f"losses/{key}"]), 5)
 

@@ -144,11 +144,12 @@ def _evaluation(row: dict[str, float]) -> str:
 
 
 def _learning(view: View) -> str:
-    """Return how far the policy has moved, or the values that its critics estimate; "" if there is neither."""
+    """Return how far the policy has moved, or the values that its critics estimate; "" while a controller acts."""
     row = view.row
+    if view.controller_acts:
+        return ""
     if "losses/q_mean" in row:
-        q_mean = row["losses/q_mean"]
-        return "" if math.isnan(q_mean) else f"{view.q_name} {number(q_mean)}"
+        return f"{view.q_name} {number(row['losses/q_mean'])}"
     return f"kl {number(row.get('losses/approx_kl'))}"
 
 
