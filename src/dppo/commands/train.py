@@ -21,12 +21,14 @@ from dppo.commands.flags import (
 from dppo.config import Config, read_settings
 from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.presets import Preset, merge_preset, preset_named, preset_of
+from dppo.config.programs import definitions_of_program, refusal
 from dppo.config.reading import check_names
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable, refuse
 from dppo.invocation import as_called, command
 from dppo.log import logger
 from dppo.plugins import plugin
+from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Observer, RunInfo
 
@@ -239,6 +241,19 @@ def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
     run = Path(flags["resume"])
     run_dir = {"run_dir": flags["branch"]} if "branch" in flags else {}
     settings = settings_to_resume(run, changes | run_dir)
+    _check_program(run, settings, changes, ["--branch", flags["branch"]] if run_dir else [])
     if "trust" not in flags:
         require_trust(settings, changes, flags["resume"])
     return Arguments(settings, resume=run, branch="branch" in flags)
+
+
+def _check_program(
+    run: Path, settings: dict[str, Any], changes: dict[str, Any], words: Sequence[str]
+) -> None:
+    """Raise ConfigError if a run names what its program has defined, which no command can import by that name."""
+    definitions = definitions_of_program(settings, changes)
+    if not definitions:
+        return
+    left = {setting: value for setting, value in settings.items() if setting not in changes}
+    program = find(run).checkpoint.state.get("program")
+    raise refusal(run, left, definitions, program, ["train", "--resume", str(run), *words])

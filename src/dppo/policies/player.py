@@ -10,15 +10,15 @@ import numpy as np
 
 from dppo.config import flattened
 from dppo.config.plain import objects_in
+from dppo.config.programs import MAIN, definitions_of_program, refusal
 from dppo.config.trust import code_named_by, require_trust
 from dppo.envs.arguments import check_arguments
 from dppo.envs.checks.faults import making
 from dppo.envs.instance import Instance
 from dppo.envs.names import check_env_id
 from dppo.envs.preparation import Preparation, make_prepared
-from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, printable, refuse
+from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, refuse
 from dppo.files import user_path
-from dppo.invocation import command
 from dppo.log import logger
 from dppo.policies.acting import ActingFor, PlaySettings, policy_acting_for
 from dppo.policies.controller import Controller
@@ -326,22 +326,12 @@ def _check_program(
 ) -> None:
     """Raise ConfigError if `stored` names a definition of another program; the message names its file."""
     program = sys.modules["__main__"]
-    path = Path(printable(str(state.get("program") or "its program.py")))
-    definitions: dict[str, str] = {}
-    for setting in ("env_id", "model"):
-        module, _, name = str(stored.get(setting)).partition(":")
-        if setting not in passed and module == "__main__" and name and "<" not in name:
-            definitions[setting] = name
-    if all(hasattr(program, name.partition(".")[0]) for name in definitions.values()):
-        return
-    flags = " ".join(
-        f"--{setting.replace('_', '-')} {path.stem}:{name}" for setting, name in definitions.items()
-    )
-    raise ConfigError(
-        f"{run}: {' and '.join(definitions.values())} was defined in {path}, which is another program. In the folder "
-        f"{path.parent}: {command('eval', run)} {flags}. That imports the file, so it must train only below "
-        f"`if __name__ == '__main__':`."
-    )
+    not_in_commands = {"wrappers", "baseline", "prior"}  # the command has no flags for them
+    definitions = definitions_of_program(stored, {*passed, *not_in_commands})
+    names = [name.removeprefix(MAIN) for several in definitions.values() for name in several]
+    if not all(hasattr(program, name.partition(".")[0]) for name in names):
+        left = {setting: value for setting, value in stored.items() if setting not in passed}
+        raise refusal(run, left, definitions, state.get("program"), ["eval", str(run)])
 
 
 def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:

@@ -137,7 +137,11 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
     if result.config is not None:
         settings["prior"] = result.config.prior_name
     resume = resume_command(result.run_dir, settings)
-    if isinstance(error, TrainingDiverged):  # it would diverge again
+    if _names_objects(settings):  # which no command can import
+        resume = f"dppo.train(config, resume={str(result.run_dir)!r}), in the program that began it"
+        if isinstance(error, TrainingDiverged):
+            return f"Go on with other settings: {resume}, with branch=True and another run_dir"
+    elif isinstance(error, TrainingDiverged):  # it would diverge again
         return f"Go on with other settings: {resume} --branch NEW_DIR"
     saved = saved_iteration(result.checkpoint)
     if saved is None or saved >= result.iterations:
@@ -150,13 +154,20 @@ def _next_commands(result: Result) -> str:
     """Return the commands that show a run that is done; no command can play in an environment of a Python program."""
     report = command("report", result.run_dir)
     settings = _code_of(result)
-    names = [result.env_name, result.model_name or "", *result.wrapper_names]
     if result.baseline is not None and result.baseline.deployed == "baseline":
         settings["baseline"] = result.baseline.name
-        names.append(result.baseline.name)
-    if any(map(object_name, names)):
+    if _names_objects(settings):
         return f"Next: {report}"
     return f"Next: {command('eval', result.run_dir, *trust_flags(settings))}, or {report}"
+
+
+def _names_objects(settings: dict[str, Any]) -> bool:
+    """Return whether one of these settings names an object of a Python program."""
+    for value in settings.values():
+        names = value if isinstance(value, tuple) else (value or "",)
+        if any(map(object_name, names)):
+            return True
+    return False
 
 
 def _code_of(result: Result) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from dppo.config import Config
 from dppo.config.groups import flattened
+from dppo.config.programs import named_as_now
 from dppo.config.resolve import steps_of_prior
 from dppo.config.settings import Settings
 from dppo.errors import CheckpointError, DppoError, printable
@@ -11,6 +12,7 @@ from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe
 from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
+from dppo.records.files.run_folder import describe_process
 from dppo.run.parts import Parts
 from dppo.run.sources import warn_of_other_prior
 from dppo.run.state import RunState
@@ -70,7 +72,9 @@ def _check_model(
     start: LoadedCheckpoint, model: dict[str, Any], env_name: str, *, branch: bool
 ) -> None:
     """Raise CheckpointError if a checkpoint has other spaces or another network than this run, described by `model`."""
-    stored_model = start.checkpoint.state["model"]
+    state = start.checkpoint.state
+    program = describe_process()["program"]
+    stored_model = named_as_now(state["model"], state.get("program"), model, program)
     for name in {**model, **stored_model}:
         ignored = branch and name == "deterministic"
         if stored_model.get(name) != model.get(name) and not ignored:

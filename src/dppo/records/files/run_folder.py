@@ -19,6 +19,7 @@ import yaml
 
 from dppo.config import Config, flattened, grouped, plain_settings, read_settings
 from dppo.config.plain import objects_in
+from dppo.config.programs import named_as_now
 from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, for_branch, leave_out_ineffective
 from dppo.config.trust import resume_command
@@ -137,7 +138,13 @@ def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
         owner = stack.enter_context(locked(run_dir))
     start = find(resume)
     iteration = start.checkpoint.state["iteration"]
-    changes = changes_on_resume(_settings_of(start), config, start.path, iteration)
+    before = named_as_now(
+        _settings_of(start),
+        start.checkpoint.state.get("program"),
+        plain_settings(config),
+        describe_process()["program"],
+    )
+    changes = changes_on_resume(before, config, start.path, iteration)
     return RunFolder(run_dir, owner, start=start, close_changes=changes)
 
 
@@ -199,10 +206,10 @@ def as_file_name(name: str) -> str:
 
 @cache  # they take longer to find than a small checkpoint to write
 def describe_process() -> dict[str, Any]:
-    """Return the versions, and the file of the program, which `__main__:name` is in; None in a notebook."""
+    """Return the versions, and the file of the program, which `__main__:name` is in; None in a notebook or a pipe."""
     program = getattr(sys.modules["__main__"], "__file__", None)
     if program is not None:
-        program = os.path.abspath(program)
+        program = os.path.abspath(program) if os.path.isfile(program) else None
     return {"versions": versions(), "program": program}
 
 

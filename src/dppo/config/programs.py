@@ -1,0 +1,90 @@
+"""Definitions of a program, `__main__:name`, and the name by which its file is imported: `mine:name` of mine.py."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dppo.config.trust import NAMING, code_named_by
+from dppo.errors import ConfigError, printable
+from dppo.invocation import command
+
+MAIN = "__main__:"
+
+
+def imported_name(named: Any, program: str | None) -> Any:
+    """Return `mine:name` for `__main__:name` of the program mine.py; another name stays, and so does each of a list."""
+    if isinstance(named, list | tuple):
+        return [imported_name(name, program) for name in named]
+    if program is None or not isinstance(named, str) or not named.startswith(MAIN):
+        return named
+    return f"{Path(program).stem}:{named.removeprefix(MAIN)}"
+
+
+def named_as_now(
+    before: Mapping[str, Any],
+    program_before: str | None,
+    now: Mapping[str, Any],
+    program_now: str | None,
+) -> dict[str, Any]:
+    """Return the flat settings `before`, with the names in `now` for definitions in the same file.
+
+    A definition has one name in the program that it is a part of, and another for a command that imports the file.
+    """
+    renamed = dict(before)
+    for setting in NAMING.keys() & before.keys() & now.keys():
+        same = imported_name(before[setting], program_before)
+        if same == imported_name(now[setting], program_now):
+            renamed[setting] = now[setting]
+    return renamed
+
+
+def definitions_of_program(
+    settings: Mapping[str, Any], passed: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the names of definitions of a program in flat settings, by setting, without those that were `passed`."""
+    definitions = {}
+    for setting in sorted(NAMING.keys() - set(passed)):
+        value = settings.get(setting)
+        names = value if isinstance(value, list | tuple) else [value]
+        of_program = [str(name) for name in names if str(name).startswith(MAIN)]
+        if of_program and not any("<" in name for name in of_program):
+            definitions[setting] = of_program
+    return definitions
+
+
+def refusal(
+    run: Path,
+    settings: Mapping[str, Any],
+    definitions: Mapping[str, list[str]],
+    program: object,
+    words: Sequence[str],
+) -> ConfigError:
+    """Return a ConfigError for a command that cannot import the `definitions` of a program in the settings of a run.
+
+    Args:
+        program: the path of the program, as a checkpoint has it; it may be anything.
+        words: of the command, to which the message adds the names in the file of the program.
+    """
+    defined = [name.removeprefix(MAIN) for names in definitions.values() for name in names]
+    fact = f"{' and '.join(defined)} {'was' if len(defined) == 1 else 'were'} defined in"
+    if program is None:
+        return ConfigError(
+            f"{run}: {fact} a notebook or another session of Python, which no command can import. "
+            f"Pass it in Python: dppo.train(config, resume=...) or dppo.evaluate(run, env=...)."
+        )
+    path = Path(printable(str(program)))
+    before = [words[0]]
+    after = list(words[1:])
+    for setting, names in definitions.items():
+        imported = imported_name(names, str(path))
+        if setting == "env_id" and words[0] == "train":
+            before += imported
+        else:
+            after += [f"--{setting.replace('_', '-')}", *imported]
+    if code_named_by(settings).keys() - definitions.keys():
+        after.append("--trust")
+    return ConfigError(
+        f"{run}: {fact} {path}, which is another program. In the folder {path.parent}: "
+        f"{command(*before, *after)}. That imports the file, so it must train only below "
+        f"`if __name__ == '__main__':`."
+    )
