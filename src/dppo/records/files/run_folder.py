@@ -122,7 +122,7 @@ def _origin(config: Config, resume: str | Path | None) -> LoadedCheckpoint:
             f"branch=True: needs a run to branch from, not resume={resume}. Pass its folder as `resume`."
         )
     origin = find(Path(str(resume)))
-    check_branch(_settings_of(origin), config, origin.path)
+    check_branch(_settings_named_as_in(config, origin), config, origin.path)
     return replace(origin, path=Path(os.path.abspath(origin.path)))
 
 
@@ -138,12 +138,7 @@ def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
         owner = stack.enter_context(locked(run_dir))
     start = find(resume)
     iteration = start.checkpoint.state["iteration"]
-    before = named_as_now(
-        _settings_of(start),
-        start.checkpoint.state.get("program"),
-        plain_settings(config),
-        describe_process()["program"],
-    )
+    before = _settings_named_as_in(config, start)
     changes = changes_on_resume(before, config, start.path, iteration)
     return RunFolder(run_dir, owner, start=start, close_changes=changes)
 
@@ -226,6 +221,13 @@ def versions() -> dict[str, str]:
 
 def _settings_of(start: LoadedCheckpoint) -> dict[str, Any]:
     return flattened(start.checkpoint.state["config"])
+
+
+def _settings_named_as_in(config: Config, start: LoadedCheckpoint) -> dict[str, Any]:
+    """Return the settings of a checkpoint, with the names in `config` for definitions in the same file."""
+    program = describe_process()["program"]
+    program_before = start.checkpoint.state.get("program")
+    return named_as_now(_settings_of(start), program_before, plain_settings(config), program)
 
 
 def settings_to_resume(
