@@ -275,7 +275,8 @@ ALWAYS = cells(
         ("actors", "3"): ["continuous"],
         ("actors", "1, threads and standby copies"): ["lstm"],
         ("actors", "2, and a learner"): ["every option"],
-        ("actors", "2"): ["dict action", "mask and lstm"],
+        ("actors", "1"): ["dict action"],
+        ("actors", "2"): ["mask and lstm"],
         ("killed", "in constructor, reset and step"): ["memory, overlap"],
     }
 )
@@ -283,7 +284,7 @@ SLOW = cells(
     {
         ("actors", "1"): [*PLAIN, "sac, lag"],
         ("actors", "2"): [
-            *(kind for kind in POLICIES if kind not in ("dict action", "mask and lstm")),
+            *(kind for kind in POLICIES if kind != "mask and lstm"),
             *("invalid steps", "evaluations", "unit of values"),
             *("prior", "prior, memory", "prior, reuse of 3", "prior of choices, lag", "prior, sac"),
             *FAULTS_OF_LEARNING,

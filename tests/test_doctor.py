@@ -29,7 +29,7 @@ from dppo.hosts.plans import TrainerPlan
 from dppo.learners import trainers
 from dppo.learners.trainers import LocalTrainer
 from dppo.records.bottleneck import TimeSplit
-from dppo.tools.doctor import examination
+from dppo.tools.doctor import examination, updating
 from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
@@ -42,6 +42,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
+    monkeypatch.setattr(updating, "MAX_ITERATIONS", 2)
 
 
 def config_of(env_id: Any = "worlds.sick:Sick", **settings: Any) -> Config:

@@ -105,16 +105,18 @@ def test_a_segment_gives_up_some_episodes_and_no_more() -> None:
         driver.die_at(Phase.STEP, MOST_GIVEN_UP, 7)
 
 
-def settings(run_dir: Path, failure: str, where: str, **changes: Any) -> dppo.Config:
-    """Return the settings of a run whose environments fail in their third episode."""
+def settings(
+    run_dir: Path, failure: str, where: str, num_samplers: int, **changes: Any
+) -> dppo.Config:
+    """Return the settings of a run of two iterations whose environments fail in their third episode."""
     env_kwargs = {"how": failure, "where": where, "at_step": 3, "at_episode": 2}
     values: dict[str, Any] = {
         "env_id": "worlds.faulty:crashing",
         "env_kwargs": env_kwargs,
         "run_dir": run_dir,
-        "num_samplers": 2,
+        "num_samplers": num_samplers,
         "num_steps": 64,
-        "total_timesteps": 256,
+        "total_timesteps": num_samplers * 128,
         "update_epochs": 1,
         "on_env_fault": "rebuild",
         "env_faults": "unlimited",
@@ -125,23 +127,23 @@ def settings(run_dir: Path, failure: str, where: str, **changes: Any) -> dppo.Co
 @pytest.mark.proves("kills its process, or hangs, in the same step each time")
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
-    ("failure", "where"),
+    ("failure", "where", "num_actors"),
     [
-        ("kill", "step"),
-        pytest.param("kill", "reset", marks=pytest.mark.slow),
-        pytest.param("hang", "step", marks=pytest.mark.slow),
+        ("kill", "step", 1),  # each loss starts a process
+        pytest.param("kill", "reset", 2, marks=pytest.mark.slow),
+        pytest.param("hang", "step", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_whose_simulator_dies_in_the_same_step_each_time_equals_one_in_which_it_raises_there(
-    failure: str, where: str, tmp_path: Path
+    failure: str, where: str, num_actors: int, tmp_path: Path
 ) -> None:
     """The fault follows from seed and actions, so a new process meets it again, also after a resume."""
-    raising = dppo.train(settings(tmp_path / "raising", "raise", where))
-    on_actors: dict[str, Any] = {"num_actors": 2, "max_actor_restarts": 1}
+    raising = dppo.train(settings(tmp_path / "raising", "raise", where, num_actors))
+    on_actors: dict[str, Any] = {"num_actors": num_actors, "max_actor_restarts": 1}
     if failure == "hang":
         on_actors["step_timeout_s"] = 4.0
     with Notes() as notes:
-        dying = dppo.train(settings(tmp_path / "dying", failure, where, **on_actors))
+        dying = dppo.train(settings(tmp_path / "dying", failure, where, num_actors, **on_actors))
     assert dying.weights_sha256 == raising.weights_sha256
     assert dying.incidents["env_raised"] == raising.incidents["env_raised"] > 0
     assert any("this episode is given up" in text for text in notes.texts)
