@@ -79,6 +79,10 @@ class CheckpointNotWritten(CheckpointError):
     exit_code = 1
 
 
+GIVEN_UP = "fatal"
+"""`EnvFault.error` of a step that no process has survived, and that is not taken again."""
+
+
 @dataclass(frozen=True, slots=True)
 class EnvFault:
     """A fault of an environment: its place, and what is needed to play its episode again up to there.
@@ -90,7 +94,7 @@ class EnvFault:
     phase: str
     """"constructor", "reset" or "step"."""
     error: str
-    """The name of the exception's class; "invalid" if the environment returned something invalid."""
+    """The name of the exception's class; "invalid" if the environment returned something invalid; `GIVEN_UP`."""
     traceback: str
     """Traceback of the user's code; "" for an invalid result."""
     env: int

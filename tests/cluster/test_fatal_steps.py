@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import make_config
 from driver import Driver
+from left_out import check_that_it_is_left_out_in_one_process
 from recorder import Notes
 
 import dppo
@@ -23,8 +24,10 @@ LOSSES = 4  # the losses after 3 replacements, which `driver.LIMITS` allows
 class Fated(Driver):
     """One actor with two samplers, whose processes die in places that a test chooses."""
 
-    def __init__(self) -> None:
+    def __init__(self, given_up: Any = ()) -> None:
+        """Start the process; an earlier one has given up some steps."""
         super().__init__([[0, 1]])
+        self.engine._ledger.load_given_up(given_up)
         self._number = 1
         self.request(0)
 
@@ -148,3 +151,6 @@ def test_a_run_whose_simulator_dies_in_the_same_step_each_time_equals_one_in_whi
     assert dying.incidents["env_raised"] == raising.incidents["env_raised"] > 0
     assert any("this episode is given up" in text for text in notes.texts)
     assert any("each time that it was tried" in text for text in notes.texts)
+    # once is enough, as each command starts a process
+    if failure == "kill" and where == "step":
+        check_that_it_is_left_out_in_one_process(dying.run_dir)

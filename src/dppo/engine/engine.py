@@ -82,7 +82,7 @@ class CollectionEngine:
         self.backups = Backups(self.hosting, self.balancing) if limits.backup_requests else None
         self.wait_log = WaitLog(self.hosting, self.requests, self.patience, limits)
         self._alarms = Alarms(self._actors, limits)
-        self._fatal = FatalSteps()
+        self._fatal = FatalSteps(ledger)
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self._ticked_at = 0.0
@@ -390,7 +390,7 @@ class CollectionEngine:
             hosted=hosted,
             version=policy.version,
             rebuilds=rebuilds,
-            fatal=self._fatal.of(samplers),
+            fatal=self._fatal.of(samplers, index),
             spaces=self.spaces if is_checked else None,
             expected=self.expected if is_checked else None,
         )

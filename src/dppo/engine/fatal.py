@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from dppo.engine.actors import Actor
+from dppo.engine.ledger import ReplayLedger
 from dppo.engine.place import Place
 from dppo.errors import counted
 from dppo.ppo.exchange.records import FatalStep
@@ -14,7 +15,9 @@ NO_STEPS: dict[int, tuple[FatalStep, ...]] = {}
 class FatalSteps:
     """The steps that samplers do not take again until their next segments have arrived."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: ReplayLedger) -> None:
+        """Begin without steps; the `ledger` knows those of segments that have been made."""
+        self._ledger = ledger
         self._steps: dict[int, tuple[FatalStep, ...]] = {}
 
     def lost(self, actor: Actor, place: Place | None, limit: int) -> str | None:
@@ -46,11 +49,17 @@ class FatalSteps:
         self._steps[place.sampler_id] = (*steps, place.step)
         return True
 
-    def of(self, samplers: Iterable[int]) -> dict[int, tuple[FatalStep, ...]]:
-        """Return the steps by sampler, of those that have some."""
-        if not self._steps:  # nearly always: there is a question for each segment
+    def of(self, samplers: Iterable[int], index: int) -> dict[int, tuple[FatalStep, ...]]:
+        """Return the steps that segment `index` leaves out by sampler, of those that have some."""
+        if not (
+            self._steps or self._ledger.has_given_up
+        ):  # nearly always: there is a question for each segment
             return NO_STEPS
-        return {sampler: self._steps[sampler] for sampler in samplers if sampler in self._steps}
+        by_sampler = {
+            sampler: (*self._ledger.given_up(sampler, index), *self._steps.get(sampler, ()))
+            for sampler in samplers
+        }
+        return {sampler: steps for sampler, steps in by_sampler.items() if steps}
 
     def arrived(self, sampler: int) -> None:
         """Forget the steps of a sampler, whose episodes have been given up in the segment that arrived."""

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dppo.errors import GIVEN_UP
 from dppo.plain_data import unpacked
-from dppo.ppo.exchange.records import Rebuild, SamplerCarry, SegmentReport
+from dppo.ppo.exchange.records import FatalStep, Rebuild, SamplerCarry, SegmentReport
 from dppo.ppo.networks.network import NetworkSpec
 
 MAX_ACTION_BYTES = 1 << 24  # largest actions of an episode that are reported with a fault
@@ -41,9 +42,13 @@ class ReplayLedger:
         self._stored = policy_lag + 2  # moments of each sampler
         # [sampler][index]
         self._moments: list[dict[int, _Moment]] = [{} for _ in range(num_samplers)]
+        # by sampler and index of the segment: a segment that is made again leaves them out at once
+        self._given_up: dict[tuple[int, int], tuple[FatalStep, ...]] = {}
 
     def record(self, report: SegmentReport) -> None:
         """Record a received segment; one that was collected again replaces the first."""
+        if report.incidents:
+            self._record_given_up(report)
         moments = self._moments[report.sampler_id]
         last = report.index + 1
         moments[last] = _Moment(report.carry, _continued(moments.get(report.index), report))
@@ -51,6 +56,43 @@ class ReplayLedger:
         moments.pop(last - self._stored, None)
         while moments.pop(last + 1, None):
             last += 1
+
+    def _record_given_up(self, report: SegmentReport) -> None:
+        faults = [incident.fault for incident in report.incidents if incident.fault is not None]
+        steps = tuple(
+            FatalStep(fault.env, fault.episode, fault.step)
+            for fault in faults
+            if fault.error == GIVEN_UP
+        )
+        if steps:
+            self._given_up[report.sampler_id, report.index] = steps
+
+    def given_up(self, sampler_id: int, index: int) -> tuple[FatalStep, ...]:
+        """Return the steps that segment `index` of a sampler leaves out, as they were given up when it was made."""
+        return self._given_up.get((sampler_id, index), ())
+
+    @property
+    def has_given_up(self) -> bool:
+        """True if some segment leaves out a step."""
+        return bool(self._given_up)
+
+    def given_up_before(self, index: int) -> list[list[int]]:
+        """Return the steps that were given up before segment `index`, for a checkpoint."""
+        return sorted(
+            [sampler, segment, *step]
+            for (sampler, segment), steps in self._given_up.items()
+            for step in steps
+            if segment < index
+        )
+
+    def load_given_up(self, stored: list[list[int]]) -> None:
+        """Restore the result of `given_up_before`; raise TypeError or ValueError if it is damaged."""
+        self._given_up.clear()
+        for sampler, segment, *step in stored:
+            place = (int(sampler), int(segment))
+            env, episode, number = map(int, step)
+            steps = self._given_up.get(place, ())
+            self._given_up[place] = (*steps, FatalStep(env, episode, number))
 
     def rebuild(self, sampler_id: int, index: int) -> Rebuild | None:
         """Return how to bring `sampler_id` to the start of segment `index`; None for the start of the run."""

@@ -23,7 +23,7 @@ from dppo.envs.checks.returned import (
     reward_of,
 )
 from dppo.envs.guidance import Guidance
-from dppo.errors import EnvFault, EnvironmentFault
+from dppo.errors import GIVEN_UP, EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
 from dppo.ppo.exchange.records import Episode, FatalStep
 from dppo.process_state.borders import Guard
@@ -260,7 +260,7 @@ class CheckedEnv:
 
         def step(action: Any) -> StepResult:
             if (self.episode, self.length + 1) == (fatal.episode, fatal.step):
-                raise self._fault("step", FATAL, "fatal")
+                raise self._fault("step", FATAL, GIVEN_UP)
             return take_step(action)
 
         def reset(episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
@@ -268,7 +268,7 @@ class CheckedEnv:
                 self.episode = episode
                 self.episode_return = 0.0
                 self.length = 0
-                raise self._fault("reset", FATAL, "fatal")
+                raise self._fault("reset", FATAL, GIVEN_UP)
             return take_reset(episode, options)
 
         vars(self).update(step=step, reset=reset)  # other steps cost nothing in other runs

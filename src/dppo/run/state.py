@@ -29,7 +29,7 @@ class RunState:
     |---|---|
     | weights, optimizer | the trainers |
     | statistics of the normalizers | the learner |
-    | carries of the samplers, actions of their open episodes | the ledger |
+    | carries of the samplers, actions of their open episodes, steps that were given up | the ledger |
     | older policies that collect segments already (policy lag) | the learner |
     | options of environments' resets | the observers |
     | counters, recent episodes, incidents, faults | the learner |
@@ -58,6 +58,9 @@ class RunState:
             "incidents": dict(learner.incidents),
             "env_faults": dict(learner.env_faults.counts),
         }
+        given_up = learner.ledger.given_up_before(learner.iteration)
+        if given_up:
+            values["given_up"] = given_up
         if learner.inherited_freeze is not None:
             values["freeze_norm_after"] = learner.inherited_freeze
         state = cls(arrays, values)
@@ -80,6 +83,7 @@ class RunState:
         learner.incidents.update(_counts(values["incidents"]))
         learner.env_faults.counts.update(_counts(values.get("env_faults", {})))
         learner.ledger.load(self.arrays["samplers"], learner.iteration)
+        learner.ledger.load_given_up(values.get("given_up", []))
         self._restore_policies(learner)
 
     def branch_off(self, learner: PPOLearner) -> None:

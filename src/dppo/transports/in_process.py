@@ -67,7 +67,10 @@ class InProcessCollector(Collector):
         rebuilt = index != self._next
         requests = [
             SegmentRequest(
-                sampler, index, self._ledger.rebuild(sampler, index) if rebuilt else None
+                sampler,
+                index,
+                self._ledger.rebuild(sampler, index) if rebuilt else None,
+                self._ledger.given_up(sampler, index),
             )
             for sampler in range(self._num_samplers)
         ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dppo.config.trust import resume_command
-from dppo.errors import CheckpointError
+from dppo.errors import GIVEN_UP, CheckpointError
 from dppo.records.files.disk import cause, remedy
 from dppo.records.files.run_files import EPISODES, read_run_file
 from dppo.records.files.run_folder import settings_to_resume
@@ -55,6 +55,16 @@ class RecordedEpisode:
     def name(self) -> str:
         """Its sampler, environment and index."""
         return f"{self.sampler_id}/{self.env}/{self.episode}"
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if no process has survived its last step, or its reset."""
+        return self.error.partition(" ")[0] == GIVEN_UP
+
+    @property
+    def last_place(self) -> str:
+        """The last step in words, or the reset."""
+        return f"step {self.length:,}" if self.length else "its reset"
 
     def actions(self) -> np.ndarray:
         """Return its actions [length, *A], as sampled; raise one of several errors if they are damaged."""

@@ -23,7 +23,7 @@ from dppo.envs.kinds import joint_kind
 from dppo.envs.preparation import Preparation, make_prepared
 from dppo.envs.rows.serial import SerialRows
 from dppo.envs.silence import SilenceWatch, of_one
-from dppo.errors import CheckpointError, DppoError, EnvironmentFault, counted
+from dppo.errors import GIVEN_UP, CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind
 from dppo.hosts.builders import spaces_of
 from dppo.hosts.plans import sampler_plan
@@ -31,6 +31,7 @@ from dppo.log import logger
 from dppo.numerics.portable import limit_blas
 from dppo.policies.arguments import check_display
 from dppo.ppo.distributions.simple import distribution_of
+from dppo.ppo.exchange.records import FatalStep
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.records.files.episodes import (
     DTYPES,
@@ -69,7 +70,7 @@ def replay(
     trust: bool = False,
     render: bool = False,
     video: Path | None = None,
-    pause: Callable[[], object] = lambda: None,
+    pause: Callable[[], object] | None = None,
 ) -> str:
     """Make the environment of a run, and repeat the actions of an episode; return a sentence about it.
 
@@ -78,7 +79,7 @@ def replay(
         episode: its number, or sampler, environment and index as in 3/0/17.
         render: show it in a window.
         video: the file for a video of it.
-        pause: is called before the first step.
+        pause: is called before the first step. Only then a step that the run gave up is taken, to debug it.
 
     Raises:
         ConfigError: the run's environment is not trusted, or cannot be shown.
@@ -115,12 +116,22 @@ def replay(
         SilenceWatch(activity, of_one(config.env_name)),
         closing(_Replay(config, recorded, check_signals, activity, render_mode)) as again,
     ):
-        pause()
+        again.begin(pause)
         with guarded_steps(f"a step or reset of {config.env_name}"):
             film = None if video is None else Video(video, again.env, repeat=config.action_repeat)
             again.play(film, steps)
+    return _result(episode or recorded.name, recorded)
+
+
+def _result(name: str, recorded: RecordedEpisode) -> str:
+    """Describe a replay that was the same as in the run."""
+    if recorded.is_given_up:
+        return (
+            f"Episode {name} is the same until {recorded.last_place}, which the run gave up, because each process hung "
+            f"or ended in it. It is left out here, too; with --debug it is taken."
+        )
     facts = f"{counted(recorded.length, 'step')}, return {recorded.episode_return:g}"
-    return f"Episode {episode}: {facts}, equal to the last bit."
+    return f"Episode {name}: {facts}, equal to the last bit."
 
 
 def _run_of_incident(path: Path) -> Path:
@@ -177,6 +188,14 @@ class _Replay:
             raise
         self._activity.enter(place_of(Phase.IDLE))
 
+    def begin(self, pause: Callable[[], object] | None) -> None:
+        """Call `pause`; without it, let a step or reset that the run gave up raise in place of being taken."""
+        recorded = self._recorded
+        if pause is not None:
+            pause()
+        elif recorded.is_given_up:
+            self._episode.avoid(FatalStep(0, recorded.episode, recorded.length))
+
     def steps(self) -> Iterator[ReplayStep]:
         """Play, and yield the reset and each step."""
         episode = self._episode
@@ -199,17 +218,15 @@ class _Replay:
         Raises EnvironmentFault or ReplayMismatch.
         """
         recorded = self._recorded
+        fault = self._fault_after(film, steps)
+        if fault is not None and recorded.error:
+            if film is not None:
+                film.write()
+            if fault.place is not None and fault.place.error == GIVEN_UP:
+                return
+            raise fault
         failure = ""
-        try:
-            for step in self.steps():
-                steps.append(step)
-                if film is not None:
-                    film.add()
-        except EnvironmentFault as fault:
-            if recorded.error:
-                if film is not None:
-                    film.write()
-                raise
+        if fault is not None:
             failure = f"it fails: {fault.message.rstrip('.')}"
         if recorded.error:
             played = counted(self._episode.length, "step")
@@ -224,6 +241,17 @@ class _Replay:
             )
         if film is not None:
             film.write()
+
+    def _fault_after(self, film: Video | None, steps: list[ReplayStep]) -> EnvironmentFault | None:
+        """Play, adding each step to `steps` and to the film; return the fault that ends it, if one does."""
+        try:
+            for step in self.steps():
+                steps.append(step)
+                if film is not None:
+                    film.add()
+        except EnvironmentFault as fault:
+            return fault
+        return None
 
     def _difference(self, last: ReplayStep) -> str:
         """Return how the episode that was played differs from the recorded one; "" if it is the same."""
@@ -315,7 +343,7 @@ def _of_incident(folder: Path) -> RecordedEpisode:
             **place,
             length=len(actions),
             packed=packed(actions),
-            error="a fault",
+            error=GIVEN_UP if values.get("error") == GIVEN_UP else "a fault",
             options=values.get("options"),
         )
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from dppo.config import Config
 from dppo.config.groups import flattened
 from dppo.config.resume import leave_out_ineffective
 from dppo.config.trust import require_trust
-from dppo.errors import DppoError
+from dppo.errors import CheckpointError, DppoError
 from dppo.numerics.fingerprint import Fingerprint
 from dppo.process_state.borders import dppo_computes
 from dppo.records.files import checkpoint as checkpoints
@@ -25,6 +25,7 @@ from dppo.run.building import build
 from dppo.run.iteration_row import TrainingTimes, row_maker
 from dppo.run.learner import PPOLearner
 from dppo.run.loading import STATES_OF_ENVS
+from dppo.run.parts import Parts
 from dppo.run.state import RunState
 from dppo.signals import StopSignals
 from dppo.tools.diff import Checksums, differing, first_difference, read_trace
@@ -142,6 +143,17 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def _leave_out_given_up(stretch: Stretch, parts: Parts) -> None:
+    """Let the segments of a stretch leave out the steps that the run gave up, which may hang or end this process."""
+    given_up = checkpoints.load(stretch.end).state.get("given_up", [])
+    try:
+        parts.ledger.load_given_up(given_up)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{stretch.end}: the steps that were given up are damaged ({error})."
+        ) from None
+
+
 @dppo_computes()
 def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: StopSignals) -> None:
     """Train from the start of a stretch in a folder of its own, and compare each iteration.
@@ -160,6 +172,7 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
                 f"{config.env_name}: open episodes are not replayed, as it is nondeterministic, resets rows by itself, "
                 f"or has replay=False. No iteration of such a run can be computed again."
             )
+        _leave_out_given_up(stretch, parts)
         if "numerics" in state:
             of_run = Fingerprint(**state["numerics"]["own"])
             comparison.other_numerics = of_run.differences(parts.numerics.own)
