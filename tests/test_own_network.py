@@ -19,6 +19,7 @@ import yaml
 from builders import DISCRETE, make_config, plan_of, tiny_run
 from commandline import parse
 from recorder import Recorder, lasting
+from remedies import executes
 from torch import Tensor, nn
 from worlds import models
 from worlds.faulty import Faulty
@@ -225,6 +226,17 @@ BROKEN = {  # class in worlds.models: part of the message
     "RandomBuffer": "its buffer features is random, so actors and learners would get different values",
     "RandomAttribute": "its head depend on something random besides its parameters, so actors and learners would get",
 }
+
+
+@executes("ppo/networks/network.py: Pass the class {}, and its arguments as `model_kwargs`")
+def test_a_network_that_was_made_already_is_refused_and_its_class_trains(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(4, 2)
+    with pytest.raises(
+        ConfigError, match=r"is a module Linear\(\.\.\.\) that was made already"
+    ) as refused:
+        dppo.train(cartpole(tmp_path / "made", model=layer))  # in place of its class
+    assert "\n" not in str(refused.value)
+    dppo.train(cartpole(tmp_path / "class", model=models.Plain))
 
 
 def cartpole(run_dir: Path, **changes: Any) -> dppo.Config:

@@ -217,6 +217,7 @@ def test_flags_and_settings_that_texts_name_exist() -> None:
         "label",
         "actors",
         "policy",
+        "config",
     }
     # of docker, ray and pip
     foreign = {"shm-size", "address", "ref-model", "user", "force-reinstall"}

@@ -101,6 +101,12 @@ def _is_machinery(file: str) -> bool:
 def imported(path: str, kind: str) -> Any:
     """Return the object at an import path such as `module:{kind}`; raise ImportError, with the reason, without one."""
     module_name, _, name = path.rpartition(":")
+    if module_name.endswith(".py"):
+        file = Path(module_name)
+        folder = "in the folder of the file"
+        if file.parent != Path():
+            folder = f"with PYTHONPATH={file.parent}"
+        raise ImportError(f"is a file. Write {file.stem}:{name}, {folder}")
     if not module_name:
         raise ImportError(
             f"is not of the form module:{kind}. Add the name of the module that defines the {kind.lower()}"
@@ -109,7 +115,17 @@ def imported(path: str, kind: str) -> Any:
     try:
         return attrgetter(name)(imported_module(module_name, advice))
     except AttributeError:
+        if module_name == "__main__":
+            raise ImportError(of_a_program(name)) from None
         raise ImportError(f"the module {module_name} has no {name}. Check the spelling") from None
+
+
+def of_a_program(name: str) -> str:
+    """Return the fact and the remedy for a definition `__main__:name` that this process does not have."""
+    return (
+        f"{name} was defined in a program that trained, and commands import modules. Move it to a module of its own, "
+        f"and name it module:{name}"
+    )
 
 
 def require_package(user: str, name: str, install: str = "") -> None:

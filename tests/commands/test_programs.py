@@ -51,6 +51,7 @@ if __name__ == "__main__":
 """
 
 
+@executes("user_code.py: Move it to a module of its own, and name it module:{}")
 def test_a_run_of_a_program_is_resumed_and_branched_with_the_commands_of_the_messages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,9 @@ def test_a_run_of_a_program_is_resumed_and_branched_with_the_commands_of_the_mes
     run = tmp_path / "run"
     assert f"Resume with: dppo.train(config, resume='{run}'), in the program that" in done.stdout
 
+    replay = ["replay", "run", "--episode", "1", "--trust"]
+    assert main(replay) == 2
+    assert "make was defined in a program" in capsys.readouterr().err
     for words in (["--resume", "run", "--branch", "other"], ["--resume", "run"]):
         assert main(["train", *words, "--trust"]) == 2
         refused = capsys.readouterr().err
@@ -73,7 +77,20 @@ def test_a_run_of_a_program_is_resumed_and_branched_with_the_commands_of_the_mes
         assert command == f"mine:make {' '.join(words)} {flags}"
         assert main(["train", *command.split(), "--progress", "off"]) == 0
         assert dppo.load_policy(words[-1], trust=True).state["global_step"] == 64
+    assert main(replay) == 0  # the run has the names of the module now
     sys.modules.pop("mine", None)
+
+
+@executes("envs/names.py: Pass a file of settings as --config {}")
+def test_a_file_of_settings_is_no_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = "env_id: CartPole-v1\nnum_samplers: 1\nnum_steps: 32\ntotal_timesteps: 32\n"
+    Path("mine.yaml").write_text(settings, encoding="utf8")
+    assert main(["train", "mine.yaml"]) == 2
+    flags = capsys.readouterr().err.partition("Pass a file of settings as ")[2].strip(".\n").split()
+    assert main(["train", *flags, "--progress", "off"]) == 0
 
 
 @executes(

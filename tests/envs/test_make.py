@@ -100,6 +100,10 @@ def test_environments_are_created_from_ids_modules_and_callables_with_their_argu
             "users_worlds.factory",
             ("If factory is in the module users_worlds, write users_worlds:factory.",),
         ),
+        ("settings.yaml", ("Pass a file of settings as --config settings.yaml.",)),
+        ("PongNoFrameskip-v4", ("Write ALE/Pong-v5.",)),
+        ("SpaceInvadersDeterministic-v4", ("Write ALE/SpaceInvaders-v5.",)),
+        ("__main__:make_nothing", ("make_nothing was defined in a program",)),
         ("ALE/Zzyzx-v5", ("is not registered with Gymnasium", "write ale_py:ALE/Zzyzx-v5")),
     ],
 )

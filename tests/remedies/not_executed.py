@@ -73,6 +73,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "envs/kinds.py: Return pettingzoo.utils.aec_to_parallel(env), if its agents may act at",
         "envs/kinds.py: a dm_env environment ({}). Wrap it with shimmy.DmControlCompatibilityV",
         "envs/names.py: Install ale-py, and write ale_py:{}.",
+        "envs/names.py: Games of Atari have the ids of ale-py. Write ALE/{}-v5.",
         "envs/names.py: env_id={}: {}. Use the pip of {}.",
         "envs/preparation.py: needs OpenCV. Install it: {}",
         "user_code.py: {} -m pip install {}",

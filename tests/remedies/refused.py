@@ -366,6 +366,16 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         as_named,
     ),
     (
+        "ppo/networks/network.py: the default network fits the observations. Leave it out",
+        {"env_id": Fine, "model": "MlpPolicy"},
+        without("model"),
+    ),
+    (
+        "user_code.py: is a file. Write {}:{}, {}",
+        {"env_id": Fine, "model": "worlds/models.py:Plain"},
+        instead(model=CLASS),
+    ),
+    (
         "ppo/networks/network.py: is not a subclass of torch.nn.Module. Pass one",
         {"env_id": Fine, "model": "worlds.models:NotAModule"},
         instead(model=CLASS),

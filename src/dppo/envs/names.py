@@ -15,9 +15,11 @@ from typing import Any
 import gymnasium as gym
 
 from dppo.errors import ConfigError, unknown_name
-from dppo.user_code import imported_module
+from dppo.user_code import imported_module, of_a_program
 
 EnvId = str | Callable[..., Any]
+ATARI_ID = re.compile(r"([A-Z][A-Za-z]*?)(NoFrameskip|Deterministic)?-v\d")
+"""An id of Gym for a game of Atari, or without its suffix for anything."""
 
 
 def check_env_id(env_id: EnvId) -> None:
@@ -122,6 +124,11 @@ def _unknown_env(env_id: str, name: str, error: Exception) -> str:
 
 def _advice_on_module(name: str) -> str:
     """Return how to write an id that Gymnasium does not know, if it names a module, an object in one, or neither."""
+    if Path(name).suffix in (".yaml", ".yml", ".toml"):
+        return f"Pass a file of settings as --config {name}."
+    game = ATARI_ID.fullmatch(name)
+    if game is not None and (game[2] or _is_atari_game(game[1])):
+        return f"Games of Atari have the ids of ale-py. Write ALE/{game[1]}-v5."
     parts = name.split(".")
     if all(part.isidentifier() for part in parts) and importlib.util.find_spec(parts[0]):
         if len(parts) == 1:
@@ -139,10 +146,20 @@ def _advice_on_module(name: str) -> str:
     return f"If a package registers it, write {package}:{name}."
 
 
+def _is_atari_game(name: str) -> bool:
+    """Return whether ale-py, if it is installed, has a game of this name."""
+    if not importlib.util.find_spec("ale_py"):
+        return False
+    imported_module("ale_py", "")  # the import registers its games
+    return f"ALE/{name}-v5" in gym.registry
+
+
 def _unknown_in_module(module: str, name: str) -> str:
     """Return the second half of the message for `module:name`: the fact, and the closest name if there is one."""
     if not (name and module):
         return f"names no environment. Write {module or 'module'}:make, if make is the function that returns it."
+    if module == "__main__":
+        return f"{of_a_program(name)}."
     functions = [
         attribute
         for attribute, value in vars(sys.modules[module]).items()

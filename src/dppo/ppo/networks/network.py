@@ -164,14 +164,28 @@ class NetworkSpec(ABC):
         )
 
 
+SB3_POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy", "MlpLstmPolicy", "CnnLstmPolicy")
+
+
 def model_class(model: ModelClass) -> type[nn.Module]:
     """Return the class at the import path `model`, or `model` itself; raise ConfigError if it is no `nn.Module`."""
     from torch import nn
 
+    if model in SB3_POLICIES:
+        raise ConfigError(
+            f"model={model}: names a policy of Stable-Baselines3; the default network fits the observations. Leave it "
+            f"out."
+        )
     try:
         kind: Any = imported(model, "Class") if isinstance(model, str) else model
     except ImportError as error:
         raise ConfigError(f"model={import_path(model)}: {error}.") from None
+    if isinstance(kind, nn.Module):
+        name = type(kind).__name__
+        raise ConfigError(
+            f"model: is a module {name}(...) that was made already. Pass the class {name}, and its arguments as "
+            f"`model_kwargs`: it is made with (spaces, head_size)."
+        )
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise ConfigError(
             f"model={import_path(model)}: {kind!r} is not a subclass of torch.nn.Module. Pass one."
