@@ -23,7 +23,7 @@ from dppo.envs.checks.returned import MAX_REWARD, reward_of
 from dppo.envs.spaces import describe_spaces
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.numerics.portable import limit_blas
+from dppo.numerics.arithmetic import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from dppo.numerics.portable import limit_blas, portable_numerics
+from dppo.numerics.portable import portable_numerics
 
 portable_numerics()
 
@@ -29,6 +29,7 @@ from measure import sb3_python  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from dppo.config.parts import SAC, Network  # noqa: E402
+from dppo.numerics.arithmetic import limit_blas  # noqa: E402
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment  # noqa: E402
 from dppo.ppo.networks.choice import choose_network  # noqa: E402
 from dppo.sac.policy import sample  # noqa: E402

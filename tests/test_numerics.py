@@ -18,7 +18,7 @@ from commandline import fresh_environment
 
 import dppo
 from dppo.errors import ClusterError
-from dppo.numerics import portable
+from dppo.numerics import arithmetic, portable
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
 
 # MKL asks these functions for the vendor: with them, it takes the code of an Intel CPU anywhere.
@@ -115,7 +115,7 @@ def test_a_fingerprint_does_not_depend_on_the_threads_of_its_process() -> None:
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        with portable.limit_blas(threads):
+        with arithmetic.limit_blas(threads):
             results.append(fingerprint(probe, torch=True))
         assert torch.get_num_threads() == threads
     torch.set_num_threads(before)

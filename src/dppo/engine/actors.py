@@ -3,13 +3,14 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from dppo.engine.deadline import Deadline
 from dppo.engine.messages import Kill, Limits, Process, Reply
 from dppo.engine.pace import Pace
-from dppo.engine.place import Place
-from dppo.envs.activity import Phase
+from dppo.envs.activity import Activity, Phase
 from dppo.ppo.exchange.questions import Question
+from dppo.ppo.exchange.records import FatalStep
 
 
 class ActorState(Enum):
@@ -20,6 +21,26 @@ class ActorState(Enum):
     RUNNING = "the process accepts questions"
     LEAVING = "the process finishes its questions, accepts no more, and is not replaced"
     LEFT = "no process, and no room for one"
+
+
+class Place(NamedTuple):
+    """A step of a sampler in which a process was lost."""
+
+    sampler_id: int
+    step: FatalStep
+
+    def __str__(self) -> str:
+        env, episode, step = self.step
+        phase = f"step {step}" if step else "the reset"
+        return f"{phase} of episode {episode} of env {env} of sampler {self.sampler_id}"
+
+
+def place_in(activity: Activity | None) -> Place | None:
+    """Return the step or reset that a process was in; None if it did something else, or if that is not known."""
+    if activity is None or activity.phase not in (Phase.STEP, Phase.RESET):
+        return None
+    step = activity.length + 1 if activity.phase is Phase.STEP else 0
+    return Place(activity.sampler_id, FatalStep(activity.env, activity.episode, step))
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ transport execute the commands that come back.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dppo.engine.actors import Actor, ActorState
+from dppo.engine.actors import Actor, ActorState, place_in
 from dppo.engine.advice import too_many_losses
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
@@ -34,7 +34,6 @@ from dppo.engine.messages import (
     Started,
 )
 from dppo.engine.patience import Patience
-from dppo.engine.place import place_in
 from dppo.engine.requests import Requests
 from dppo.engine.restarts import delay_before, describe_loss
 from dppo.engine.wait_log import WaitLog

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from dppo.engine.actors import Actor
+from dppo.engine.actors import Actor, Place
 from dppo.engine.ledger import ReplayLedger
-from dppo.engine.place import Place
 from dppo.errors import counted
 from dppo.ppo.exchange.records import FatalStep
 

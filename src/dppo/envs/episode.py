@@ -165,14 +165,11 @@ class CheckedEnv:
         """
         guard = self.guard
         try:
-            if guard.arithmetic is None:
-                answer: Any = self.env.step(action)
-                # quicker than a call of `leave` each time
-                if changed() or guard.process != FORKS.number:
-                    guard.leave()
-            else:
+            if guard.arithmetic is not None:
                 guard.enter()
-                answer = self.env.step(action)
+            answer: Any = self.env.step(action)
+            # `guard.needed`, inline because it is asked in each step
+            if guard.arithmetic is not None or changed() or guard.process != FORKS.number:
                 guard.leave()
             try:
                 returned, reward, terminated, truncated, info = answer

@@ -19,8 +19,8 @@ from dppo.errors import DppoError, GPUFailed, OutOfMemory
 from dppo.hosts.plans import TrainerPlan
 from dppo.learners.sums import RankGroup
 from dppo.learners.trainers import LocalTrainer
+from dppo.numerics.arithmetic import limit_blas
 from dppo.numerics.fingerprint import Expected
-from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.pickling import NO_MODEL, PackedModel, sendable, unpacked_model
@@ -111,7 +111,7 @@ class TrainerRank:
     def load(
         self, weights: np.ndarray, state: dict[str, np.ndarray], rows: dict[str, np.ndarray]
     ) -> None:
-        """Continue with these weights, this optimizer state, and the kept rows of this rank, if there are any."""
+        """Continue with these weights, this optimizer state, and the replay buffer of this rank, if it has one."""
         self._local.load(weights, state | rows)
 
     def snapshot(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:

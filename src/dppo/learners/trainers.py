@@ -13,8 +13,7 @@ from dppo.errors import ConfigError
 from dppo.hosts.builders import build_trainer
 from dppo.hosts.plans import TrainerPlan
 from dppo.log import logger
-from dppo.numerics.arithmetic import as_usual, torch_as_usual
-from dppo.numerics.portable import limit_blas
+from dppo.numerics.arithmetic import as_usual, limit_blas, torch_as_usual
 from dppo.ppo.exchange.records import Experience, TrainerState, Update
 from dppo.ppo.learning.batch import row_bytes
 from dppo.ppo.learning.gpu import (
@@ -45,7 +44,7 @@ class Trainers(Protocol):
         """Copy the optimizer's state."""
 
     def learned_state(self) -> dict[str, np.ndarray]:
-        """Return the state without kept rows, which are many; the next update may change it."""
+        """Return the state without the replay buffer, which is large; the next update may change it."""
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state."""
@@ -157,7 +156,7 @@ class LocalTrainer:
         return self.trainer.state(copy=copy)
 
     def learned_state(self) -> dict[str, np.ndarray]:
-        """Take views of the state without kept rows."""
+        """Take views of the state without the replay buffer."""
         if self._rescued is not None:
             return self._rescued.state
         return self.trainer.learned_state(copy=False)

@@ -1,8 +1,9 @@
-"""Arithmetic of this thread: the rounding of its CPU, and NumPy's error state. Code of users may change both.
+"""Arithmetic: the rounding of a thread's CPU, NumPy's error state, modes of torch, and the threads of NumPy's products.
 
-A simulator that flushes denormals to zero, or that wants NumPy to raise at an underflow, needs that only in its own
-steps. dppo computes with the usual settings, in `as_usual`, and restores the settings of each environment before it
-runs again. Nothing is done while no state has changed; to find that out takes a tenth of a microsecond.
+Code of users may change them. A simulator that flushes denormals to zero, or that wants NumPy to raise at an underflow,
+needs that only in its own steps. dppo computes with the usual settings, in `as_usual`, and restores the settings of
+each environment before it runs again. Nothing is done while no state has changed; to find that out takes a tenth of a
+microsecond.
 """
 
 from __future__ import annotations
@@ -194,6 +195,18 @@ def _environment() -> bytes:
     settings = int.from_bytes(environment[MXCSR], "little") & ~MXCSR_FLAGS
     environment[MXCSR] = settings.to_bytes(4, "little")
     return bytes(environment)
+
+
+def limit_blas(threads: int) -> Any:
+    """Limit NumPy's matrix products to `threads`, so that sums have one order; `restore_original_limits` undoes it."""
+    return openblas().limit(limits=threads)
+
+
+@cache
+def openblas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(internal_api="openblas")
 
 
 @cache

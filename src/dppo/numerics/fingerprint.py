@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dppo.errors import ClusterError
-from dppo.numerics.arithmetic import as_usual, torch_as_usual
-from dppo.numerics.portable import cpu_facts, limit_blas
+from dppo.numerics.arithmetic import as_usual, limit_blas, torch_as_usual
+from dppo.numerics.portable import cpu_facts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,10 +5,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from dppo.files import MAX_SETTINGS_BYTES, read_file
 
@@ -102,8 +100,10 @@ def numpy_is_portable() -> bool:
     """Return whether NumPy uses the code that the variables choose; True if NumPy has not been loaded yet."""
     if "numpy" not in sys.modules:
         return True
+    from dppo.numerics.arithmetic import openblas
+
     features = import_module("numpy._core._multiarray_umath").__cpu_features__
-    cores = {library["architecture"] for library in _blas().info()}
+    cores = {library["architecture"] for library in openblas().info()}
     return cores <= SAME_AS_HASWELL and not features.get("AVX512_SKX", False)
 
 
@@ -119,15 +119,3 @@ def cpu_facts() -> str:
     with suppress(OSError):
         return Path("/proc/cpuinfo").read_text("utf8")
     return ""
-
-
-def limit_blas(threads: int) -> Any:
-    """Limit NumPy's matrix products to `threads`, so that sums have one order; `restore_original_limits` undoes it."""
-    return _blas().limit(limits=threads)
-
-
-@cache
-def _blas() -> Any:
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController().select(internal_api="openblas")

@@ -18,7 +18,7 @@ from dppo.envs.statistics import kept_in_words, running_statistics
 from dppo.errors import counted
 from dppo.files import user_path
 from dppo.log import logger
-from dppo.numerics.portable import limit_blas
+from dppo.numerics.arithmetic import limit_blas
 from dppo.plugins import plugin
 from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, summary
 from dppo.policies.bounds import NAMED, most_at_bound

@@ -14,8 +14,8 @@ from dppo.envs.silence import SilenceWatch, of_samplers
 from dppo.hosts.host import host_of
 from dppo.hosts.plans import SamplerPlan
 from dppo.log import logger
+from dppo.numerics.arithmetic import limit_blas
 from dppo.numerics.fingerprint import Expected
-from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.signals import CLOSING_S, StopSignals, at_most
 from dppo.spaces.spaces import Spaces

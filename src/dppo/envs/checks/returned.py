@@ -32,6 +32,18 @@ class BadResult(ValueError):
         self.row = row
 
 
+PARTS = ("observation", "reward", "terminated", "truncated", "info")
+"""What a step returns, in this order."""
+
+
+def check_parts(answer: Any, *, step: bool) -> None:
+    """Raise BadResult unless a step or reset of several rows returned a tuple of five parts, or of two."""
+    parts = PARTS if step else ("observation", "info")
+    if not isinstance(answer, tuple | list) or len(answer) != len(parts):
+        form = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
+        raise BadResult(f"{form} instead of ({', '.join(parts)})")
+
+
 def leaf_named(name: str, whole: str = "an observation") -> str:
     if not name:
         return whole

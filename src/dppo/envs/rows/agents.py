@@ -5,10 +5,9 @@ from copy import copy, deepcopy
 from typing import Any
 
 from dppo.envs.checks.masks import METHOD
-from dppo.envs.checks.returned import BadResult
+from dppo.envs.checks.returned import PARTS, BadResult, check_parts
 from dppo.envs.episode import SkippedStep
 from dppo.envs.rows.joint import JointEnv, Row
-from dppo.envs.rows.parts import PARTS, check_parts
 from dppo.envs.spaces import short
 from dppo.errors import ConfigError
 

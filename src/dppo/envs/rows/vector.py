@@ -12,10 +12,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from dppo.envs.checks.masks import METHOD
-from dppo.envs.checks.returned import BadResult
+from dppo.envs.checks.returned import PARTS, BadResult, check_parts
 from dppo.envs.episode import SkippedStep
 from dppo.envs.rows.joint import JointEnv, Row
-from dppo.envs.rows.parts import PARTS, check_parts
 from dppo.errors import ConfigError
 from dppo.spaces.spaces import MASK
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dppo.errors import EnvFault
-from dppo.ppo.exchange.read_only import ReadOnly
-from dppo.ppo.exchange.scales import ObsScale, Statistics, ValueScale
+from dppo.ppo.exchange.scales import ObsScale, ReadOnly, Statistics, ValueScale
 
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt8, UInt32

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dppo.ppo.exchange.read_only import ReadOnly
-
 if TYPE_CHECKING:  # shapes are checked in tests only
     from jaxtyping import Float, Shaped
 
@@ -22,6 +20,24 @@ ROUNDING = 1e-6
 CLIP = 10.0  # normalized observations and rewards are clipped to +-10 (details 29 and 31)
 MIN_VALUE_STD = 1e-6  # as in arXiv:2006.05990
 VALUE_TARGETS = "value_targets"  # name of their moments in the trainer's state
+
+
+class ReadOnly:
+    """Base of frozen dataclasses with slots whose arrays are read-only too, also after unpickling."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make the arrays read-only, also those in a tuple; existing views of them stay writeable."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            for array in value if isinstance(value, tuple) else (value,):
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make pickle call the constructor, which makes the arrays read-only again."""
+        return type(self), tuple(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, slots=True)

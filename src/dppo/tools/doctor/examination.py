@@ -29,7 +29,7 @@ from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.hosts.builders import BuiltSampler
 from dppo.hosts.sac import networks_in_words
-from dppo.numerics.portable import limit_blas
+from dppo.numerics.arithmetic import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.records import Episode, Incident, Segment, SegmentReport

@@ -28,7 +28,7 @@ from dppo.files import check_kind
 from dppo.hosts.builders import spaces_of
 from dppo.hosts.plans import sampler_plan
 from dppo.log import logger
-from dppo.numerics.portable import limit_blas
+from dppo.numerics.arithmetic import limit_blas
 from dppo.policies.arguments import check_display
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.records import FatalStep

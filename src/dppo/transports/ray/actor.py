@@ -19,8 +19,8 @@ from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.hosts.host import SamplerHost, ThreadedHost, host_of
 from dppo.hosts.keeper import begin_log
 from dppo.hosts.plans import SamplerPlan
+from dppo.numerics.arithmetic import limit_blas
 from dppo.numerics.fingerprint import Expected
-from dppo.numerics.portable import limit_blas
 from dppo.ppo.exchange.questions import Answer, Question
 from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot
 from dppo.slots.layout import Layout
