@@ -195,10 +195,6 @@ class StopSignals:
         """Raise `StopRequested` if a signal has arrived; else run the added checks. Call this during every wait."""
         if self.received is not None:
             raise StopRequested(self.received)
-        self.run_added_checks()
-
-    def run_added_checks(self) -> None:
-        """Call the added checks; pass on the exception of the first that raises."""
         for check in self._checks:
             check()
 

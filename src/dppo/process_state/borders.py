@@ -196,7 +196,8 @@ class Guard:
         except BaseException as error:
             self.leave(error)
             raise
-        self.leave()
+        if self.needed:
+            self.leave()
         return result
 
     def enter(self) -> None:

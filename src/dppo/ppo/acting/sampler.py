@@ -104,16 +104,15 @@ class PPOSampler:
         return additions
 
     def _white_noise(self, index: int) -> np.ndarray:
-        return self._noise_by(self.noise(index))
+        spec = self.agent.spec
+        generator = self.noise(index)
+        return spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
 
     def _wide_noise(self, wide: WideExploration, index: int) -> np.ndarray:
-        generator = self.noise(index)
-        noise = self._noise_by(generator)
-        return hold(noise, generator) if wide.covers(index) else noise
-
-    def _noise_by(self, generator: np.random.Generator) -> np.ndarray:
         spec = self.agent.spec
-        return spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
+        generator = self.noise(index)
+        noise = spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
+        return hold(noise, generator) if wide.covers(index) else noise
 
     def collect(
         self, request: SegmentRequest, snapshot: PolicySnapshot

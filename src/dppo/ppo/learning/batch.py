@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,27 +105,25 @@ class Batch:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.pin_memory().to(device, non_blocking=True)
 
-        return replace(self._changed(moved), table=each_leaf(self.table, moved))
+        return replace(self._changed(moved, moved), table=each_leaf(self.table, moved))
 
     def take(self, index: Int64[Tensor, " n"]) -> Batch:
         """Copy the sequences at `index`."""
-        return self._changed(methodcaller("index_select", 0, index))
+        choose = methodcaller("index_select", 0, index)
+        choose_rows = choose if self.sequence_length == 1 else partial(self._in_sequences, choose)
+        return self._changed(choose_rows, choose)
 
     def split(self, sizes: list[int]) -> list[Batch]:
         """Split into consecutive views of `sizes` sequences each."""
-        rows = [size * self.sequence_length for size in sizes]
-        columns: dict[str, Any] = {"index": torch.split(self.index, rows)}
-        for name in COLUMNS:
-            column = getattr(self, name)
-            if column is not None:
-                columns[name] = column.split(rows)
-        if self.recurrent is not None:
-            parts = zip(*(part.split(sizes) for part in self.recurrent), strict=True)
-            columns["recurrent"] = [RecurrentInputs(*part) for part in parts]
-        return [
-            replace(self, **dict(zip(columns, piece, strict=True)))
-            for piece in zip(*columns.values(), strict=True)
-        ]
+        length = self.sequence_length
+        parts = []
+        start = 0
+        for size in sizes:
+            end = start + size
+            rows = itemgetter(slice(start * length, end * length))
+            parts.append(self._changed(rows, itemgetter(slice(start, end))))
+            start = end
+        return parts
 
     def pieces(self, rows: int) -> Iterator[Batch]:
         """Yield consecutive pieces of at most `rows` rows, but at least a sequence each."""
@@ -136,9 +134,10 @@ class Batch:
         for piece in self.split(sizes):
             yield replace(piece, share=len(piece) / len(self))
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with each column changed by a function of its sequences [S, ...]."""
-        change_rows = change if self.sequence_length == 1 else partial(self._in_sequences, change)
+    def _changed(
+        self, change_rows: Callable[[Tensor], Tensor], change: Callable[[Tensor], Tensor]
+    ) -> Batch:
+        """Return the batch with `change_rows` of each column [B, ...], and `change` of recurrent inputs [S, ...]."""
         changed: dict[str, Any] = {"index": change_rows(self.index)}
         for name in COLUMNS:
             column = getattr(self, name)
@@ -205,7 +204,7 @@ def row_bytes(spec: NetworkSpec, sequence_length: int) -> int:
         return column
 
     batch = zero_batch(spec, 1, sequence_length)
-    batch._changed(measured)
+    batch._changed(measured, measured)
     each_leaf(batch.table, measured)
     return sum(sizes) // sequence_length
 
@@ -234,9 +233,7 @@ def make_batch(
     advantages = estimated_advantages(segments, transitions, ppo)
     learned_rewards = shaped_rewards(merged(segments, "rewards"), ppo)[valid]
 
-    def rows(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(in_sequences(array, length))
-
+    rows = partial(as_rows, sequence_length=length)
     obs = merged(segments, "obs")
     table: Any
     if first.stack == 1:
@@ -342,9 +339,9 @@ def _inputs(
     return each_leaf(reader.read(obs), as_rows)
 
 
-def as_rows(array: np.ndarray) -> Tensor:
-    """Return an array [T, envs, ...] as a tensor of its rows [T * envs, ...]."""
-    return torch.from_numpy(in_sequences(array, 1))
+def as_rows(array: np.ndarray, sequence_length: int = 1) -> Tensor:
+    """Return an array [T, envs, ...] as a tensor of its rows [T * envs, ...], in the order of `in_sequences`."""
+    return torch.from_numpy(in_sequences(array, sequence_length))
 
 
 def in_sequences(

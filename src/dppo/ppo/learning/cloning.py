@@ -15,7 +15,7 @@ from dppo.config.parts import PPO
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import Experience
 from dppo.ppo.learning.adam import FlatAdam
-from dppo.ppo.learning.batch import Batch, in_sequences, merged, recurrent_inputs
+from dppo.ppo.learning.batch import Batch, as_rows, merged, recurrent_inputs
 from dppo.ppo.learning.model import PPOModel, free_deviations
 from dppo.ppo.learning.parallel import Parallel, moments_of_all
 from dppo.ppo.learning.stages import CurrentNetwork, estimate_again
@@ -72,11 +72,10 @@ class Demonstrations:
         sampled = merged(experience.segments, "actions")
         first, second = distribution.targets(head, sampled)
         likelihood = distribution.log_prob(head, first) + distribution.log_prob(head, second)
-        columns = [
-            torch.from_numpy(in_sequences(column, batch.sequence_length))
-            for column in (first, second, likelihood / 2)
-        ]
         device = batch.logprobs.device
+        columns = [
+            as_rows(column, batch.sequence_length) for column in (first, second, likelihood / 2)
+        ]
         return Demonstrations(batch, *(column.to(device) for column in columns))
 
 

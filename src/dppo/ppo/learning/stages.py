@@ -15,7 +15,7 @@ from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.exchange.records import Experience, Segment, Update
 from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.advantages import generalized_advantages
-from dppo.ppo.learning.batch import Batch, in_sequences, successor_inputs, transitions_of
+from dppo.ppo.learning.batch import Batch, as_rows, successor_inputs, transitions_of
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.objective import Objective
 from dppo.ppo.learning.parallel import Parallel
@@ -182,7 +182,7 @@ def estimate_again(
         return array.reshape(shape)
 
     def in_rows(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(in_sequences(array, length)).to(device)
+        return as_rows(array, length).to(device)
 
     values = network.values(batch)
     step_values = in_steps(values)

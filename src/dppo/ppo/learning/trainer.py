@@ -180,7 +180,9 @@ class PPOTrainer:
         floor = _advantage_std_floor(ppo, batch)
         if floor and not any(batch.rewards) and self.spec.distribution.integer:
             ppo = self._with_noise_entropy(ppo, batch, floor)
-        objective = self._objective_of(ppo)
+        objective = self._objective(ppo)
+        for stage in self.stages:
+            objective = stage.objective(objective)
         count = self.minibatches * batch.iterations
         steps: list[_Step] = []
         for epoch in range(ppo.update_epochs):
@@ -194,12 +196,6 @@ class PPOTrainer:
             if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
                 break
         return batch, steps
-
-    def _objective_of(self, ppo: ResolvedPPO) -> Objective:
-        objective = self._objective(ppo)
-        for stage in self.stages:
-            objective = stage.objective(objective)
-        return objective
 
     def _with_noise_entropy(self, ppo: ResolvedPPO, batch: Batch, floor: float) -> ResolvedPPO:
         """Return the settings with a bonus that keeps discrete actions open where no reward came.
