@@ -89,7 +89,7 @@ class Row(NamedTuple):
 
 @dataclass
 class World:
-    """Makes successive segments of random numbers, and lists their transitions in the order of kept rows."""
+    """Makes successive segments of random numbers, and lists their transitions in the order of a replay buffer."""
 
     dtype: np.dtype[Any]
     num_actions: int = 2

@@ -85,7 +85,7 @@ def _replay_in_words(
     Raise ConfigError if it is more than this machine's `memory`, and this machine trains.
     """
     rows = replay_rows_of(config)
-    kept = rows * kept_row_bytes(config, spaces)
+    kept = rows * replay_row_bytes(config, spaces)
     total = batch_bytes + kept
     facts = f"{rows:,} kept env steps take {_describe_bytes(kept)}, and once more while a checkpoint is written"
     if config.num_learners > 0:
@@ -106,8 +106,8 @@ def _replay_in_words(
     )
 
 
-def kept_row_bytes(config: Settings, spaces: Spaces) -> int:
-    """Return the bytes of an env step that is kept.
+def replay_row_bytes(config: Settings, spaces: Spaces) -> int:
+    """Return the bytes of an env step in the replay buffer.
 
     They are observation, action, its log-probability, reward in float64, and two flags.
     """
@@ -118,7 +118,7 @@ def kept_row_bytes(config: Settings, spaces: Spaces) -> int:
 def check_replay_disk(config: Settings, spaces: Spaces, folder: Path) -> None:
     """Raise ConfigError if the disk of `folder` has no room for two checkpoints with the env steps that are kept."""
     rows = replay_rows_of(config)
-    checkpoint = rows * kept_row_bytes(config, spaces)
+    checkpoint = rows * replay_row_bytes(config, spaces)
     free = shutil.disk_usage(folder).free
     if 2 * checkpoint > free:
         raise ConfigError(

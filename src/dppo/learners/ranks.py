@@ -23,7 +23,7 @@ from dppo.learners.waiting import pause, raise_faults, wait_for, wait_while_aliv
 from dppo.numerics.fingerprint import Expected
 from dppo.ppo.exchange.records import Experience, Incident, IncidentKind, Update
 from dppo.ppo.networks.choice import choose_network
-from dppo.sac.rows import PREFIX, KeptRows, rows_of_rank
+from dppo.sac.replay_buffer import PREFIX, ReplayBuffer, rows_of_rank
 from dppo.spaces.spaces import Spaces
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.capacity import in_words
@@ -86,10 +86,10 @@ class RayTrainers:
         self._reporters = [0]
         self._incidents: list[Incident] = []
         # ranks keep the rows of their samplers; these are all, for checkpoints and for ranks that replace lost ones
-        self._kept_rows: KeptRows | None = None
+        self._replay_buffer: ReplayBuffer | None = None
         if plan.ppo.algo == "sac":
             assert plan.sac.replay_rows is not None, "the settings are not resolved"
-            self._kept_rows = KeptRows(plan.sac.replay_rows, self.spec.spaces.obs)
+            self._replay_buffer = ReplayBuffer(plan.sac.replay_rows, self.spec.spaces.obs)
         resources = {"CPU": plan.learners.learner_cpus, "GPU": plan.learners.learner_gpus}
         bundle = {name: amount for name, amount in resources.items() if amount > 0}
         self._placement = Placement(bundle, plan.learners.num_learners)
@@ -106,8 +106,8 @@ class RayTrainers:
         Raises SegmentsLost if they must be collected again; nothing has changed then.
         """
         update = self._call(partial(self._attempt, experience), "updating on the learners")
-        if self._kept_rows is not None:
-            self._kept_rows.append(experience.segments)
+        if self._replay_buffer is not None:
+            self._replay_buffer.append(experience.segments)
         incidents = tuple(self._incidents)
         self._incidents.clear()
         return replace(update, incidents=incidents)
@@ -119,13 +119,13 @@ class RayTrainers:
     def state(self) -> dict[str, np.ndarray]:
         """Return the optimizer's state. If Ray is lost, a state that is here already is returned all the same."""
         state = self.learned_state()
-        if self._kept_rows is None:
+        if self._replay_buffer is None:
             return state
-        rows = {name: array.copy() for name, array in self._kept_rows.state().items()}
+        rows = {name: array.copy() for name, array in self._replay_buffer.state().items()}
         return state | rows
 
     def learned_state(self) -> dict[str, np.ndarray]:
-        """Ask a rank for its state, which has no kept rows."""
+        """Ask a rank for its state, which has no replay buffer."""
         ends_at = time.monotonic() + STATE_S
 
         def check() -> None:
@@ -150,8 +150,8 @@ class RayTrainers:
 
     def load(self, weights: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Continue with these weights and this optimizer state, on every rank."""
-        if self._kept_rows is not None:
-            self._kept_rows.load(state)
+        if self._replay_buffer is not None:
+            self._replay_buffer.load(state)
             state = {name: array for name, array in state.items() if not name.startswith(PREFIX)}
         self._weights = weights
         self._state = state
@@ -346,7 +346,7 @@ class RayTrainers:
         """Load the state before the update into all ranks."""
         weights = ray.put(self._weights)
         state = ray.put(self._fetched_state())
-        rows = {} if self._kept_rows is None else self._kept_rows.state()
+        rows = {} if self._replay_buffer is None else self._replay_buffer.state()
         calls = [
             handle.load.remote(weights, state, rows_of_rank(rows, rank, len(self.ranks)))
             for rank, handle in enumerate(self.ranks)

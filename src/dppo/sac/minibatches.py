@@ -1,4 +1,4 @@
-"""Minibatches of kept rows, normalized as the policy that acts does it."""
+"""Minibatches from a replay buffer, normalized as the policy that acts does it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dppo.ppo.exchange.records import Experience
 from dppo.ppo.exchange.scales import CLIP, ObsScale
 from dppo.ppo.learning.advantages import shaped_rewards
 from dppo.ppo.networks.network import LearningNetwork, NetworkSpec
-from dppo.sac.rows import KeptRows, LaterRows
+from dppo.sac.replay_buffer import LaterRows, ReplayBuffer
 from dppo.sac.settings import SACSettings
 
 STEPS_AT_ONCE = 64  # gradient steps whose rows are drawn together
@@ -46,7 +46,7 @@ class Minibatch(NamedTuple):
 class Minibatches:
     """Draws the minibatches of a rank, with replacement."""
 
-    rows: KeptRows
+    replay_buffer: ReplayBuffer
     spec: NetworkSpec
     settings: SACSettings
     size: int
@@ -58,7 +58,7 @@ class Minibatches:
         self, experience: Experience, count: int, random: np.random.Generator
     ) -> Iterator[Minibatch]:
         """Yield `count` minibatches of all transitions, normalized by the scales of `experience`."""
-        transitions = self.rows.transitions()
+        transitions = self.replay_buffer.transitions()
         noise_size = self.spec.distribution.noise_size
         for start in range(0, count, STEPS_AT_ONCE):
             steps = min(STEPS_AT_ONCE, count - start)
@@ -89,7 +89,7 @@ class Minibatches:
             least = self.settings.least_extension
             return thresholds[step - 1, indices] < least + (1 - least) * likelihoods
 
-        drawn = self.rows.draw(places, self.settings.n_step, extends)
+        drawn = self.replay_buffer.draw(places, self.settings.n_step, extends)
         rewards = shaped_rewards(drawn.rewards, self.settings)
         if experience.reward_scale is not None:
             rewards = np.clip(rewards / experience.reward_scale, -CLIP, CLIP)

@@ -22,7 +22,7 @@ from dppo.sac.critics import Critics
 from dppo.sac.inputs import CriticInputs
 from dppo.sac.minibatches import Minibatch, Minibatches
 from dppo.sac.policy import clone_gradient, head_gradient, policy_network, sample
-from dppo.sac.rows import KeptRows, RowsSnapshot
+from dppo.sac.replay_buffer import BufferSnapshot, ReplayBuffer
 from dppo.sac.settings import SACSettings
 from dppo.streams import Stream
 
@@ -67,15 +67,15 @@ class _Part:
 
 
 class Snapshot(NamedTuple):
-    """A trainer at some time, without copies of its rows."""
+    """A trainer at some time, without a copy of its replay buffer."""
 
     weights: np.ndarray
     learned: dict[str, np.ndarray]
-    rows: RowsSnapshot
+    replay_buffer: BufferSnapshot
 
 
 class SACTrainer:
-    """Learn a policy, K critics and a temperature from kept rows. It owns them; nothing else changes them.
+    """Learn a policy, K critics and a temperature from a replay buffer. It owns them; nothing else changes them.
 
     As long as a controller collects, the policy becomes its clone, and the critics learn from its rewards. For as many
     iterations afterwards, the policy is held near the controller, because the critics know little of other actions.
@@ -111,9 +111,9 @@ class SACTrainer:
         self._temperature_part = _Part("temperature", self._log_temperature)
         self._parts = (self._policy_part, self._critics_part, self._temperature_part)
         ranks = self.parallel.size
-        self._rows = KeptRows(settings.replay_rows // ranks, spec.spaces.obs)
+        self._replay_buffer = ReplayBuffer(settings.replay_rows // ranks, spec.spaces.obs)
         size = max(1, settings.minibatch_size // ranks)
-        self._minibatches = Minibatches(self._rows, spec, settings, size, self._network)
+        self._minibatches = Minibatches(self._replay_buffer, spec, settings, size, self._network)
 
     def _new_critics(self) -> Critics:
         seed = streams.integer(self._seed, Stream.WEIGHTS, CRITICS)
@@ -140,12 +140,12 @@ class SACTrainer:
         """
         clones = experience.segments[0].intended is not None
         clone_weight = self.settings.clone_weight_at(experience.iteration)
-        self._rows.append(experience.segments, keeps_intended=clone_weight > 0)
+        self._replay_buffer.append(experience.segments, keeps_intended=clone_weight > 0)
         rows = sum(segment.valid.size for segment in experience.segments) * self.parallel.size
         step = experience.iteration * rows
-        kept_rows = self._rows.num_steps * self._rows.num_envs * self.parallel.size
+        num_rows = self._replay_buffer.num_steps * self._replay_buffer.num_envs * self.parallel.size
         count = 0
-        if kept_rows >= self.settings.first_rows:
+        if num_rows >= self.settings.first_rows:
             count = self.settings.gradient_steps_between(step, step + rows)
         results = [
             self._gradient_step(minibatch, clone_weight, clones=clones)
@@ -155,7 +155,7 @@ class SACTrainer:
         if results:
             means = self.parallel.gather(torch.stack(results).mean(dim=0)).mean(dim=0)
             figures = dict(zip(FIGURES, means.tolist(), strict=True))
-        figures |= {"kept_rows": float(kept_rows), "gradient_steps": float(count)}
+        figures |= {"kept_rows": float(num_rows), "gradient_steps": float(count)}
         return Update(figures, self.settings.learning_rate, value_scale=None)
 
     def _random(self, experience: Experience) -> np.random.Generator:
@@ -296,12 +296,12 @@ class SACTrainer:
         return weights.copy() if copy else weights
 
     def state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return critics, temperature, optimizers and kept rows; `copy` as in `weights`."""
-        state = self.learned_state(copy=False) | self._rows.state()
+        """Return critics, temperature, optimizers and the replay buffer; `copy` as in `weights`."""
+        state = self.learned_state(copy=False) | self._replay_buffer.state()
         return _copied(state) if copy else state
 
     def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
-        """Return the state that is equal on all ranks: critics, temperature and optimizers, without the kept rows."""
+        """Return the state that is equal on all ranks: critics, temperature and optimizers; no replay buffer."""
         state = {
             "critics.weights": self._critics.parameters.weights.numpy(force=True),
             "critics.targets": self._critics.targets.numpy(force=True),
@@ -312,9 +312,9 @@ class SACTrainer:
         return _copied(state) if copy else state
 
     def load(self, weights: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
-        """Restore `weights` [P] and the result of `state`; what that lacks stays, and kept rows are dropped."""
+        """Restore `weights` [P] and the result of `state`; what that lacks stays, and the replay buffer is emptied."""
         self._load_learned(weights, state)
-        self._rows.load(state)
+        self._replay_buffer.load(state)
 
     def _load_learned(self, weights: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
         vectors = {
@@ -331,12 +331,12 @@ class SACTrainer:
 
     def snapshot(self) -> Snapshot:
         """Return the trainer as it is, for `restore`, which is possible until the end of the next update."""
-        return Snapshot(self.weights(), self.learned_state(), self._rows.snapshot())
+        return Snapshot(self.weights(), self.learned_state(), self._replay_buffer.snapshot())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Undo all since `snapshot`."""
         self._load_learned(snapshot.weights, snapshot.learned)
-        self._rows.restore(snapshot.rows)
+        self._replay_buffer.restore(snapshot.replay_buffer)
 
 
 def _copied(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Kept rows: what each row led to, which rows are kept, and that storage does not matter."""
+"""Replay buffer: what each row led to, which rows are kept, and that storage does not matter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.testing import assert_array_equal
 from plain import Row, World
 
 from dppo import Config
-from dppo.config.memory import kept_row_bytes
+from dppo.config.memory import replay_row_bytes
 from dppo.ppo.exchange.records import Segment
-from dppo.sac.rows import LOGPROBS, DrawnRows, KeptRows, LaterRows, rows_of_rank
+from dppo.sac.replay_buffer import LOGPROBS, DrawnRows, LaterRows, ReplayBuffer, rows_of_rank
 from dppo.spaces.actions import BoxActions
 from dppo.spaces.spaces import Spaces, leaves
 
@@ -27,8 +27,8 @@ OBS = pytest.mark.parametrize(
 ALL = 10**6
 
 
-def kept(world: World, lengths: list[int], limit: int = ALL) -> KeptRows:
-    rows = KeptRows(limit, world.dtype)
+def kept(world: World, lengths: list[int], limit: int = ALL) -> ReplayBuffer:
+    rows = ReplayBuffer(limit, world.dtype)
     for length in lengths:
         rows.append(world.segments(length))
     return rows
@@ -40,7 +40,7 @@ def same(a: Any, b: Any) -> bool:
     return bytes_of_a == bytes_of_b
 
 
-def check(rows: KeptRows, expected: list[Row]) -> None:
+def check(rows: ReplayBuffer, expected: list[Row]) -> None:
     """Compare all transitions with a list of them."""
     places = rows.transitions()
     assert len(places) == len(expected)
@@ -69,7 +69,7 @@ def test_each_row_has_its_true_successor(dtype: np.dtype[Any]) -> None:
     assert len(world.rows) < 6 * 5 * 4  # some are no transitions
 
 
-def num_exits(rows: KeptRows) -> int:
+def num_exits(rows: ReplayBuffer) -> int:
     """Return the number of successors that no other row holds."""
     return len(rows.state()["rows.exits"])
 
@@ -79,7 +79,7 @@ def test_each_observation_is_stored_once() -> None:
     assert num_exits(rows) == 4  # the successors of the newest step
 
     world = World(VECTOR, ends=0.3)
-    rows = KeptRows(ALL, VECTOR)
+    rows = ReplayBuffer(ALL, VECTOR)
     limits = 0
     for _ in range(5):
         segments = world.segments(6)
@@ -132,7 +132,7 @@ def test_neither_chunks_nor_a_checkpoint_change_what_is_drawn(
     state = kept(world, [6, 6], limit).state()
     for array in state.values():
         array.flags.writeable = False
-    resumed = KeptRows(limit, dtype)
+    resumed = ReplayBuffer(limit, dtype)
     resumed.load(state)
     for _ in range(2):
         resumed.append(world.segments(6))
@@ -174,7 +174,7 @@ def test_a_smaller_limit_after_a_resume_drops_the_oldest() -> None:
     world = World(VECTOR)
     state = kept(world, [6] * 3).state()
     limit = 4 * 8
-    rows = KeptRows(limit, VECTOR)
+    rows = ReplayBuffer(limit, VECTOR)
     rows.load(state)
     check(rows, world.rows[-limit:])
     places_of_exits = rows.state()["rows.exits"]
@@ -217,7 +217,7 @@ def test_rows_of_a_checkpoint_without_log_probabilities_have_the_likelihood_zero
     world = World(VECTOR, ends=0.0)
     state = kept(world, [6, 6]).state()
     del state[LOGPROBS]
-    rows = KeptRows(ALL, VECTOR)
+    rows = ReplayBuffer(ALL, VECTOR)
     rows.load(state)
     rows.append(world.segments(6))
     places = rows.transitions()
@@ -258,7 +258,7 @@ def test_bytes_of_a_row_are_those_of_the_arrays(dtype: np.dtype[Any]) -> None:
     actions = BoxActions(low, high, bounds="squash")
     spaces = Spaces(dtype, actions)
     config = Config(env_id="CartPole-v1", dtype="float64")
-    expected = kept_row_bytes(config, spaces)
+    expected = replay_row_bytes(config, spaces)
     assert stored / len(world.rows) == expected
 
 
@@ -272,10 +272,10 @@ def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
     limit = 8 * 10
     limit_of_rank = limit // ranks
     num_samplers = len(worlds) // ranks
-    rows_of_all = KeptRows(limit, VECTOR)
+    rows_of_all = ReplayBuffer(limit, VECTOR)
     rows = []
     for _ in range(ranks):
-        rows.append(KeptRows(limit_of_rank, VECTOR))
+        rows.append(ReplayBuffer(limit_of_rank, VECTOR))
     assert rows_of_rank(rows_of_all.state(), 0, ranks) == {}
 
     def segments_of(chosen: Sequence[World]) -> list[Segment]:
@@ -297,7 +297,7 @@ def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
     for rank, rows_alone in enumerate(rows):
         assert num_exits(rows_alone) > 0
         state = rows_of_rank(rows_of_all.state(), rank, ranks)
-        loaded = KeptRows(limit_of_rank, VECTOR)
+        loaded = ReplayBuffer(limit_of_rank, VECTOR)
         loaded.load(state)
         assert_equal(loaded.state(), rows_alone.state())
         # what follows is kept as well

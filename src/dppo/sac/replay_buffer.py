@@ -1,4 +1,4 @@
-"""Kept rows: the transitions of earlier segments, from which minibatches are drawn."""
+"""ReplayBuffer: the transitions of earlier segments, from which minibatches are drawn."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Exits:
         return Exits(places, np.concatenate([self.obs, later.obs]))
 
 
-class RowsSnapshot(NamedTuple):
+class BufferSnapshot(NamedTuple):
     """The rows at some time, as indices and references."""
 
     first: int
@@ -87,7 +87,7 @@ class RowsSnapshot(NamedTuple):
     exits: Exits
 
 
-class KeptRows:
+class ReplayBuffer:
     """The last steps of all E environments of this rank, in the order of steps, samplers and environments.
 
     Rows are kept raw, and each observation once. New rows do not overwrite the rows that they replace, so
@@ -231,11 +231,11 @@ class KeptRows:
 
     # ------------------------------------------------------------------ state
 
-    def snapshot(self) -> RowsSnapshot:
+    def snapshot(self) -> BufferSnapshot:
         """Return the rows for `restore`, which is possible until a second `append`."""
-        return RowsSnapshot(self._first, self._end, self._exits)
+        return BufferSnapshot(self._first, self._end, self._exits)
 
-    def restore(self, snapshot: RowsSnapshot) -> None:
+    def restore(self, snapshot: BufferSnapshot) -> None:
         self._first, self._end, self._exits = snapshot
 
     def state(self) -> dict[str, np.ndarray]:
@@ -276,7 +276,7 @@ class KeptRows:
 
 
 def rows_of_rank(state: Mapping[str, np.ndarray], rank: int, ranks: int) -> dict[str, np.ndarray]:
-    """Return the part of `KeptRows.state` that one of several ranks keeps: the rows of its samplers."""
+    """Return the part of `ReplayBuffer.state` that one of several ranks stores: the rows of its samplers."""
     if EXIT_PLACES not in state:
         return {}
     num_envs_of_all = state[PREFIX + "valid"].shape[1]
