@@ -249,7 +249,11 @@ def on_device(device: str, spec: Any) -> None:
 
     model = PPOModel(spec, streams.integer(1, streams.Stream.WEIGHTS), device=device)
     batch = zero_batch(spec, 8, 1)
-    rows = batch._changed(lambda column: column.to(device))
+
+    def moved(column: torch.Tensor) -> torch.Tensor:
+        return column.to(device)
+
+    rows = batch._changed(moved, moved)
     scored = model.forward(rows.obs, rows.actions)
     model.backward(scored, rows.logprobs, rows.values, rows.values)
 
