@@ -72,7 +72,7 @@ def test_the_place_of_a_hang_is_in_the_code_of_the_user_also_in_a_folder_called_
 @pytest.mark.parametrize(
     ("reported", "expected"),
     [
-        ("'threads_left': ['pump']", "after close(), a thread (pump) goes on, so"),
+        ("'threads_left': ['pump']", "after close(), a thread (pump) keeps running, so"),
         ("'threads_ended': True", "after close(), the process does not end, although its threads"),
     ],
 )
@@ -203,7 +203,8 @@ def test_every_stage_of_an_examination_has_words_for_the_user() -> None:
 def test_an_update_or_a_network_that_takes_long_is_not_a_hung_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dppo.tools.doctor.watching.SLOW_S", 0.5)
+    monkeypatch.setattr(watching, "SLOW_S", 0.5)
+    monkeypatch.setattr(watching, "UPDATING_S", 0.5)
     updates = watched('say(\'{"stage": "updating"}\'); time.sleep(99)', 1.0)
     assert re.fullmatch(r"\d+ s", updates["late"])
     assert not updates.keys() & {"hung", "died"}
