@@ -517,7 +517,7 @@ def test_a_vector_that_cannot_replay_says_so_at_the_start(
     native = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "SameStep"}}
     dppo.train(small(tmp_path / "run", **THREE | native))
     text = (
-        "resets rows by itself: lost or resumed samplers start new episodes; those of EnvPool, with "
-        "a fixed seed, their"
+        "resets rows by itself: lost or resumed samplers start new episodes; EnvPool with its fixed "
+        "seed starts its first ones again"
     )
     assert text in caplog.text

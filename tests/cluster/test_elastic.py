@@ -36,7 +36,7 @@ class Nodes:
 def test_actors_join_and_leave_with_the_nodes() -> None:
     nodes = Nodes(1, 5, 2)
     at = {"a0": "0", "a1": "0"}
-    assert nodes.room.at_first == 2
+    assert nodes.room.num_at_start == 2
     assert nodes.notes == ["the cluster has room for 2 actors of 1 CPU on 1 node"]
     assert nodes.changes(**at) == ([], [])
 
@@ -69,14 +69,14 @@ def test_there_are_never_fewer_than_the_lower_bound_and_pending_actors_make_a_cl
     None
 ):
     few = Nodes(3, 8, 1)
-    assert few.room.at_first == 3
+    assert few.room.num_at_start == 3
     assert few.notes == [
         "the cluster has room for 1 actor of 1 CPU on 1 node; training waits for the 3 that num_actors asks for"
     ]
     few.found.clear()
     assert few.changes(a0="0") == ([3], [0])
     grows = Nodes(1, 4, 2, grows=True)
-    assert grows.room.at_first == 2
+    assert grows.room.num_at_start == 2
     assert grows.notes[0].endswith("; its autoscaler is asked for more nodes")
     assert grows.changes() == ([2, 3], [])
 

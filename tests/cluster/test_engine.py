@@ -118,7 +118,7 @@ def test_nodes_that_come_and_go_do_not_change_the_learner(seeds: range, real: La
         lag = LAGS[seed % 3]
         iterations = ITERATIONS[lag]
         limits = replace(LIMITS, start_timeout_s=20, fewest_actors=fewest, elastic=True)
-        piece = Piece(lag, iterations, num_actors=cloud.room.at_first, limits=limits)
+        piece = Piece(lag, iterations, num_actors=cloud.room.num_at_start, limits=limits)
         state = real.train(cloud, piece)
         story = f"schedule {seed}: {cloud.happened} {faults.happened}"
         assert contents(state) == real.expected(lag, iterations), story

@@ -11,7 +11,8 @@ from dppo.hosts.plans import TrainerPlan
 from dppo.learners.staged import RunStage
 from dppo.learners.trainers import Trainers
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, Segment
-from dppo.ppo.learning.batch import estimated_advantages, in_sequences, transitions_of
+from dppo.ppo.learning.advantages import generalized_advantages
+from dppo.ppo.learning.batch import in_sequences, transitions_of
 
 # In the order in which a step makes them. Noise follows from the seed: it shows in the actions.
 COLUMNS = (
@@ -53,8 +54,14 @@ class Trace(RunStage):
         self._checksums = checksums
 
     def _of_advantages(self, segment: Segment, reward_scale: float | None) -> str:
-        transitions = transitions_of([segment], reward_scale, self._plan.ppo)
-        advantages = estimated_advantages([segment], transitions, self._plan.ppo)
+        ppo = self._plan.ppo
+        advantages = generalized_advantages(
+            transitions_of([segment], reward_scale, ppo),
+            segment.values,
+            segment.next_values,
+            gamma=ppo.gamma,
+            gae_lambda=ppo.gae_lambda,
+        )
         return _checksum(in_sequences(advantages, self._plan.sizes.sequence_length))
 
     def line(self, row: Mapping[str, float]) -> dict[str, Any]:

@@ -41,10 +41,6 @@ def _umask() -> int:
     return umask
 
 
-def _errors_of_warnings() -> tuple[Any, ...]:
-    return tuple(entry for entry in warnings.filters if entry[0] == "error")
-
-
 def _set_errors_of_warnings(filters: tuple[Any, ...]) -> None:
     warnings.filters[:] = [*filters, *(entry for entry in warnings.filters if entry[0] != "error")]  # type: ignore[index]
 
@@ -52,14 +48,6 @@ def _set_errors_of_warnings(filters: tuple[Any, ...]) -> None:
 def _raise_recursion_limit(least: int) -> None:
     if sys.getrecursionlimit() < least:
         sys.setrecursionlimit(least)
-
-
-def _recursion_limit() -> int:
-    return min(sys.getrecursionlimit(), _USUAL_RECURSION)
-
-
-def _variables() -> list[bytes | None]:
-    return [os.environb.get(name) for name in _NAMES]  # without decoding, which takes long
 
 
 def _set_variables(values: list[bytes | None]) -> None:
@@ -77,15 +65,6 @@ def _current_folder() -> str:
 def _enter_folder(path: str) -> None:
     with suppress(OSError):
         os.chdir(path)
-
-
-def _logging() -> Any:
-    return logging.root.manager.disable, logger.disabled
-
-
-def _handlers() -> Any:
-    # without the enum of `signal`, which takes long
-    return [_signal.getsignal(number) for number in _SIGNALS]
 
 
 def _set_handlers(handlers: list[Any]) -> None:
@@ -115,15 +94,37 @@ STATES = (
         "sys.stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", usable(stream))
     ),
     ProcessState("the umask", _umask, os.umask),
-    ProcessState("which warnings are errors", _errors_of_warnings, _set_errors_of_warnings),
+    ProcessState(
+        "which warnings are errors",
+        lambda: tuple(entry for entry in warnings.filters if entry[0] == "error"),
+        _set_errors_of_warnings,
+    ),
     ProcessState(
         "the default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout
     ),
-    ProcessState("the recursion limit", _recursion_limit, _raise_recursion_limit, given_back=False),
-    ProcessState("environment variables of numerics", _variables, _set_variables, given_back=False),
-    ProcessState("the handler of SIGINT or SIGTERM", _handlers, _set_handlers, given_back=False),
+    ProcessState(
+        "the recursion limit",
+        lambda: min(sys.getrecursionlimit(), _USUAL_RECURSION),
+        _raise_recursion_limit,
+        given_back=False,
+    ),
+    ProcessState(
+        "environment variables of numerics",
+        lambda: [os.environb.get(name) for name in _NAMES],  # without decoding, which takes long
+        _set_variables,
+        given_back=False,
+    ),
+    ProcessState(
+        "the handler of SIGINT or SIGTERM",
+        # without the enum of `signal`, which takes long
+        lambda: [_signal.getsignal(number) for number in _SIGNALS],
+        _set_handlers,
+        given_back=False,
+    ),
     ProcessState("the current folder", _current_folder, _enter_folder),
-    ProcessState("whether anything is logged", _logging),
+    ProcessState(
+        "whether anything is logged", lambda: (logging.root.manager.disable, logger.disabled)
+    ),
     # Debugging lines of a simulator are wanted; those of the libraries that dppo calls would flood the terminal.
     ProcessState(
         "the level of the root logger",

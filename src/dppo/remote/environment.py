@@ -228,23 +228,23 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
     def _replay(self, error: SolverEnded, action: np.ndarray) -> SolverStep:
         """Start the solver again, and bring it to where it ended, for the step of `action`."""
         place = f"in step {len(self._actions) + 1} of an episode"
-        self._repeat(error, place, STARTS)
+        self._restart_and_replay(error, place, STARTS)
         try:
             return self._live().act(action)
         except SolverEnded as second:
             raise SolverError(f"the solver ended twice {place} {second}") from None
 
-    def _repeat(self, error: SolverEnded, place: str, starts: int) -> None:
-        """Start the solver, at most `starts` times, until it has repeated the actions of the episode."""
+    def _restart_and_replay(self, error: SolverEnded, place: str, attempts: int) -> None:
+        """Start the solver, at most `attempts` times, until it has repeated the actions of the episode."""
         step = self._begin_again(error, place)
         session = self._live()
         try:
-            for earlier in self._actions:
-                step = session.act(earlier)
-        except SolverEnded as another:
-            if starts == 1:
-                raise SolverError(f"the solver ended in each replay {place} {another}") from None
-            self._repeat(another, place, starts - 1)
+            for action in self._actions:
+                step = session.act(action)
+        except SolverEnded as next_error:
+            if attempts == 1:
+                raise SolverError(f"the solver ended in each replay {place} {next_error}") from None
+            self._restart_and_replay(next_error, place, attempts - 1)
             return
         if self._last is None or step.numbers.tobytes() != self._last.tobytes():
             raise SolverError(

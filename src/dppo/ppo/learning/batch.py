@@ -230,7 +230,13 @@ def make_batch(
     values = merged(segments, "values")
     valid = merged(segments, "valid")
     transitions = transitions_of(segments, reward_scale, ppo)
-    advantages = estimated_advantages(segments, transitions, ppo)
+    advantages = generalized_advantages(
+        transitions,
+        values,
+        merged(segments, "next_values"),
+        gamma=ppo.gamma,
+        gae_lambda=ppo.gae_lambda,
+    )
     learned_rewards = shaped_rewards(merged(segments, "rewards"), ppo)[valid]
 
     rows = partial(as_rows, sequence_length=length)
@@ -271,19 +277,6 @@ def _weighted(batch: Batch, valid: Tensor) -> Batch:
             is_valid = valid.view(-1, *[1] * (column.ndim - 1))
             columns[name] = torch.where(is_valid, column, torch.zeros_like(column))
     return replace(batch, weights=valid.to(batch.values.dtype), **columns)
-
-
-def estimated_advantages(
-    segments: Sequence[Segment], transitions: Transitions, ppo: PPO
-) -> Float[np.ndarray, "T envs"]:
-    """Return the advantages of segments side by side, by the values that actors estimated."""
-    return generalized_advantages(
-        transitions,
-        merged(segments, "values"),
-        merged(segments, "next_values"),
-        gamma=ppo.gamma,
-        gae_lambda=ppo.gae_lambda,
-    )
 
 
 def transitions_of(

@@ -32,29 +32,29 @@ class ElasticPool:
     def __init__(
         self,
         demand: Demand,
-        find: Callable[[], Nodes],
+        find_nodes: Callable[[], Nodes],
         notify: Callable[[str], None],
         *,
         free: int,
         grows: bool,
     ) -> None:
-        """Begin with as many actors as fit the nodes that `find` returns; at once there is room for `free` of them.
+        """Begin with as many actors as fit the nodes of `find_nodes`; at once there is room for `free` of them.
 
         If the cluster `grows`, pending actors are requests for nodes, and there are as many as the run can use.
         """
         self._demand = demand
-        self._find = find
+        self._find_nodes = find_nodes
         self._notify = notify
         self._grows = grows
-        self._nodes = find()
+        self._nodes = find_nodes()
         self._latest = self._nodes
-        self._holds = room_for(self._nodes.values(), demand)
-        # actors at the start; the others join
-        self.at_first = max(demand.num_actors, min(self._number, free))
-        self._wanted = list(range(self.at_first))
+        self._room = room_for(self._nodes.values(), demand)
+        self.num_at_start = max(demand.num_actors, min(self._num_wanted, free))
+        """Actors at the start; the others join."""
+        self._wanted = list(range(self.num_at_start))
         self._stop = Event()
         self._thread = RayThread(self._watch, "dppo-node-watch")
-        notify(self._in_words(free))
+        notify(self._describe(free))
 
     def start(self) -> None:
         """Look every two seconds from now on, in a thread: a call to Ray's GCS may take long."""
@@ -62,7 +62,7 @@ class ElasticPool:
 
     def look(self) -> None:
         """Look at the nodes once."""
-        self._latest = self._find()
+        self._latest = self._find_nodes()
 
     def _watch(self) -> None:
         while not self._stop.wait(NODES_S):
@@ -81,42 +81,42 @@ class ElasticPool:
         An actor whose node leaves is returned again until its process has ended. `homes` returns the node of each actor
         with a process, by the id of the actor.
         """
-        if self._latest is self._nodes and len(self._wanted) == self._number:
+        if self._latest is self._nodes and len(self._wanted) == self._num_wanted:
             return [], []
-        before = self._holds
+        before = self._room
         self._nodes = self._latest
         node_of = homes()
-        self._holds = room_for(self._nodes.values(), self._demand)
-        if self._holds != before:
+        self._room = room_for(self._nodes.values(), self._demand)
+        if self._room != before:
             self._notify(
-                f"the cluster has room for {counted(self._holds, 'actor')} now, {before} before"
+                f"the cluster has room for {counted(self._room, 'actor')} now, {before} before"
             )
         able = [
             actor for actor in self._wanted if actor not in node_of or node_of[actor] in self._nodes
         ]
         able.sort(key=lambda actor: actor not in node_of)  # pending ones leave first
-        stay = able[: self._number]
-        spare = able[self._number :]
+        stay = able[: self._num_wanted]
+        spare = able[self._num_wanted :]
         unused = (actor for actor in count() if actor not in node_of and actor not in stay)
-        joined = list(islice(unused, self._number - len(stay)))
+        joined = list(islice(unused, self._num_wanted - len(stay)))
         self._wanted = stay + joined
         on_leaving_nodes = [actor for actor, node in node_of.items() if node not in self._nodes]
         return joined, [*spare, *on_leaving_nodes]
 
     @property
-    def _number(self) -> int:
+    def _num_wanted(self) -> int:
         most = self._demand.most_actors
         if self._grows:
             return most
-        return min(most, max(self._demand.num_actors, self._holds))
+        return min(most, max(self._demand.num_actors, self._room))
 
-    def _in_words(self, free: int) -> str:
+    def _describe(self, free: int) -> str:
         nodes = counted(len(self._nodes), "node")
-        room = counted(self._holds, "actor")
+        room = counted(self._room, "actor")
         line = f"the cluster has room for {room} of {actor_in_words(self._demand)} on {nodes}"
-        if free < min(self._holds, self._demand.most_actors):
+        if free < min(self._room, self._demand.most_actors):
             line += f", for {free} of them now"
-        if self._holds < self._demand.num_actors:
+        if self._room < self._demand.num_actors:
             line += f"; training waits for the {self._demand.num_actors} that num_actors asks for"
         if self._grows:
             line += "; its autoscaler is asked for more nodes"

@@ -159,7 +159,7 @@ class RaySession:
             return demand
         self.pool = self._call(partial(_pool, self._ray, demand, notify), action)
         self.pool.start()
-        return replace(demand, num_actors=self.pool.at_first)
+        return replace(demand, num_actors=self.pool.num_at_start)
 
     def _call(self, function: Callable[[], T], action: str) -> T:
         def check() -> None:
