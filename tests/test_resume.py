@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import bits_of, make_config
+from builders import bits_of, make_config, tiny_run
 from commandline import Command
 from recorder import Recorder
 from worlds.faulty import Faulty
@@ -302,3 +302,11 @@ def test_a_branch_keeps_the_normalization(whole: Path, tmp_path: Path, capsys: C
 def test_a_branch_needs_a_new_folder(whole: Path, capsys: Capture) -> None:
     assert train("--resume", whole, "--branch", whole) == 2
     assert "contains a run already" in capsys.readouterr().err
+
+
+def test_a_run_is_continued_from_its_result(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path / "run", iterations=1)
+    result = dppo.train(config)
+    longer = dataclasses.replace(config, total_timesteps=2 * config.total_timesteps)
+    continued = dppo.train(longer, resume=result)
+    assert (continued.run_dir, continued.iterations) == (result.run_dir, 2)

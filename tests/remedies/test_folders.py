@@ -254,6 +254,9 @@ def test_a_file_of_settings_is_read_once_it_is_corrected(
     "run/outputs.py: Use dppo.Config(env_id={})",
     "records/observer_checks.py: Make its class a subclass of it",
     "records/observer.py: Use numbers, text, lists, dicts",
+    "run/outputs.py: Pass its folder, or resume='auto' for the run in `run_dir`",
+    "run/outputs.py: Pass the folder of a run, or its result",
+    "run/outputs.py: Pass branch=True, and the new folder as `run_dir`",
 )
 def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path: Path) -> None:
     meant = "Pass its id, or a function that makes one for each sampler"
@@ -274,6 +277,14 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
     train(run_dir=tmp_path / "set", observers=[Sets()])
     with pytest.raises(ConfigError, match="Make its class a subclass of it"):
         train(run_dir=tmp_path / "odd", observers=[object()])
+    with pytest.raises(ConfigError, match=r"or resume='auto' for the run in `run_dir`"):
+        train(run_dir=tmp_path / "set", resume=True)
+    train(run_dir=tmp_path / "set", resume="auto")
+    with pytest.raises(ConfigError) as refused:
+        train(run_dir=tmp_path / "set", resume=7, branch=tmp_path / "branch")
+    assert "resume=7: is not a path. Pass the folder of a run, or its result." in str(refused.value)
+    assert "Pass branch=True, and the new folder as `run_dir`" in str(refused.value)
+    train(run_dir=tmp_path / "branch", resume=tmp_path / "set", branch=True)
 
 
 @executes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from dppo.errors import CheckpointNotWritten, ConfigError, counted, refusals_of,
 from dppo.log import logger
 from dppo.ppo.networks.network import model_class
 from dppo.records.files.run_folder import RunFolder
-from dppo.records.observer import Display, EnvOptions, RunInfo
+from dppo.records.observer import Display, EnvOptions, Result, RunInfo
 from dppo.records.outside import ENDING_S, NoAnswer, OutsideThread
 from dppo.records.run_lines import branch_line, hosting_line, prior_line, returns_line, sizes_line
 from dppo.user_code import check_current_folder
@@ -31,6 +32,30 @@ def check_is_config(config: object) -> None:
         raise ConfigError(
             f"config={config!r}: must be a dppo.Config. Use dppo.Config(env_id={env_id})."
         )
+
+
+def check_resume(resume: object, branch: object) -> None:
+    """Raise ConfigError if these are not what `train` takes."""
+    problems = []
+    if isinstance(resume, bool):
+        problems.append(
+            ConfigError(
+                f"resume={resume}: names no run. Pass its folder, or resume='auto' for the run in `run_dir`."
+            )
+        )
+    elif not isinstance(resume, str | os.PathLike | Result | None):
+        problems.append(
+            ConfigError(
+                f"resume={resume!r}: is not a path. Pass the folder of a run, or its result."
+            )
+        )
+    if not isinstance(branch, bool):
+        problems.append(
+            ConfigError(
+                f"branch={str(branch)!r}: must be True or False. Pass branch=True, and the new folder as `run_dir`."
+            )
+        )
+    refuse(problems)
 
 
 def check_code(config: Config) -> None:

@@ -47,7 +47,7 @@ from dppo.spaces.actions import actions_from_json
 def train(
     config: Config,
     *,
-    resume: str | Path | None = None,
+    resume: Result | str | Path | None = None,
     branch: bool = False,
     observers: Sequence[Observer] = (),
 ) -> Result:
@@ -55,9 +55,9 @@ def train(
 
     Args:
         config: all settings, checked: `dppo.Config(env_id=...)`.
-        resume: the folder of a run, or one of its checkpoints, to continue exactly, in that folder. `config` must equal
-            that run's, except for settings that do not change the result; `run_dir` may be left out. "auto": the run in
-            `config.run_dir`, or a new one there.
+        resume: the folder of a run, one of its checkpoints, or its result, to continue exactly, in that folder.
+            `config` must equal that run's, except for settings that do not change the result; `run_dir` may be left
+            out. "auto": the run in `config.run_dir`, or a new one there.
         branch: start a new run in `config.run_dir` instead, with the weights, the optimizer state and the normalizers
             of `resume`. Counters start at zero, and environments are reset. The network's shape and the normalization
             must stay the same; other settings may change.
@@ -76,6 +76,9 @@ def train(
         OutOfMemory, GPUFailed: an update does not fit into memory, or its GPU has failed.
     """
     outputs.check_is_config(config)
+    outputs.check_resume(resume, branch)
+    if isinstance(resume, Result):
+        resume = resume.run_dir
     return _run(config, resume, branch, checked_observers(observers))
 
 
