@@ -8,18 +8,22 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import kinds
 import pytest
 import torch
+from builders import tiny_run
 from commandline import fresh_environment
+from recorder import Notes
 
 import dppo
 from dppo.errors import ClusterError
 from dppo.numerics import arithmetic, portable
 from dppo.numerics.fingerprint import Expected, Fingerprint, Probe, fingerprint
+from dppo.run import building
 
 # MKL asks these functions for the vendor: with them, it takes the code of an Intel CPU anywhere.
 INTEL = """
@@ -240,6 +244,21 @@ def test_variables_are_set_while_a_run_lasts(
     monkeypatch.setattr(portable, "numpy_is_portable", lambda: False)
     with portable.in_force(numerics) as variables:
         assert variables == {}, "processes of a run compute alike"
+
+
+@pytest.mark.parametrize(
+    ("has_avx2", "reason"),
+    [(True, "NumPy was imported before dppo could choose its code"), (False, "it has no AVX2")],
+)
+def test_a_run_says_why_its_results_are_equal_on_one_type_of_cpu_only(
+    has_avx2: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "in_force", lambda numerics: nullcontext({}))
+    monkeypatch.setattr(building, "has_avx2", lambda: has_avx2)
+    with Notes() as notes, ExitStack() as stack:
+        building._numerics_in_force(tiny_run(None), stack)
+    (text,) = notes.texts
+    assert f"on this type of CPU only: {reason}. " in text
 
 
 def test_a_run_on_another_machine_is_noted_once(

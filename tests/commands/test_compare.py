@@ -179,3 +179,10 @@ def test_different_weights_fail_loudly(desk: Path, typed: Typed, ray_session: No
     assert "THE WEIGHTS DIFFER" in printed
     assert "seed 1: 0 actors" in printed
     assert figures()["same_weights"] is False
+
+
+def test_folders_of_runs_are_compared_by_another_command(desk: Path, refused: Typed) -> None:
+    for name in ("a", "b"):
+        (desk / name).mkdir()
+    assert "a, b: are folders. To compare runs: dppo plot a b" in refused("compare a b")
+    assert "takes one ENV_ID" in refused("compare a c")

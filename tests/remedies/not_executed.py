@@ -133,6 +133,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "ppo/networks/modules.py: precision=bfloat16: {} has no instructions for bfloat16, which came wi",
         "run/building.py: Set DPPO_NUMERICS=native before Python starts.",
         "run/building.py: set numerics=native to accept that.",
+        "run/building.py: Set numerics=native to accept that.",
     ),
     "a person looks at it": (
         "envs/checks/first_segment.py: leave SDL_VIDEODRIVER unset)",

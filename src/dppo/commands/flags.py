@@ -19,7 +19,7 @@ from dppo.config.parts import (
 )
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 from dppo.files import home_expanded
-from dppo.invocation import as_called
+from dppo.invocation import as_called, command
 
 WIDTH = 80
 
@@ -187,6 +187,9 @@ def is_help(argv: Sequence[str]) -> bool:
 def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
     """Return the word beside the flags, or None if there is none; raise a UsageError if there are more."""
     if len(words) > 1:
+        if name == "ENV_ID" and all(Path(word).is_dir() for word in words):
+            runs = command("plot", *words)
+            raise UsageError(f"{', '.join(words)}: are folders. To compare runs: {runs}")
         fact = f"{as_called(prog)} takes one {name}, here {words[0]!r}"
         raise UsageError(f"unexpected argument {words[1]!r}: {fact}. Switches take no value.")
     return next(iter(words), None)

@@ -111,7 +111,32 @@ REPLACEMENTS = (
         "CleanRL torch_deterministic",
     ),
     Replacement(
-        "n-critics buffer-size train-freq",
+        "use-sde sde-sample-freq",
+        "Noise that is correlated over steps is `noise=pink`, or with `algo=sac` the default, `noise=wide`.",
+        "SB3 use_sde",
+    ),
+    Replacement(
+        "stats-window-size metrics-num-episodes-for-smoothing",
+        "Returns are means of the last 100 episodes; an observer gets each episode.",
+        "SB3 stats_window_size",
+    ),
+    Replacement(
+        "save-model checkpoint-at-end",
+        "Checkpoints are written always: each `checkpoint_interval_s`, and at the end.",
+        "CleanRL save_model",
+    ),
+    Replacement(
+        "early-stop early-stopping stop reward-threshold stop-reward",
+        "An observer whose on_iteration returns True stops the run: examples/early_stop.py.",
+        "RLlib stop",
+    ),
+    Replacement(
+        "optimizer optimizer-class optimizer-kwargs weight-decay adam-eps",
+        "The optimizer is Adam, with `learning_rate` and `max_grad_norm`.",
+        "SB3 optimizer_class",
+    ),
+    Replacement(
+        "n-critics train-freq",
         "Soft actor-critic has two critics, keeps the last `replay_rows` env steps, and takes `gradient_steps` each.",
         "SB3 SAC, TD3",
     ),

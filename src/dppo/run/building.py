@@ -19,7 +19,7 @@ from dppo.hosts.plans import trainer_plan
 from dppo.hosts.sac import networks_in_words
 from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Probe, fingerprint
-from dppo.numerics.portable import VARIABLES, in_force
+from dppo.numerics.portable import VARIABLES, has_avx2, in_force
 from dppo.policies.described import model_state
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.scales import Statistics
@@ -168,10 +168,15 @@ def _numerics_in_force(config: Config, stack: ExitStack) -> dict[str, str]:
     """
     variables = stack.enter_context(in_force(config.numerics))
     if config.numerics != "native" and not variables:
-        logger.info(
-            "results are equal on this type of CPU only: it has no AVX2, or NumPy was loaded with other code. Call "
-            "dppo.portable_numerics() before NumPy is imported, or set numerics=native to accept that."
-        )
+        reason = "it has no AVX2"
+        remedy = "Set numerics=native to accept that."
+        if has_avx2():
+            reason = "NumPy was imported before dppo could choose its code"
+            remedy = (
+                "Call dppo.portable_numerics() before NumPy or Gymnasium is imported, or set numerics=native to accept "
+                "that."
+            )
+        logger.info("results are equal on this type of CPU only: %s. %s", reason, remedy)
     are_variables_set = VARIABLES.items() <= os.environ.items()
     if config.numerics == "native" and are_variables_set:
         logger.warning(
