@@ -116,8 +116,8 @@ def test_the_doctor_of_a_run_says_that_it_is_flat_and_what_to_try(tmp_path: Path
     flat = run_of(tmp_path, [-100.0, -100.0, -99.0, -99.5])
     assert flat == [
         "the mean return has not risen in the last 512 env steps: -100 before, -99.5 now, with a standard error of "
-        "0.71. If more is possible, try in a new run, in this order: (1) --reuse 4 --num-steps 32: 0.77 of the env "
-        "steps on 17 known tasks"
+        "0.71. If more is possible, try in a new run: (1) --reuse 4 --num-steps 32: 0.77 of the env steps on 17 known "
+        "tasks"
     ]
     assert not run_of(tmp_path, [-100.0, -80.0, -60.0, -40.0])
     assert "--reuse" not in run_of(tmp_path, [1.0, 1.0, 1.0], reuse=4)[0]

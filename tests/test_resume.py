@@ -309,4 +309,6 @@ def test_a_run_is_continued_from_its_result(tmp_path: Path) -> None:
     result = dppo.train(config)
     longer = dataclasses.replace(config, total_timesteps=2 * config.total_timesteps)
     continued = dppo.train(longer, resume=result)
-    assert (continued.run_dir, continued.iterations) == (result.run_dir, 2)
+    assert continued.run_dir == result.run_dir
+    assert continued.resumed_at == 1
+    assert continued.iterations == 2

@@ -137,6 +137,17 @@ def test_the_first_difference_is_named(
     assert capsys.readouterr().out.startswith(difference)
 
 
+def test_settings_are_compared_without_traces_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for gamma in (0.5, 0.75):
+        dppo.train(settings(tmp_path / str(gamma), gamma=gamma, trace_hashes=False))
+    assert main(["diff", str(tmp_path / "0.5"), str(tmp_path / "0.75")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "gamma: 0.5 and 0.75\n"
+    assert "no iteration is in both traces" in printed.err
+
+
 @pytest.mark.parametrize(
     ("trace", "words"),
     [

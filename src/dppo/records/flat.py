@@ -77,4 +77,5 @@ def flat_note(
     if not ways:
         return f"{fact}. If more is possible, see docs/YOUR_SIMULATOR.md, When it does not learn"
     numbered = "; ".join(f"({number}) {way}" for number, way in enumerate(ways, 1))
-    return f"{fact}. If more is possible, try in a new run, in this order: {numbered}"
+    order = ", in this order" if len(ways) > 1 else ""
+    return f"{fact}. If more is possible, try in a new run{order}: {numbered}"

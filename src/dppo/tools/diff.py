@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     trace_b = read_trace(run_b)
     common = sorted(trace_a.keys() & trace_b.keys())
     if not common:
+        _print_different_settings(run_a, run_b)
         raise DppoError(
             f"{run_a}, {run_b}: no iteration is in both traces. Train both with `trace_hashes=True`."
         )
