@@ -21,8 +21,8 @@ from dppo.config.resolve import facts_of, resolve
 from dppo.envs.episode import GroupSettings
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import FaultPolicy
-from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces
+from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.ppo.acting.agent import PPOAgent
@@ -148,8 +148,8 @@ def group_of(
         sampler_id,
         limits=rebuild,
     )
-    rows = SerialRows(envs, settings, make=envs.__getitem__)  # the same one again
-    return EnvGroup(rows, FaultPolicy(raise_before=0 if rebuild else math.inf))
+    sub_envs = SerialSubEnvs(envs, settings, make=envs.__getitem__)  # the same one again
+    return EnvGroup(sub_envs, FaultPolicy(raise_before=0 if rebuild else math.inf))
 
 
 def sampler_of(

@@ -205,18 +205,18 @@ def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examinatio
         ("agents", {}),
         ("agents", {"fails_at": 5}),
         ("vector", {}),
-        ("Native", {"mode": "NextStep"}),  # it resets its rows by itself
+        ("Native", {"mode": "NextStep"}),  # it resets its sub-environments by itself
     ],
     ids=str,
 )
-def test_environments_of_several_rows_are_examined(env_id: str, env_kwargs: Any) -> None:
+def test_environments_with_sub_environments_are_examined(env_id: str, env_kwargs: Any) -> None:
     texts = examined(f"worlds.joint:{env_id}", env_kwargs=env_kwargs, envs_per_sampler=3)
 
     def says(words: str) -> bool:
         return any(words in text for text in texts)
 
     resets_by_itself = env_id == "Native"
-    assert any(text.startswith("note: 3 rows step at once") for text in texts), texts
+    assert any(text.startswith("note: 3 sub-environments step at once") for text in texts), texts
     assert says("the same seed and actions give the same") != resets_by_itself
     assert says("note: it is declared nondeterministic") == resets_by_itself
     assert says("OSError in step") == ("fails_at" in env_kwargs)

@@ -225,7 +225,7 @@ def test_a_path_without_a_run_and_episodes_of_several_rows_are_refused(
     agents = {"env_id": "worlds.joint:agents", "envs_per_sampler": 3, "record_episodes": "all"}
     dppo.train(settings(tmp_path / "run", **agents))
     assert replayed(tmp_path / "run", "--episode", "1") == 2
-    assert "steps several rows at once, and an episode of one row dep" in capsys.readouterr().err
+    assert "steps several sub-environments at once, whose episodes dep" in capsys.readouterr().err
 
 
 def test_a_run_without_episodes_is_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:

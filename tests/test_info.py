@@ -17,8 +17,8 @@ from worlds.informed import SEEN, Informed
 
 import dppo
 from dppo.envs.episode import GroupSettings, InfoMeter
-from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces
+from dppo.envs.sub_envs.serial import SerialSubEnvs
 
 ITERATIONS = 3
 
@@ -81,8 +81,8 @@ def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
     settings = GroupSettings(
         "Warming", describe_spaces(env), lambda env, episode: episode, meter=meter
     )
-    rows = SerialRows([env], settings)
-    [checked] = rows.envs
+    sub_envs = SerialSubEnvs([env], settings)
+    [checked] = sub_envs.envs
     totals: dict[str, list[float]] = {"energy": [], "flow": []}
     for episode in (0, 1):
         checked.reset(episode)

@@ -1,4 +1,4 @@
-"""Environments of several rows: vectors of Gymnasium's API, and PettingZoo's agents, which share a policy."""
+"""Environments with sub-environments: vectors of Gymnasium's API, and PettingZoo's agents, which share a policy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trained(folder: Path, **changes: Any) -> tuple[str, int]:
     ],
     ids=str,
 )
-def test_a_vector_that_resets_single_rows_gives_the_weights_of_single_environments(
+def test_a_vector_that_resets_single_environments_gives_the_weights_of_single_environments(
     world: str, kwargs: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     alone = trained(tmp_path / "single", env_id=f"worlds.joint:{world}", **settings)
@@ -94,8 +94,8 @@ def test_agents_that_return_the_same_arrays_again_have_equal_weights(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["dict", "choices"])
-def test_an_evaluation_gives_each_row_its_own_action(kind: str, tmp_path: Path) -> None:
-    """Also where the number of rows is not ours to choose, so that others move along."""
+def test_an_evaluation_gives_each_sub_environment_its_own_action(kind: str, tmp_path: Path) -> None:
+    """Also where the number of sub-environments is not ours to choose, so that others move along."""
     env = {"env_id": "worlds.acting:Actuated", "env_kwargs": {"kind": kind}}
     result = dppo.train(small(tmp_path / "run", hidden_sizes=(8,), total_timesteps=80, **env))
     alone = dppo.evaluate(result, episodes=3)
@@ -128,7 +128,7 @@ class Stepper:
         self.group.start(self.obs, self.log)
 
     def step(self, *actions: int) -> list[str]:
-        """Return for each row: its reward, how it ended, whether it was dropped, its final and its next observation."""
+        """Return for each its reward, how it ended, whether it was dropped, its final and its next observation."""
         self.valid[:] = True
         self.log.time_limits.clear()
         self.group.step((np.array(actions), *self.results), self.log)
@@ -159,7 +159,7 @@ class Stepper:
         return lines
 
 
-def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
+def test_a_sub_environment_that_is_reset_in_the_next_step_stands_still_there() -> None:
     stepper = Stepper(lambda: joint.Native(2, "NextStep"))
     assert stepper.step(0, 1) == ["0.5  1", "1.5  1"]
     assert stepper.step(2, 1) == ["2.5 t 0", "1.5  2"]
@@ -175,7 +175,9 @@ def test_a_row_that_is_reset_in_the_next_step_stands_still_there() -> None:
     assert not stepper.sampler.spaces.deterministic  # so that nothing is replayed
 
 
-def test_a_row_that_is_reset_in_the_same_step_has_its_final_observation_in_the_info() -> None:
+def test_a_sub_environment_that_is_reset_in_the_same_step_has_its_final_observation_in_the_info() -> (
+    None
+):
     stepper = Stepper(lambda: joint.Native(2, "SameStep"))
     assert [stepper.step(0, 0) for _ in range(3)] == [
         ["0.5  1", "0.5  1"],
@@ -187,7 +189,7 @@ def test_a_row_that_is_reset_in_the_same_step_has_its_final_observation_in_the_i
 
 
 def agents_of(kind: type[joint.Agents]) -> tuple[Stepper, list[joint.Agents]]:
-    """Return three rows of such agents, and the environments that were made for them."""
+    """Return three sub-environments of such agents, and the environments that were made for them."""
     made: list[joint.Agents] = []
 
     def make() -> joint.Agents:
@@ -197,7 +199,7 @@ def agents_of(kind: type[joint.Agents]) -> tuple[Stepper, list[joint.Agents]]:
     return Stepper(make, 3), made
 
 
-def test_agents_are_rows_and_those_that_are_gone_stand_still_until_the_next_episode_of_all() -> (
+def test_agents_are_sub_environments_and_those_that_are_gone_stand_still_until_the_next_episode_of_all() -> (
     None
 ):
     stepper, made = agents_of(joint.Agents)
@@ -265,7 +267,7 @@ def test_an_agent_that_comes_back_acts_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "num_rows", "line"),
+    ("env_id", "num_sub_envs", "line"),
     [
         (lambda: joint.Native(2, "NextStep", fails_at=2), 2, "0.5  1"),
         (lambda: joint.Native(2, "Disabled", obeys=True, fails_at=2), 2, "0.5  1"),
@@ -273,22 +275,22 @@ def test_an_agent_that_comes_back_acts_again() -> None:
     ],
     ids=["autoreset", "mask", "agents"],
 )
-def test_an_exception_is_one_fault_after_which_all_rows_begin_anew(
-    env_id: Any, num_rows: int, line: str
+def test_an_exception_is_one_fault_after_which_all_sub_environments_begin_anew(
+    env_id: Any, num_sub_envs: int, line: str
 ) -> None:
-    stepper = Stepper(env_id, num_rows)
-    actions = [0] * num_rows
+    stepper = Stepper(env_id, num_sub_envs)
+    actions = [0] * num_sub_envs
     stepper.step(*actions)
-    assert stepper.step(*actions) == ["dropped c 0"] * num_rows
-    assert stepper.step(*actions) == [line] * num_rows
+    assert stepper.step(*actions) == ["dropped c 0"] * num_sub_envs
+    assert stepper.step(*actions) == [line] * num_sub_envs
 
     raised, *abandoned = stepper.incidents()
     assert raised == ("env_raised", 0, 1)
-    assert abandoned == [("episode_abandoned", env, 2) for env in range(1, num_rows)]
+    assert abandoned == [("episode_abandoned", env, 2) for env in range(1, num_sub_envs)]
     assert "OSError: the simulator is gone" in stepper.log.incidents[0].message
 
     still_open = stepper.group.open_episodes(stepper.log)
-    assert still_open["episodes"].tolist() == [1] * num_rows
+    assert still_open["episodes"].tolist() == [1] * num_sub_envs
 
 
 class Blind(joint.Agents):
@@ -311,8 +313,8 @@ def test_a_fault_of_any_agent_names_the_seed_that_all_of_them_were_reset_with() 
     assert f"(seed {made[0].seeds[0]}, step 1)" in fault.message
 
 
-def test_a_row_between_two_episodes_loses_none_if_a_step_raises() -> None:
-    """The second row has ended its episode, and would begin the next one in the step that raises."""
+def test_a_sub_environment_between_two_episodes_loses_none_if_a_step_raises() -> None:
+    """The second sub-environment has ended its episode, and would begin the next one in the step that raises."""
     stepper = Stepper(lambda: joint.Native(3, "NextStep", fails_at=4), 3)
     for _ in range(3):
         stepper.step(0, 0, 0)
@@ -323,7 +325,7 @@ def test_a_row_between_two_episodes_loses_none_if_a_step_raises() -> None:
 
 
 class Odd(joint.Native):
-    """An action of 3 makes the observation of its row invalid."""
+    """An action of 3 makes the observation of its sub-environment invalid."""
 
     def step(self, actions: Any) -> Any:
         obs, *outcome = super().step(actions)
@@ -331,7 +333,7 @@ class Odd(joint.Native):
         return obs, *outcome
 
 
-def test_an_invalid_row_is_reset_alone_where_the_vector_can_do_that() -> None:
+def test_an_invalid_sub_environment_is_reset_alone_where_the_vector_can_do_that() -> None:
     stepper = Stepper(lambda: Odd(2, "Disabled", obeys=True))
     assert stepper.step(3, 0) == ["dropped c 0", "0.5  1"]
     assert stepper.step(0, 0) == ["0.5  1", "0.5  2"]
@@ -357,8 +359,10 @@ class Reusing(joint.Native):
 
 
 @pytest.mark.parametrize("kind", [joint.Native, Reusing])
-def test_a_vector_that_resets_rows_outside_of_the_mask_is_a_fault(kind: Any) -> None:
-    with pytest.raises(EnvironmentFault, match="changed observations of rows outside of the mask"):
+def test_a_vector_that_resets_sub_environments_outside_of_the_mask_is_a_fault(kind: Any) -> None:
+    with pytest.raises(
+        EnvironmentFault, match="changed observations of sub-environments outside of the mask"
+    ):
         Stepper(lambda: kind(2, "Disabled"), on_env_fault="raise")
 
 
@@ -388,7 +392,7 @@ def masked_by_a_method(num_envs: int) -> SyncVectorEnv:
 
 
 def without_mode() -> Any:
-    """A vector that does not say when it resets rows."""
+    """A vector that does not say when it resets sub-environments."""
     env = joint.Native(1, "NextStep")
     env.metadata = {}
     return env
@@ -408,13 +412,13 @@ class MaskedAgents(joint.Agents):
         return {agent: np.ones(3, bool) for agent in self.agents}
 
 
-UNREAD = r"action_mask=auto: the method action_masks\(\) of environments of several rows is not called. Return its"
+UNREAD = r"action_mask=auto: the method action_masks\(\) of environments with sub-environments is not called. Return"
 UNSAID = r"metadata\['autoreset_mode'\]=None, and it has to be one of AutoresetMode"
 # tests/remedies/refused.py has others
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: MaskedNative(2, "NextStep"), {"envs_per_sampler": 2}, UNREAD),
     (MaskedAgents, {"envs_per_sampler": 3}, UNREAD),
-    (joint.Agents, {}, "3 agents, each of which is a row. Use `envs_per_sampler=3`"),
+    (joint.Agents, {}, "3 agents, each of which is a sub-environment. Use `envs_per_sampler=3`"),
     (lambda: joint.vector(1), {"wrappers": [gym.Wrapper]}, "wrappers: prepares single env"),
     (
         lambda: joint.Agents(odd=True),
@@ -449,7 +453,7 @@ def test_a_method_for_masks_in_a_vector_is_left_alone_on_request() -> None:
     assert stepper.sampler.spaces.mask is None
 
 
-def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() -> None:
+def test_a_factory_gets_the_number_of_sub_environments_and_a_seed_if_it_cannot_do_without() -> None:
     arguments: list[tuple[int, int, int]] = []
 
     def make(num_envs: int, seed: int, sampler_id: int) -> Any:
@@ -467,7 +471,7 @@ def test_a_factory_gets_the_number_of_rows_and_a_seed_if_it_cannot_do_without() 
         arguments.append((num_envs, seed, 0))
         return joint.cartpole()
 
-    make_env(with_defaults, {}, Instance(num_rows=4))
+    make_env(with_defaults, {}, Instance(num_sub_envs=4))
     assert arguments == [(2, 9, 0)]
 
 
@@ -480,7 +484,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> None:
+def test_an_evaluation_plays_all_agents_or_a_sub_environment(kind: str, tmp_path: Path) -> None:
     """The return of agents is the mean of theirs, as in the charts of training."""
     world = "agents" if kind == "late" else kind
     settings = THREE | {
@@ -510,14 +514,14 @@ def test_an_evaluation_plays_all_agents_or_a_row(kind: str, tmp_path: Path) -> N
             assert total == pytest.approx(round(total))
 
 
-@pytest.mark.proves("is a vector that resets its rows by itself, such as EnvPool")
+@pytest.mark.proves("is a vector that resets its sub-environments by itself, such as EnvPool")
 def test_a_vector_that_cannot_replay_says_so_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     native = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "SameStep"}}
     dppo.train(small(tmp_path / "run", **THREE | native))
     text = (
-        "resets rows by itself: lost or resumed samplers start new episodes; EnvPool with its fixed "
+        "resets sub-environments by itself: lost or resumed samplers start new episodes; EnvPool with its fixed "
         "seed starts its first ones again"
     )
     assert text in caplog.text

@@ -208,7 +208,7 @@ def test_without_a_replay_a_state_that_leaves_something_out_is_not_used(tmp_path
     assert "env_state=own uses that state without a proof" in message
 
 
-@executes("envs/rows/serial.py: Add both, or use `env_state=auto`.")
+@executes("envs/sub_envs/serial.py: Add both, or use `env_state=auto`.")
 def test_a_state_that_is_demanded_needs_its_methods(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,

@@ -1,7 +1,8 @@
 """Native vectors, which step many environments at once: dppo train vectors:pool --envs-per-sampler 16.
 
-`num_envs` is `--envs-per-sampler`. Where a vector resets single rows (Gymnasium's, and ale_py's), each episode has a
-seed of its own, and is replayed after a loss. EnvPool is seeded when it is made, and cannot replay episodes.
+`num_envs` is `--envs-per-sampler`. Where a vector resets single sub-environments (Gymnasium's, and ale_py's), each
+episode has a seed of its own, and is replayed after a loss. EnvPool is seeded when it is made, and cannot replay
+episodes.
 """
 
 from typing import Any

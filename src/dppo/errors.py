@@ -114,7 +114,7 @@ class EnvFault:
     samplers_beside: int = 0
     """Samplers of which it had all environments then."""
     alone: bool = True
-    """False for a row of an environment that steps several: its episode depends on the actions of all."""
+    """False for a sub-environment of an environment that steps several: its episode depends on the actions of all."""
 
     @property
     def complete(self) -> bool:

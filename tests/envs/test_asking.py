@@ -113,7 +113,7 @@ def test_an_environment_may_close_itself_in_its_reset(base: Any, temporary: Path
             running.clear()
             super().close()
 
-    env = make_env(lambda scratch_dir: Restarting(), {}, Instance(num_rows=3))
+    env = make_env(lambda scratch_dir: Restarting(), {}, Instance(num_sub_envs=3))
     for seed in (1, 2):
         env.reset(seed=seed)
         assert (len(running), len(scratch(temporary))) == (1, 1)
@@ -160,13 +160,13 @@ def test_each_environment_of_a_sampler_has_its_number_and_a_folder_until_it_is_c
 ) -> None:
     config = make_config({"env_id": Numbered, "envs_per_sampler": 2})
     built = build_sampler(sampler_plan(config), 4)
-    envs: list[Any] = [checked.env for checked in built.envs.rows.envs]
+    envs: list[Any] = [checked.env for checked in built.envs.sub_envs.envs]
     assert [env.get_wrapper_attr("place") for env in envs] == [4.0, 4.1]
 
     first = envs[0].get_wrapper_attr("log").parent
     assert first.is_dir()
 
-    rebuilt: Any = built.envs.rows.make(0)  # while the one that failed is still open
+    rebuilt: Any = built.envs.sub_envs.make(0)  # while the one that failed is still open
     assert (rebuilt.get_wrapper_attr("place"), len(scratch(temporary))) == (4.0, 3)
 
     envs[0].close()

@@ -20,8 +20,8 @@ from dppo.envs.checks.returned import packer
 from dppo.envs.episode import GroupSettings
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import WAITS_S, FaultPolicy
-from dppo.envs.rows.serial import SerialRows
 from dppo.envs.spaces import describe_spaces, dtype_of
+from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Episode, Incident, SamplerCarry
 
@@ -224,8 +224,8 @@ def repaired(make: Any, envs: list[Any]) -> Stepper:
     """Return a group that makes a failed environment anew; episode k of env e has the seed 10 e + k."""
     spaces = describe_spaces(envs[0])
     settings = GroupSettings("sampler 0 (Test-v0)", spaces, lambda env, episode: 10 * env + episode)
-    rows = SerialRows(envs, settings, make)
-    return Stepper(EnvGroup(rows, FaultPolicy()))
+    sub_envs = SerialSubEnvs(envs, settings, make)
+    return Stepper(EnvGroup(sub_envs, FaultPolicy()))
 
 
 def test_only_the_environment_that_failed_is_closed_and_made_anew_with_its_next_episode() -> None:

@@ -153,7 +153,7 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(device="cpu"),
     ),
     (
-        "hosts/builders.py: are not read from environments of several rows",
+        "hosts/builders.py: are not read from environments with sub-environments",
         {"env_id": Herd, "envs_per_sampler": 3, "info_keys": ("x",)},
         without("info_keys"),
     ),
@@ -233,17 +233,17 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(env_id=Fine),
     ),
     (
-        "envs/rows/choice.py: Use `envs_per_sampler={}`",
+        "envs/sub_envs/choice.py: Use `envs_per_sampler={}`",
         {"env_id": vector(3), "envs_per_sampler": 2},
         as_named,
     ),
     (
-        "envs/rows/choice.py: copies cannot take turns with the rows",
+        "envs/sub_envs/choice.py: copies cannot take turns with the sub-env",
         {"env_id": vector(), "envs_per_sampler": 2, "standby_envs": 1},
         without("standby_envs"),
     ),
     (
-        "envs/rows/agents.py: Pad them, with supersuit",
+        "envs/sub_envs/agents.py: Pad them, with supersuit",
         {"env_id": lambda: Agents(odd=True), "envs_per_sampler": 3},
         instead(env_id=Herd),
     ),
@@ -324,7 +324,7 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(env_id=Masked),
     ),
     (
-        "envs/checks/masks.py: of environments of several rows is not called",
+        "envs/checks/masks.py: of environments with sub-environments is not called",
         {"env_id": vector(make=Masked), "envs_per_sampler": 2},
         instead(action_mask="off"),
     ),

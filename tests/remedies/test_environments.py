@@ -112,19 +112,19 @@ def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
     assert "on_env_fault" not in message
 
 
-@executes("envs/rows/agents.py: Return its last observation, reward and flags")
+@executes("envs/sub_envs/agents.py: Return its last observation, reward and flags")
 def test_agents_that_are_there_in_their_last_step_train(tmp_path: Path) -> None:
     assert problem(tmp_path, env_id=Herd, envs_per_sampler=3) == ""
 
 
-def test_no_command_is_printed_for_rows_that_cannot_be_played_again(
+def test_no_command_is_printed_for_sub_environments_that_cannot_be_played_again(
     tmp_path: Path, capsys: Capture, typed: Typed, refused: Typed
 ) -> None:
     run = tmp_path / "run0"
     assert problem(tmp_path, **in_package("Herd"), envs_per_sampler=3) == ""
     assert "none can be played again" in typed(f"replay {run} --episodes")
     message = refused(f"replay {run} --episode 1")
-    assert "an episode of one row depends on the actions of all" in message
+    assert "whose episodes depend on the actions of all" in message
     herd = in_package("Herd", leaves_out=[1])
     assert problem(tmp_path, **herd, envs_per_sampler=3, progress="plain")
     incident = tmp_path / "run1" / "incidents" / "001"

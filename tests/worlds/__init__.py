@@ -16,7 +16,7 @@ Spaces
     acting:Checked, Actuated         raises if an action is not in its space; an action space by name
     acting:Masked, Hybrid, Combined  masks of choices; choices beside floats; any observation with any action
     memory:Recalls, Pictured, Named  only memory helps; the same as an image and as a Dict
-    joint:vector, four, Native       vectors of Gymnasium; one that resets its rows by itself
+    joint:vector, four, Native       vectors of Gymnasium; one that resets its sub-environments by itself
     joint:Agents, agents, deadly     a parallel environment of three agents; one that kills its process
 
 What they ask for

@@ -1,4 +1,4 @@
-"""Environments of several rows: vectors of every kind, and agents that share an episode."""
+"""Environments with sub-environments: vectors of every kind, and agents that share an episode."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def vector(
 
 
 def four(of: str) -> VectorEnv:
-    """Return a vector whose number of rows is its own affair."""
+    """Return a vector whose number of sub-environments is its own affair."""
     return vector(4, of)
 
 
 class Native(VectorEnv):
-    """A vector that resets its rows by itself. Row i counts its steps, and its episodes end after 2 + i of them.
+    """A vector that resets its sub-environments by itself. Number i counts its steps, and ends after 2 + i of them.
 
-    Rows of even number terminate, the others are truncated. The second element of an observation is the episode.
+    Those of even number terminate, the others are truncated. The second element of an observation is the episode.
     """
 
     single_observation_space = gym.spaces.Box(0, np.inf, (2,), np.float32)
@@ -93,11 +93,11 @@ class Native(VectorEnv):
         self._taken += 1
         if self._taken == self._fails_at:
             raise OSError("the simulator is gone")
-        row = np.arange(self.num_envs)
+        index = np.arange(self.num_envs)
         rests = self._over & (self._mode is AutoresetMode.NEXT_STEP)
         self._steps = np.where(rests, 0, self._steps + 1)
         self._episodes = self._episodes + rests
-        over = ~rests & (self._steps == 2 + row)
+        over = ~rests & (self._steps == 2 + index)
         rewards = np.where(rests, 0.0, np.asarray(actions) + 0.5)
 
         info = {}
@@ -107,8 +107,8 @@ class Native(VectorEnv):
             self._steps = np.where(over, 0, self._steps)
             self._episodes = self._episodes + over
         self._over = over
-        terminated = over & (row % 2 == 0)
-        truncated = over & (row % 2 == 1)
+        terminated = over & (index % 2 == 0)
+        truncated = over & (index % 2 == 1)
         return self._seen(), rewards, terminated, truncated, info
 
     def _seen(self) -> np.ndarray:

@@ -100,14 +100,14 @@ class GroupSettings:
 
 
 class SkippedStep(Exception):
-    """A row of an environment of several rows took no step: its agent is gone, or all that happened was a reset."""
+    """A sub-environment took no step: its agent is gone, or all that happened was a reset."""
 
     def __init__(self, *, over: bool, arrival: tuple[Any, Any] | None = None) -> None:
-        """Describe what the row shows now.
+        """Describe what the sub-environment shows now.
 
         Args:
-            over: the next episode of the row begins after this step.
-            arrival: observation and info of an agent that comes back; None: the row shows its first observation again.
+            over: the next episode of the sub-environment begins after this step.
+            arrival: observation and info of an agent that comes back; None: the first observation is shown again.
         """
         super().__init__(over)
         self.over = over
@@ -128,7 +128,7 @@ class CheckedEnv:
     ) -> None:
         """Take over `env`, number `index` of its group.
 
-        `alone`: False for a row of an environment that steps several: its episode depends on the actions of all.
+        `alone`: False for a sub-environment of a `JointEnv`: its episode depends on the actions of all.
         """
         self.index = index
         self.settings = settings
@@ -161,7 +161,7 @@ class CheckedEnv:
     def step(self, action: Any) -> StepResult:
         """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid.
 
-        Raise SkippedStep if this row took no step.
+        Raise SkippedStep if this sub-environment took no step.
         """
         guard = self.guard
         try:
@@ -201,7 +201,7 @@ class CheckedEnv:
         return obs, reward, terminated, truncated, info
 
     def _no_transition(self, error: BadResult | SkippedStep) -> EnvironmentFault | SkippedStep:
-        """Return what `step` raises if the environment returned something invalid, or this row took no step."""
+        """Return what `step` raises if the environment returned something invalid, or took no step."""
         if isinstance(error, SkippedStep):
             self.guard.leave()
             try:
@@ -229,7 +229,7 @@ class CheckedEnv:
             answer = self.guard.call(
                 partial(self.env.reset, **self.reset_arguments(episode, options))
             )
-        except BadResult as error:  # of several rows
+        except BadResult as error:  # of several sub-environments
             raise self._fault("reset", f"returned {error}.") from None
         except BaseException as error:
             raise self._raised("reset", error) from None

@@ -15,7 +15,7 @@ from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.guidance import Guidance
 from dppo.envs.repairs import FaultPolicy, Repairs
 from dppo.envs.restoring import NO_REPLAY
-from dppo.envs.rows.port import Rows
+from dppo.envs.sub_envs.port import SubEnvs
 from dppo.envs.threads import EnvThread
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import (
@@ -41,18 +41,18 @@ class EnvGroup:
     """
 
     def __init__(
-        self, rows: Rows, policy: FaultPolicy, first_segment: FirstSegment | None = None
+        self, sub_envs: SubEnvs, policy: FaultPolicy, first_segment: FirstSegment | None = None
     ) -> None:
-        """Take over the environments of `rows`.
+        """Take over the environments of `sub_envs`.
 
         Args:
             policy: decides which faults of environments the run survives.
             first_segment: its diagnostics; None: those of a network that reads float32.
         """
-        self.rows = rows
-        self.repairs = Repairs(policy, rows.settings, rows.make)
-        self.num_envs = len(rows.envs)
-        settings = rows.settings
+        self.sub_envs = sub_envs
+        self.repairs = Repairs(policy, sub_envs.settings, sub_envs.make)
+        self.num_envs = len(sub_envs.envs)
+        settings = sub_envs.settings
         self.obs = settings.spaces.obs
         self.meter = settings.meter
         self._settings = settings
@@ -60,8 +60,8 @@ class EnvGroup:
         self._places = [
             place_of(Phase.STEP, settings.sampler_id, env) for env in range(self.num_envs)
         ]
-        self._envs = rows.envs
-        self._checks = rows.envs[0].checks
+        self._envs = sub_envs.envs
+        self._checks = sub_envs.envs[0].checks
         self._pack = self._checks.pack
         self._checks_segments = not settings.limits
         self._returned = settings.spaces.index_of_returned
@@ -71,9 +71,9 @@ class EnvGroup:
         self._reported_outside = False
         self._afterwards: list[Callable[[StepRows, EnvLog], None]] = []
         """Called after each step; writes to its rows and its log."""
-        if _counts_lives(rows.envs[0].env):
+        if _counts_lives(sub_envs.envs[0].env):
             self._afterwards.append(self._end_lives)
-        if rows.are_joint:
+        if sub_envs.are_joint:
             self._afterwards.append(self._follow_interruptions)
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
@@ -82,7 +82,7 @@ class EnvGroup:
         self._checks.pack = self._first.watching(self._pack)
         for env in range(self.num_envs):
             obs[env] = self.begin_episode(env, 0, log)
-        self.rows.begin_segment(log)
+        self.sub_envs.begin_segment(log)
         log.seconds += time.perf_counter() - began
 
     def step(self, rows: StepRows, log: EnvLog) -> None:
@@ -90,7 +90,7 @@ class EnvGroup:
         began = time.perf_counter()
         actions, obs, rewards, terminated, truncated, valid = rows
         progress = self._progress
-        for env, action in enumerate(self.rows.inputs(actions)):
+        for env, action in enumerate(self.sub_envs.inputs(actions)):
             checked = self._envs[env]
             progress.enter(self._places[env], checked.episode, checked.length)
             try:
@@ -124,9 +124,9 @@ class EnvGroup:
             terminated[env] |= checked.env.lost
 
     def _follow_interruptions(self, rows: StepRows, log: EnvLog) -> None:
-        """Begin the next episodes of rows that were reset with all rows of their environment."""
+        """Begin the next episodes of sub-environments that were reset with all others of their environment."""
         _, obs, _, _, truncated, valid = rows
-        for env, episode, lost_steps in self.rows.interrupted():
+        for env, episode, lost_steps in self.sub_envs.interrupted():
             if lost_steps:
                 log.incidents.append(self._abandoned_with_all(env, lost_steps))
                 if valid[env]:
@@ -138,14 +138,14 @@ class EnvGroup:
         """Start an episode, and return its first observation; if that fails, start the next one."""
         self._progress.enter(place_of(Phase.RESET, self._settings.sampler_id, env), episode)
         try:
-            return self.rows.reset(env, episode, log.options)
+            return self.sub_envs.reset(env, episode, log.options)
         except EnvironmentFault as error:
             return self._replaced(env, error, log)
 
     def _after_no_step(
         self, env: int, error: EnvironmentFault | SkippedStep, log: EnvLog
     ) -> np.ndarray:
-        """Return the observation that follows a step that failed, or that a row of several did not take."""
+        """Return the observation that follows a step that failed, or that a sub-environment did not take."""
         if isinstance(error, EnvironmentFault):
             return self._replaced(env, error, log)
         self._progress.stepped()
@@ -161,7 +161,7 @@ class EnvGroup:
             episode = self._envs[env].episode + 1
             try:
                 self._progress.enter(place_of(Phase.RESET, self._settings.sampler_id, env), episode)
-                return self.rows.reset(env, episode, log.options)
+                return self.sub_envs.reset(env, episode, log.options)
             except EnvironmentFault as next_error:
                 error = next_error
         message = f"{error.message} The {max_in_a_row} resets before it failed as well."
@@ -170,7 +170,7 @@ class EnvGroup:
     def _abandoned_with_all(self, env: int, lost_steps: int) -> Incident:
         text = (
             f"{self._settings.owner}, env {env}: abandoned episode {self._envs[env].episode} after {lost_steps} steps: "
-            f"all rows of its environment were restarted"
+            "all sub-environments were restarted"
         )
         return Incident(IncidentKind.EPISODE_ABANDONED, text, env=env, lost_steps=lost_steps)
 
@@ -222,7 +222,7 @@ class EnvGroup:
         """Restore the open episodes that `carry` describes: see `Environments`."""
         began = time.perf_counter()
         incidents = []
-        for env, reason in enumerate(self.rows.restore(self, carry, actions, log)):
+        for env, reason in enumerate(self.sub_envs.restore(self, carry, actions, log)):
             if reason:
                 episode = int(carry.episodes[env])
                 length = int(carry.episode_lengths[env])
@@ -233,8 +233,8 @@ class EnvGroup:
                 message = f"{self._settings.owner}, env {env}: {text}"
                 incidents.append(Incident(kind, message, env=env, lost_steps=length))
                 self.begin_episode(env, episode + 1, log)
-            obs[env] = self.rows.shown(env)
-        self.rows.begin_segment(log)
+            obs[env] = self.sub_envs.shown(env)
+        self.sub_envs.begin_segment(log)
         seconds = time.perf_counter() - began
         log.seconds += seconds
         self._progress.replay_s += seconds
@@ -244,7 +244,7 @@ class EnvGroup:
 
     def avoid(self, fatal: Sequence[FatalStep]) -> None:
         """Let these steps count as faults: see `Environments`."""
-        self.rows.avoid(fatal)
+        self.sub_envs.avoid(fatal)
 
     def follow(self, *, is_on: bool) -> None:
         """Let the controllers follow the episodes, or leave them off: see `Environments`."""
@@ -268,7 +268,7 @@ class EnvGroup:
             "episode_returns": np.array([env.episode_return for env in envs], np.float64),
             "episode_lengths": np.array([env.length for env in envs], np.int64),
             "checksums": np.array([env.checksum() for env in envs], np.uint32),
-            **self.rows.states(log),
+            **self.sub_envs.states(log),
         }
         options = [env.options for env in envs]
         if any(options):
@@ -277,7 +277,7 @@ class EnvGroup:
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""
-        self.rows.close()
+        self.sub_envs.close()
 
 
 def _counts_lives(env: Any) -> bool:

@@ -14,9 +14,9 @@ class Instance:
     env_index: int = 0
     """Index among the environments of the sampler."""
     seed: int = 0
-    """Seed with which the rows of an environment of several begin."""
-    num_rows: int = 0
-    """Rows that an environment of several has; 0: only a single environment is accepted."""
+    """Seed with which the sub-environments begin."""
+    num_sub_envs: int = 0
+    """Sub-environments that the environment has; 0: only a single environment is accepted."""
     max_steps: int | None = None
     """Steps after which episodes are truncated."""
     render_mode: str | None = None
@@ -33,7 +33,7 @@ class Instance:
 
         An environment that is shown has its render_mode among its own arguments.
         """
-        return {"render_mode": None, "num_envs": max(1, self.num_rows), "seed": self.seed}
+        return {"render_mode": None, "num_envs": max(1, self.num_sub_envs), "seed": self.seed}
 
 
 ANY_INSTANCE = Instance()

@@ -15,7 +15,7 @@ ONE_AGENT = (
 
 
 def joint_kind(env: Any) -> str | None:
-    """Return how `env` steps several rows at once: as "vector", as "agents", or None if it does not."""
+    """Return how `env` steps several sub-environments at once: as "vector", as "agents", or None if it does not."""
     if inspect.isclass(env) or not hasattr(env, "step"):
         return None
     if (
@@ -46,8 +46,8 @@ def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
     return env
 
 
-def refuse_rows(env: Any, setting: str, remedy: str) -> None:
-    """Close `env`, and raise ConfigError, if it has several rows and `setting` is for single environments."""
+def refuse_sub_envs(env: Any, setting: str, remedy: str) -> None:
+    """Close `env`, and raise ConfigError, if it has sub-environments and `setting` is for single environments."""
     if joint_kind(env):
         close_all([env])
         raise ConfigError(f"{setting}: {remedy}")

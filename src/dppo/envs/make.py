@@ -11,7 +11,7 @@ from gymnasium.wrappers import TimeLimit
 
 from dppo.envs.closing import close_all
 from dppo.envs.instance import ANY_INSTANCE, Instance
-from dppo.envs.kinds import checked_kind, joint_kind, refuse_rows
+from dppo.envs.kinds import checked_kind, joint_kind, refuse_sub_envs
 from dppo.envs.names import EnvId, factory_of
 from dppo.errors import ConfigError
 from dppo.files import make_scratch_dir
@@ -31,7 +31,7 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
     with ExitStack() as stack:
         extra = _arguments_asked_for(factory, env_kwargs, instance, stack)
         made = factory(**_own_copy(env_kwargs), **extra)
-        env = checked_kind(made, f"env_id={import_path(env_id)}", joint=instance.num_rows > 0)
+        env = checked_kind(made, f"env_id={import_path(env_id)}", joint=instance.num_sub_envs > 0)
         if "scratch_dir" in extra or "slots" in extra:
             stack.callback(env.close)
             # An environment may close itself in its reset, to restart its simulator: its folder stays then.
@@ -45,10 +45,10 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
 
 
 def _limited(env: Any, max_steps: int) -> Any:
-    refuse_rows(
+    refuse_sub_envs(
         env,
         "replay_limit",
-        "truncates single environments, and this one has several rows. Leave it out.",
+        "truncates single environments, and this one has sub-environments. Leave it out.",
     )
     if not isinstance(env, gym.Env):
         close_all([env])
@@ -59,7 +59,7 @@ def _limited(env: Any, max_steps: int) -> Any:
 
 
 class _Holder:
-    """An environment that is no gymnasium.Env, or has several rows, with a `close` of its own."""
+    """An environment that is no gymnasium.Env, or has sub-environments, with a `close` of its own."""
 
     def __init__(self, env: Any) -> None:
         self.env = env

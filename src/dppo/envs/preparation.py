@@ -10,7 +10,7 @@ from gymnasium.wrappers import AtariPreprocessing, GrayscaleObservation, ResizeO
 from dppo.envs.closing import close_all
 from dppo.envs.frames import ActionRepeat, LifeStack, Lives
 from dppo.envs.instance import ANY_INSTANCE, Instance
-from dppo.envs.kinds import refuse_rows
+from dppo.envs.kinds import refuse_sub_envs
 from dppo.envs.make import in_wrappers, make_env
 from dppo.envs.names import EnvId, takes
 from dppo.errors import ConfigError
@@ -72,10 +72,10 @@ def make_prepared(
     else:
         env = _make_shown(env_id, env_kwargs, instance, instance.render_mode)
     if changes:
-        refuse_rows(
+        refuse_sub_envs(
             env,
             next(iter(changes)),
-            "prepares single environments, and this one has several rows. Leave it out, and use wrappers of "
+            "prepares single environments, and this one has sub-environments. Leave it out, and use wrappers of "
             "gymnasium.wrappers.vector or supersuit where the environment is made.",
         )
     env = in_wrappers(env, changes.pop("wrappers", ()))

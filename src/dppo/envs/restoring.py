@@ -8,7 +8,7 @@ from dppo.envs.activity import Phase, place_of
 from dppo.envs.episode import CheckedEnv
 from dppo.envs.own_state import OwnStates, Proof, proofs_in, states_in
 from dppo.envs.repairs import Repairs
-from dppo.envs.rows.port import Rows
+from dppo.envs.sub_envs.port import SubEnvs
 from dppo.errors import EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, SamplerCarry
 
@@ -20,14 +20,14 @@ class Restorer:
 
     def __init__(
         self,
-        rows: Rows,
+        sub_envs: SubEnvs,
         repairs: Repairs,
         states: OwnStates | None,
         carry: SamplerCarry,
         log: EnvLog,
     ) -> None:
         """Prepare; `states` are the environments' own states, if they are kept."""
-        self._rows = rows
+        self._sub_envs = sub_envs
         self._repairs = repairs
         self._states = states
         self._carry = carry
@@ -47,25 +47,25 @@ class Restorer:
         return NO_REPLAY if actions is None else self._replay(env, actions, options)
 
     def _enter(self, phase: Phase, env: int, episode: int = 0) -> None:
-        settings = self._rows.settings
+        settings = self._sub_envs.settings
         settings.progress.enter(place_of(phase, settings.sampler_id, env), episode)
 
     def _replay(self, env: int, actions: np.ndarray, options: dict[str, Any] | None) -> str:
         episode = int(self._carry.episodes[env])
         self._enter(Phase.RESET, env, episode)
-        settings = self._rows.settings
+        settings = self._sub_envs.settings
         try:
-            self._rows.reset(env, episode, options)
+            self._sub_envs.reset(env, episode, options)
             self._enter(Phase.REPLAY, env)
             for number, action in enumerate(settings.spaces.actions.each(actions), start=1):
-                _, _, terminated, truncated, _ = self._rows.envs[env].step(action)
+                _, _, terminated, truncated, _ = self._sub_envs.envs[env].step(action)
                 settings.progress.replay()
                 if terminated or truncated:
                     return f"the replay ended after {number} of {len(actions)} steps"
         except EnvironmentFault as error:
-            self._repairs.repair(self._rows.envs[env], error, self._log, replayed=actions)
+            self._repairs.repair(self._sub_envs.envs[env], error, self._log, replayed=actions)
             return f"the replay failed: {error.message}"
-        if self._rows.envs[env].checksum() == int(self._carry.checksums[env]):
+        if self._sub_envs.envs[env].checksum() == int(self._carry.checksums[env]):
             return ""
         return (
             "the replay produced another observation or return: it is not deterministic given its seed, or keeps "
@@ -84,7 +84,7 @@ class Restorer:
         A replay that leads to the same state needs nothing else. Otherwise the state is set, and has to be proven.
         """
         carry = self._carry
-        checked = self._rows.envs[env]
+        checked = self._sub_envs.envs[env]
         stored = states_in(carry)[env]
         self._enter(Phase.RESET, env, int(carry.episodes[env]))
         if states.demanded:
@@ -115,7 +115,7 @@ class Restorer:
         if problem := states.put(checked, proof.before):
             return problem
         env = checked.index
-        settings = self._rows.settings
+        settings = self._sub_envs.settings
         self._enter(Phase.REPLAY, env)
         try:
             for action in settings.spaces.actions.each(proof.actions):

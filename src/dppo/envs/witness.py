@@ -45,11 +45,11 @@ class Witness:
         return getattr(self._env, name)
 
 
-def witness_of(row: CheckedEnv) -> Witness:
-    """Return the witness of a row, after putting it before the environment if there is none."""
-    if not isinstance(row.env, Witness):
-        row.take(Witness(row.env))
-    witness: Witness = row.env
+def witness_of(sub_env: CheckedEnv) -> Witness:
+    """Return the witness of a sub-environment, after putting it before the environment if there is none."""
+    if not isinstance(sub_env.env, Witness):
+        sub_env.take(Witness(sub_env.env))
+    witness: Witness = sub_env.env
     return witness
 
 

@@ -20,12 +20,12 @@ from dppo.envs.closing import close_all
 from dppo.envs.episode import GroupSettings, InfoMeter
 from dppo.envs.group import EnvGroup
 from dppo.envs.instance import Instance
-from dppo.envs.kinds import refuse_rows
+from dppo.envs.kinds import refuse_sub_envs
 from dppo.envs.preparation import Preparation, make_prepared
 from dppo.envs.repairs import FIRST_STEPS, FaultPolicy
-from dppo.envs.rows.choice import adapted, check_size, make_all, rows_of
 from dppo.envs.spaces import describe_spaces, with_critic_obs
 from dppo.envs.statistics import check_statistics
+from dppo.envs.sub_envs.choice import adapted, check_size, make_all, sub_envs_of
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.plans import SamplerPlan, TrainerPlan
@@ -65,7 +65,9 @@ class BuiltSampler:
     sampler: PPOSampler
     envs: EnvGroup
     spaces: Spaces
-    instances: int = 1  # instances that were made; one that steps several rows counts once
+    instances: int = (
+        1  # instances that were made; one that steps several sub-environments counts once
+    )
     next: int = 0  # index of its next segment, unless it is rebuilt
 
 
@@ -94,9 +96,11 @@ def build_sampler(
             limits=plan.env.on_env_fault == "rebuild",
             guidance=_guidance(plan),
         )
-        rows = rows_of(made, settings, make, plan.sampling.standby_envs)
-        rows.keep_states(plan.env.env_state, plan.state_place)
-        group = EnvGroup(rows, _fault_policy(plan), _first_segment(plan, sampler_id, spaces, owner))
+        sub_envs = sub_envs_of(made, settings, make, plan.sampling.standby_envs)
+        sub_envs.keep_states(plan.env.env_state, plan.state_place)
+        group = EnvGroup(
+            sub_envs, _fault_policy(plan), _first_segment(plan, sampler_id, spaces, owner)
+        )
     except EnvironmentFault as error:
         close_all(made)
         raise error.beside(len(made)) from None
@@ -214,7 +218,7 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
         sampler_id,
         env_index,
         seed=streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0),
-        num_rows=plan.sampling.envs_per_sampler,
+        num_sub_envs=plan.sampling.envs_per_sampler,
         max_steps=env.most_steps,
         layout=plan.layout,
     )
@@ -222,11 +226,13 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
         made = make_prepared(env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance)
         check_statistics(made, env.running_statistics)
         if env.info_keys:
-            refuse_rows(
-                made, "info_keys", "are not read from environments of several rows. Leave it out."
+            refuse_sub_envs(
+                made,
+                "info_keys",
+                "are not read from environments with sub-environments. Leave it out.",
             )
         if plan.sampling.prior is not None:
-            refuse_rows(
+            refuse_sub_envs(
                 made,
                 f"prior={plan.sampling.prior_name}",
                 "a controller acts in single environments, not in vectors or for several agents. Leave it out.",

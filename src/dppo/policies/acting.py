@@ -42,11 +42,11 @@ class Acting(Protocol):
     def spaces_of(self, env: Any, env_name: str) -> Spaces:
         """Return the spaces in which observations of `env` are stored; raise CheckpointError if it does not fit."""
 
-    def begin(self, rows: Sequence[CheckedEnv], episode: int) -> None:
+    def begin(self, sub_envs: Sequence[CheckedEnv], episode: int) -> None:
         """Prepare for the first step of an episode, before its reset."""
 
-    def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
-        """Return an action of the environment's own space for each row, whose last observation it sees."""
+    def actions(self, sub_envs: Sequence[CheckedEnv]) -> Sequence[Any]:
+        """Return an action of the environment's own space for each sub-environment, whose last observation it sees."""
 
     @property
     def at_bounds(self) -> np.ndarray | None:
@@ -68,26 +68,26 @@ class PolicyActing:
         self._counter: BoundCounter | None = (
             None  # of the episode that is being played, if deterministic
         )
-        self._num_rows = 1
+        self._num_sub_envs = 1
 
     def spaces_of(self, env: Any, env_name: str) -> Spaces:
         check_spaces(self._policy.spaces, env, env_name)
         return self._policy.spaces
 
-    def begin(self, rows: Sequence[CheckedEnv], episode: int) -> None:
+    def begin(self, sub_envs: Sequence[CheckedEnv], episode: int) -> None:
         """Prepare for an episode: see `Acting`."""
-        self._num_rows = len(rows)
-        self._state = self._policy.start(len(rows))
+        self._num_sub_envs = len(sub_envs)
+        self._state = self._policy.start(len(sub_envs))
         if self._settings.deterministic:
             self._counter = BoundCounter(self._policy.spaces.actions)
         else:
             self._generator = streams.generator(self._settings.seed, Stream.EVALUATION, episode)
 
-    def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
+    def actions(self, sub_envs: Sequence[CheckedEnv]) -> Sequence[Any]:
         spaces = self._policy.spaces
-        obs = np.empty(len(rows), spaces.obs)
-        for index, row in enumerate(rows):
-            obs[index] = row.last_obs
+        obs = np.empty(len(sub_envs), spaces.obs)
+        for index, sub_env in enumerate(sub_envs):
+            obs[index] = sub_env.last_obs
         actions, outputs = self._policy.decide(obs, self._state, self._generator)
         self._state = outputs.state
         if self._counter is not None:
@@ -100,7 +100,7 @@ class PolicyActing:
         """Steps in which the most likely actions were at their bounds: see `Acting`."""
         if self._counter is None:
             return None
-        return self._counter.counts / self._num_rows
+        return self._counter.counts / self._num_sub_envs
 
 
 def policy_acting_for(spaces: Spaces, spec: NetworkSpec, settings: PlaySettings) -> ActingFor:

@@ -16,7 +16,7 @@ from dppo.spaces.spaces import Spaces
 
 
 class ControllerActing:
-    """A controller: an instance of its own for each row of the environment."""
+    """A controller: an instance of its own for each sub-environment of the environment."""
 
     at_bounds = None
     """Not counted: many good controllers are at a bound most of the time."""
@@ -27,7 +27,7 @@ class ControllerActing:
         self._instances: list[ControllerInstance] = []
         self._witnesses: list[Witness] = []
         self._actions: dict[int, Any] = {}
-        """The latest action of each row."""
+        """The latest action of each sub-environment."""
 
     def spaces_of(self, env: Any, env_name: str) -> Spaces:
         """Take any spaces that `env` has: see `Acting`."""
@@ -35,24 +35,24 @@ class ControllerActing:
             env, drop_obs=_unstored_leaves(env), action_mask="off", obs_dtype="float64"
         )
 
-    def begin(self, rows: Sequence[CheckedEnv], episode: int) -> None:
-        """Begin an episode of the instance of each row: see `Acting`."""
-        self._witnesses = [witness_of(row) for row in rows]
+    def begin(self, sub_envs: Sequence[CheckedEnv], episode: int) -> None:
+        """Begin an episode of the instance of each sub-environment: see `Acting`."""
+        self._witnesses = [witness_of(sub_env) for sub_env in sub_envs]
         if not self._instances:
             self._instances = [
                 ControllerInstance(
-                    self._controller, row.env, deterministic=self._settings.deterministic
+                    self._controller, sub_env.env, deterministic=self._settings.deterministic
                 )
-                for row in rows
+                for sub_env in sub_envs
             ]
-        for row, instance in zip(rows, self._instances, strict=True):
-            instance.begin(episode, row.settings.episode_seed(row.index, episode))
+        for sub_env, instance in zip(sub_envs, self._instances, strict=True):
+            instance.begin(episode, sub_env.settings.episode_seed(sub_env.index, episode))
 
-    def actions(self, rows: Sequence[CheckedEnv]) -> Sequence[Any]:
-        for row, witness in enumerate(self._witnesses):
+    def actions(self, sub_envs: Sequence[CheckedEnv]) -> Sequence[Any]:
+        for index, witness in enumerate(self._witnesses):
             if witness.is_present:  # otherwise its action is ignored
-                self._actions[row] = self._instances[row].act(witness.obs)
-        return [self._actions[row] for row in range(len(rows))]
+                self._actions[index] = self._instances[index].act(witness.obs)
+        return [self._actions[index] for index in range(len(sub_envs))]
 
 
 def controller_acting_for(controller: Controller, settings: PlaySettings) -> ActingFor:

@@ -109,7 +109,7 @@ class Player:
         instance = Instance(
             settings.get("num_samplers", 0),
             seed=seed,
-            num_rows=1,
+            num_sub_envs=1,
             render_mode=mode,
             layout=Layout.by_names(settings),
         )

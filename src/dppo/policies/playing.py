@@ -13,8 +13,8 @@ from dppo.envs.closing import close_in_time
 from dppo.envs.episode import GroupSettings, SkippedStep, numbers_in
 from dppo.envs.instance import Instance
 from dppo.envs.preparation import Preparation, make_prepared
-from dppo.envs.rows.choice import adapted, rows_of
 from dppo.envs.statistics import check_statistics
+from dppo.envs.sub_envs.choice import adapted, sub_envs_of
 from dppo.errors import (
     CheckpointError,
     ClusterError,
@@ -54,9 +54,9 @@ class InfoSums:
         }
 
 
-def mean_of(rows: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
-    """Average over rows, such as agents, that have a number."""
-    results = [infos.result() for infos in rows]
+def mean_of(sums: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
+    """Average over sub-environments, such as agents, that have a number."""
+    results = [infos.result() for infos in sums]
     keys = dict.fromkeys(key for result in results for key in result)
     return {
         key: EpisodeInfo(
@@ -67,7 +67,7 @@ def mean_of(rows: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
 
 
 class Playing:
-    """Play episodes one after the other: of one environment, of all agents, or of the first row of a vector.
+    """Play episodes one after the other: of an environment, all agents, or the first sub-environment of a vector.
 
     Each follows from the seed and its index, whichever were played before.
     """
@@ -86,8 +86,8 @@ class Playing:
         self._progress = ActivityRecord() if progress is None else progress
         env = adapted(env, lambda: env)
         spaces = acting.spaces_of(env, env_name)
-        self._all_rows = rows_of([env], GroupSettings(env_name, spaces, self._seed_of))
-        self._rows = self._all_rows.played_alone()
+        self._sub_envs = sub_envs_of([env], GroupSettings(env_name, spaces, self._seed_of))
+        self._played = self._sub_envs.played_alone()
         self._infos = [InfoSums(settings.info_keys)]
 
     def _seed_of(self, _: int, episode: int) -> int:
@@ -102,48 +102,50 @@ class Playing:
             EnvironmentFault: the environment raised, or returned something invalid.
             ControllerFault: a controller raised, or returned something invalid.
         """
-        rows = self._rows
-        self._infos = [InfoSums(self._settings.info_keys) for _ in rows]
-        self._acting.begin(rows, episode)
+        sub_envs = self._played
+        self._infos = [InfoSums(self._settings.info_keys) for _ in sub_envs]
+        self._acting.begin(sub_envs, episode)
         self._progress.enter(place_of(Phase.RESET), episode)
-        for row in rows:
-            row.reset(episode)
+        for sub_env in sub_envs:
+            sub_env.reset(episode)
         successes: list[bool] = []
         done = False
         while not done:
             yield self._episode(episode)
-            actions = self._acting.actions(rows)
-            self._progress.enter(place_of(Phase.STEP), episode, rows[0].length)
+            actions = self._acting.actions(sub_envs)
+            self._progress.enter(place_of(Phase.STEP), episode, sub_envs[0].length)
             done = self._step(actions, successes)
         yield self._episode(episode, all(successes) if successes else None)
 
     def _step(self, actions: Sequence[Any], successes: list[bool]) -> bool:
-        """Step all rows, and add what those report that end; return whether all end in this step."""
-        num_rows = len(self._all_rows.envs)
-        if len(actions) < num_rows:  # the other rows of a vector take some action
-            actions = [*actions] * num_rows
-        step_arguments = self._all_rows.step_arguments(actions)
+        """Step all sub-environments, and add what those report that end; return whether all end in this step."""
+        num_sub_envs = len(self._sub_envs.envs)
+        if len(actions) < num_sub_envs:  # the other sub-environments of a vector take some action
+            actions = [*actions] * num_sub_envs
+        step_arguments = self._sub_envs.step_arguments(actions)
         num_ended = 0
-        for row, infos, argument in zip(self._rows, self._infos, step_arguments, strict=False):
+        for sub_env, infos, argument in zip(
+            self._played, self._infos, step_arguments, strict=False
+        ):
             try:
-                _, _, terminated, truncated, info = row.step(argument)
+                _, _, terminated, truncated, info = sub_env.step(argument)
             except SkippedStep as skipped:
                 num_ended += int(skipped.over)
                 continue
             infos.add(info)
             if terminated or truncated:
                 num_ended += 1
-                success = row.finished(info, row.length).success
+                success = sub_env.finished(info, sub_env.length).success
                 if success is not None:
                     successes.append(success)
-        return num_ended == len(self._rows)
+        return num_ended == len(self._played)
 
     def _episode(self, episode: int, success: bool | None = None) -> Episode:
         return Episode(
             env=0,
             index=episode,
-            episode_return=fmean(row.episode_return for row in self._rows),
-            length=self._rows[0].length,
+            episode_return=fmean(sub_env.episode_return for sub_env in self._played),
+            length=self._played[0].length,
             success=success,
             measured=mean_of(self._infos),
             at_bounds=self._acting.at_bounds,
@@ -240,7 +242,7 @@ class EpisodePlayer:
             self.progress.enter(place_of(Phase.MAKE))
         env = self._env_settings
         instance = Instance(
-            self._num_samplers, self.number, self._settings.seed, num_rows=1, layout=self.layout
+            self._num_samplers, self.number, self._settings.seed, num_sub_envs=1, layout=self.layout
         )
         with making(f"evaluation ({env.env_name})", env_name=env.env_name):
             made = make_prepared(

@@ -112,7 +112,9 @@ def _limit_replays(ledger: ReplayLedger, config: Config, spaces: Spaces) -> None
     if not spaces.deterministic and config.replay:
         ledger.replays = False
         logger.warning(
-            "%s is nondeterministic, or resets rows by itself: %s", config.env_name, NOT_REPLAYED
+            "%s is nondeterministic, or resets sub-environments by itself: %s",
+            config.env_name,
+            NOT_REPLAYED,
         )
 
 

@@ -42,8 +42,8 @@ def mask_source(
         return "method"
     if getattr(env, "unread_masks", False):
         raise ConfigError(
-            f"action_mask=auto: the method {METHOD}() of environments of several rows is not called. Return its result "
-            f"as info[{MASK!r}] of reset and step, and use `action_mask=info`; or `action_mask=off`."
+            f"action_mask=auto: the method {METHOD}() of environments with sub-environments is not called. Return its "
+            f"result as info[{MASK!r}] of reset and step, and use `action_mask=info`; or `action_mask=off`."
         )
     return None
 

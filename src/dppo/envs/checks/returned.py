@@ -37,7 +37,7 @@ PARTS = ("observation", "reward", "terminated", "truncated", "info")
 
 
 def check_parts(answer: Any, *, step: bool) -> None:
-    """Raise BadResult unless a step or reset of several rows returned a tuple of five parts, or of two."""
+    """Raise BadResult unless a step or reset of several environments returned a tuple of five parts, or of two."""
     parts = PARTS if step else ("observation", "info")
     if not isinstance(answer, tuple | list) or len(answer) != len(parts):
         form = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__

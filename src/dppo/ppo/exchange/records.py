@@ -174,7 +174,7 @@ class Episode:
     """[2, width]: steps in which each element of the action was at its lower, at its upper bound; of evaluations."""
     # whether wide exploration or a controller chose some of its actions, so that its return is not the policy's
     explored: bool = field(default=False, compare=False)
-    # False: an episode of one of several rows, which depends on the other rows
+    # False: an episode of a sub-environment, which depends on the others
     alone: bool = field(default=True, compare=False)
 
 

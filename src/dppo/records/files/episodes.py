@@ -25,7 +25,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "float32": np.float32,
     "float64": np.float64,
 }
-SEVERAL_ROWS = "an environment that steps several rows at once, and an episode of one row depends on the actions of all"
+SUB_ENVS = "an environment that steps several sub-environments at once, whose episodes depend on the actions of all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RecordedEpisode:
     options: dict[str, Any] | None = None
     """Options of its reset."""
     alone: bool = True
-    """False for a row of an environment that steps several: it cannot be played again."""
+    """False for a sub-environment of an environment that steps several: it cannot be played again."""
 
     @property
     def name(self) -> str:

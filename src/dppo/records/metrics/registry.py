@@ -313,7 +313,8 @@ INCIDENTS: dict[IncidentKind, str] = {
     IncidentKind.REPLAY_MISMATCH: "the replay of an open episode ended in another state; the episode was abandoned, "
     "and a new one began",
     IncidentKind.EPISODE_ABANDONED: "an open episode was abandoned instead of replayed: with `--no-replay`, if the "
-    "environment is declared nondeterministic, or if a vector resets its rows by itself or had to start again",
+    "environment is declared nondeterministic, or if a vector resets its sub-environments by itself or had "
+    "to start again",
     IncidentKind.BAD_STEP: "an environment returned something invalid; it was rebuilt, and a new episode started",
     IncidentKind.ENV_RAISED: "an environment raised; it was rebuilt, and a new episode started",
     IncidentKind.OUTSIDE_SPACE: "an observation exceeded the limits of its space and was used; reported once for each "

@@ -195,28 +195,28 @@ class Examination:
         try:
             built = self._instances.sampler(0)
         except ConfigError:
-            if not self._instances.has_rows:
+            if not self._instances.has_sub_envs:
                 raise
-            # the instance turned out to have several rows and was closed: make it again for these rows
+            # the instance turned out to have sub-environments and was closed: make it again for them
             self._instances.forget()
             built = self._instances.sampler(0)
         spaces = built.spaces
-        rows = built.sampler.envs.num_envs
+        num_sub_envs = built.sampler.envs.num_envs
         summary = spaces_summary(spaces)
-        if self._instances.has_rows:
-            summary += f", in each of {rows} rows"
-            self._report(rows=rows)
+        if self._instances.has_sub_envs:
+            summary += f", in each of {num_sub_envs} sub-environments"
+            self._report(rows=num_sub_envs)
         process = self._process
         self._report(
             make_s=self._instances.seconds["make"][0],
-            env_mb=self._instances.env_mb / rows,
+            env_mb=self._instances.env_mb / num_sub_envs,
             changed_by_making=process.changes(),
             threads=process.new_threads(),
             packages=process.new_packages(self._instances.first()),
             children=process.usage().children,
             shared_cores=process.shared_cores(),
             spaces=summary,
-            statistics=running_statistics(built.envs.rows.envs[0].env),
+            statistics=running_statistics(built.envs.sub_envs.envs[0].env),
             network=networks_in_words(self._config, spaces),
             deterministic=spaces.deterministic,
             batch=batch_memory_in_words(self._config, spaces),
@@ -285,13 +285,13 @@ class Examination:
 
     def _play_controllers(self, built: BuiltSampler, played: Played, step_s: float) -> None:
         """Play some episodes with zero, random and baseline actions, unless they fail or take too long."""
-        if self._instances.has_rows or any(incident.fault for incident in played.incidents):
+        if self._instances.has_sub_envs or any(incident.fault for incident in played.incidents):
             return
         until = self._end_of_check(CONTROLLERS_SHARE)
         lengths = [episode.length for episode in played.episodes]
         left_out = reason_to_leave_out(lengths, len(played.trace), step_s, until, self._config)
         self._report(stage="playing controllers")
-        env = built.envs.rows.envs[0].env
+        env = built.envs.sub_envs.envs[0].env
         with guarded_steps("a step or reset"):
             if left_out:
                 needed_s = seconds_of_controllers(lengths, step_s, self._config) / OF_CONTROLLERS
@@ -381,7 +381,7 @@ class Examination:
         """Run Gymnasium's checker on an instance if there is time, and try to pickle the instance."""
         call_s = sum(float(np.mean(times)) for times in self._instances.seconds.values())
         has_time = CALLS_OF_CHECKER * call_s < self._until - time.monotonic()
-        if has_time and not self._instances.has_rows:
+        if has_time and not self._instances.has_sub_envs:
             self._report(stage="asking Gymnasium's checker")
             self._report(gymnasium=gymnasium_warnings(env))
         # remove the wrappers of `Instances`, so that only the instance itself is pickled
@@ -394,13 +394,15 @@ class Examination:
     def _iterate(self, built: BuiltSampler, updates: bool) -> None:
         """Time collecting and updating with the settings of the run; the environment returns stored answers at once."""
         answers = self._instances.answers
-        has_answers = all(answers.values()) or self._instances.has_rows
+        has_answers = all(answers.values()) or self._instances.has_sub_envs
         if not updates or not has_answers:
             return
         self._report(stage="updating")
         env = self._instances.first()
-        if self._instances.has_rows:  # the first row takes the place of a single environment
-            env = built.envs.rows.envs[0].env
+        if (
+            self._instances.has_sub_envs
+        ):  # the first sub-environment takes the place of a single environment
+            env = built.envs.sub_envs.envs[0].env
             obs, info = env.last_reset
             step = (obs, 0.0, False, False, info)
             answers = {"reset": [env.last_reset], "step": [step]}

@@ -94,8 +94,8 @@ def _about_instances(facts: Facts, config: Config) -> Findings:
     if facts.get("rows"):
         yield (
             "note",
-            f"{facts['rows']} rows step at once in the times above. Gymnasium's checker and get_state are for "
-            f"single environments, and were not examined",
+            f"{facts['rows']} sub-environments step at once in the times above. Gymnasium's checker and get_state are "
+            f"for single environments, and were not examined",
         )
     if facts.get("statistics"):
         yield "warning", f"{kept_in_words(facts['statistics'])}. {REMEDY.rstrip('.')}"

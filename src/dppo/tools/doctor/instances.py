@@ -41,8 +41,8 @@ class Instances:
         """CPU seconds of this process in resets and steps."""
         self.env_mb = 0.0
         """Memory that the newest instance took that replaced no other, without the network, which is built later."""
-        self.has_rows = False
-        """True if an instance steps several rows at once."""
+        self.has_sub_envs = False
+        """True if an instance steps several sub-environments at once."""
 
     def sampler(self, number: int, sampler_id: int = 0) -> BuiltSampler:
         """Return a sampler of the instance with this number, which is made if it is not there, and after a fault."""
@@ -53,8 +53,8 @@ class Instances:
                 return existing.pop()
             return self._make(number, env_kwargs)
 
-        rows = self._config.envs_per_sampler if self.has_rows else 1
-        return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, rows), sampler_id)
+        num_sub_envs = self._config.envs_per_sampler if self.has_sub_envs else 1
+        return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, num_sub_envs), sampler_id)
 
     def first(self) -> Any:
         """Return instance 0; make it again if it was discarded."""
@@ -86,7 +86,7 @@ class Instances:
             usage_before = self._process.usage()
         instance = Instance(
             seed=self._config.seed,
-            num_rows=self._config.envs_per_sampler,
+            num_sub_envs=self._config.envs_per_sampler,
             layout=self._config.layout,
         )
         make = partial(self._call, "make", make_env, self._config.env_id, env_kwargs)
@@ -101,7 +101,7 @@ class Instances:
         self._on_call["done"]()  # from here on, it is not the constructor that takes long
         if usage_before is not None:
             self.env_mb = max(0.0, self._process.usage().mb - usage_before.mb)
-        self.has_rows = joint_kind(env) is not None
+        self.has_sub_envs = joint_kind(env) is not None
         for name in self.answers:
             setattr(env, name, partial(self._call, name, getattr(env, name)))
         return env
@@ -121,7 +121,7 @@ class Instances:
                 self.cpu_s += time.process_time() - cpu_began
         if (
             isinstance(answer, tuple)
-            and not self.has_rows
+            and not self.has_sub_envs
             and len(self.answers[name]) < MAX_STORED_ANSWERS
         ):
             self.answers[name].append((deepcopy(answer[0]), *answer[1:]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from dppo.config import Config
 from dppo.envs.group import EnvGroup
-from dppo.envs.rows.serial import SerialRows
+from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.hosts.plans import SamplerPlan, sampler_plan
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import (
@@ -103,8 +103,8 @@ def restored(source: PPOSampler, target: PPOSampler) -> str | None:
     if carry.states is None:
         return None
     assert isinstance(target.envs, EnvGroup)
-    assert isinstance(target.envs.rows, SerialRows)  # rows of other kinds have no states
-    target.envs.rows.set_states_at_once()
+    assert isinstance(target.envs.sub_envs, SerialSubEnvs)  # those of other kinds have no states
+    target.envs.sub_envs.set_states_at_once()
     steps = steps_of(*source.collect(SegmentRequest(0, 2, None), policy))
     rebuild = SegmentRequest(0, 2, Rebuild(carry, ()))
     repeated = steps_of(*target.collect(rebuild, policy))

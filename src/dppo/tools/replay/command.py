@@ -9,7 +9,7 @@ from typing import Any
 from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, in_flags
 from dppo.errors import EnvironmentFault
 from dppo.invocation import command
-from dppo.records.files.episodes import SEVERAL_ROWS, nothing_recorded, read_episodes
+from dppo.records.files.episodes import SUB_ENVS, nothing_recorded, read_episodes
 from dppo.records.files.run_files import check_run_files
 from dppo.records.terminal.streams import PatientStream, ShowLog
 
@@ -85,5 +85,5 @@ def _list(run: Path) -> int:
         )
         print(f"{len(episodes):,} recorded. {playing}")
     else:
-        print(f"{len(episodes):,} recorded. They are of {SEVERAL_ROWS}: none can be played again.")
+        print(f"{len(episodes):,} recorded. They are of {SUB_ENVS}: none can be played again.")
     return 0

@@ -21,8 +21,8 @@ from dppo.envs.episode import GroupSettings
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import joint_kind
 from dppo.envs.preparation import Preparation, make_prepared
-from dppo.envs.rows.serial import SerialRows
 from dppo.envs.silence import SilenceWatch, of_one
+from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.errors import GIVEN_UP, CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind
 from dppo.hosts.builders import spaces_of
@@ -36,7 +36,7 @@ from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.records.files.episodes import (
     DTYPES,
     INTEGERS,
-    SEVERAL_ROWS,
+    SUB_ENVS,
     RecordedEpisode,
     nothing_recorded,
     packed,
@@ -94,7 +94,7 @@ def replay(
     check_run_files(run)
     recorded = _recorded(run, episode) if episode else _of_incident(path)
     if not recorded.alone:
-        raise CheckpointError(f"{run}: is of {SEVERAL_ROWS}: none can be played again.")
+        raise CheckpointError(f"{run}: is of {SUB_ENVS}: none can be played again.")
     settings = settings_to_resume(run)
     only_in_training = {"model": None, "prior": None, "baseline": None}
     require_trust({"env_kwargs": {}} | settings | only_in_training, (), run, trust=trust)
@@ -160,7 +160,7 @@ class _Replay:
             recorded.env,
             # as in the run
             seed=streams.integer(config.seed, Stream.EPISODES, recorded.sampler_id, 0, 0),
-            num_rows=config.envs_per_sampler,  # so that several rows are refused below, in better words
+            num_sub_envs=config.envs_per_sampler,  # so that sub-environments are refused below, in better words
             max_steps=config.most_steps,
             render_mode=render_mode,
             layout=config.layout,
@@ -172,16 +172,14 @@ class _Replay:
         self._activity.enter(place_of(Phase.BUILD))
         try:
             if joint_kind(self.env):
-                raise CheckpointError(
-                    f"{config.env_name} is {SEVERAL_ROWS}: none can be played again."
-                )
+                raise CheckpointError(f"{config.env_name} is {SUB_ENVS}: none can be played again.")
             spaces = spaces_of(sampler_plan(config), self.env)
             # observations of an episode that went on were not refused
             limits = bool(recorded.error)
             group = GroupSettings(
                 config.env_name, spaces, lambda env, episode: recorded.seed, limits=limits
             )
-            self._episode = SerialRows([self.env], group).envs[0]
+            self._episode = SerialSubEnvs([self.env], group).envs[0]
             self._actions = spaces.actions.each(_actions_of(recorded, spaces.actions))
         except BaseException:
             self.close()
@@ -331,7 +329,7 @@ def _recorded(run: Path, query: str) -> RecordedEpisode:
 def _of_incident(folder: Path) -> RecordedEpisode:
     """Return the episode of an incident; raise CheckpointError if it is not there."""
     reason = (
-        "holds no actions of an episode, as where an actor died or hung, or one row of several failed. See report.txt "
+        "holds no actions of an episode, as where an actor died or hung, or a sub-environment failed. See report.txt "
         "beside it"
     )
     try:

@@ -1,4 +1,4 @@
-"""SerialRows: environments that step one by one."""
+"""SerialSubEnvs: environments that step one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dppo.envs.closing import close_all
 from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.envs.own_state import OwnStates, offers_state
 from dppo.envs.restoring import Restorer
-from dppo.envs.rows.port import EnvState, Interruption, RestoredGroup
+from dppo.envs.sub_envs.port import EnvState, Interruption, RestoredGroup
 from dppo.envs.threads import Standby
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dppo.envs.state_files import StatePlace
 
 
-class SerialRows:
+class SerialSubEnvs:
     """E environments of their own, which step one by one; or `EnvThread`s, of which some reset in the background."""
 
     def __init__(
@@ -86,7 +86,7 @@ class SerialRows:
             self._states.demanded = True
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
-        """Start an episode: see `Rows`."""
+        """Start an episode: see `SubEnvs`."""
         if self._standby is not None:
             return self._standby.reset(env, episode, options)
         return self.envs[env].reset(episode, options)
@@ -113,7 +113,7 @@ class SerialRows:
         return self._make(env)
 
     def begin_segment(self, log: EnvLog) -> None:
-        """Note the environments' own states: see `Rows`."""
+        """Note the environments' own states: see `SubEnvs`."""
         if self._states is not None:
             self._states.begin(self.envs, log.index)
 
@@ -127,7 +127,7 @@ class SerialRows:
         actions: tuple[np.ndarray, ...],
         log: EnvLog,
     ) -> list[str]:
-        """Bring back one episode after the other: see `Rows`."""
+        """Bring back one episode after the other: see `SubEnvs`."""
         options = [None] * len(self.envs)
         if carry.options is not None:
             options = json.loads(carry.options.tobytes())

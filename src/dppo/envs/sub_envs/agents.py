@@ -1,4 +1,4 @@
-"""JointAgents: a parallel environment of PettingZoo, whose agents are rows."""
+"""JointAgents: a parallel environment of PettingZoo, whose agents are sub-environments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
@@ -7,8 +7,8 @@ from typing import Any
 from dppo.envs.checks.masks import METHOD
 from dppo.envs.checks.returned import PARTS, BadResult, check_parts
 from dppo.envs.episode import SkippedStep
-from dppo.envs.rows.joint import JointEnv, Row
 from dppo.envs.spaces import short
+from dppo.envs.sub_envs.joint import JointEnv, SubEnv
 from dppo.errors import ConfigError
 
 
@@ -48,28 +48,28 @@ class JointAgents(JointEnv):
             # the reset below may write to the same objects
             obs = deepcopy(obs)
             infos = {name: copy(info) for name, info in infos.items()}
-        for name, row in zip(self._names, self.rows, strict=True):
+        for name, sub_env in zip(self._names, self.sub_envs, strict=True):
             if name in acting:
                 # the end of the episode of all agents truncates those that did not terminate
                 is_cut_off = truncated[name] or (over and not terminated[name])
-                row.answer = (
+                sub_env.answer = (
                     obs[name],
                     rewards[name],
                     terminated[name],
                     is_cut_off,
                     infos.get(name, {}),
                 )
-                row.waiting = bool(terminated[name] or is_cut_off)
+                sub_env.waiting = bool(terminated[name] or is_cut_off)
             elif name in remaining:
                 # the agent has joined, and acts from the next step on
-                row.answer = SkippedStep(over=False, arrival=(obs[name], infos.get(name, {})))
-                row.waiting = False
+                sub_env.answer = SkippedStep(over=False, arrival=(obs[name], infos.get(name, {})))
+                sub_env.waiting = False
             else:
-                row.answer = SkippedStep(over=over)
+                sub_env.answer = SkippedStep(over=over)
         if over and not self.once:
             self._begin_all(self.next_seed(0))
 
-    def begin(self, row: Row, seed: int) -> None:
+    def begin(self, sub_env: SubEnv, seed: int) -> None:
         """Begin the next episode of all agents."""
         self._begin_all(seed)
         self.restarts += 1
@@ -84,10 +84,10 @@ class JointAgents(JointEnv):
         if first_present is None:
             raise BadResult("no observation of any of the possible_agents")
         self._ended = set()
-        for name, row in zip(self._names, self.rows, strict=True):
-            # the row of an absent agent shows the observation of another one
+        for name, sub_env in zip(self._names, self.sub_envs, strict=True):
+            # the sub-environment of an absent agent shows the observation of another one
             source = name if name in obs else first_present
-            row.first = obs[source], infos.get(source, {})
+            sub_env.first = obs[source], infos.get(source, {})
 
     def _check_agents(self, part: str, by_agent: Any, needed: set[str]) -> None:
         """Raise BadResult unless a part of a result is a dict by agent that has all the `needed` ones."""

@@ -18,7 +18,7 @@ EnvState = Literal["auto", "own", "off"]
 
 
 class Interruption(NamedTuple):
-    """A row whose episode another row has ended, because all rows of its environment were reset."""
+    """A sub-environment whose episode another one has ended, because all of their environment were reset."""
 
     env: int
     episode: int
@@ -39,28 +39,28 @@ class RestoredGroup(Protocol):
         """Step each environment: see `Environments`."""
 
 
-class Rows(Protocol):
-    """The E environments of a sampler. The rows of one environment that steps them together count as environments."""
+class SubEnvs(Protocol):
+    """The E environments of a sampler: each on its own, or all part of one environment that steps them together."""
 
     settings: GroupSettings
     envs: list[CheckedEnv]
     are_joint: bool
-    """Rows of one environment, which can end each other's episodes."""
+    """They are part of one environment, and can end each other's episodes."""
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
-        """Start an episode of a row, and return its first observation; raise EnvironmentFault if that fails."""
+        """Start an episode of a sub-environment, return its first observation; raise EnvironmentFault if that fails."""
 
     def avoid(self, fatal: Sequence[FatalStep]) -> None:
-        """Let these steps raise EnvironmentFault in place of being taken. Rows of one environment take them."""
+        """Let these steps raise EnvironmentFault in place of being taken. Environments that step together take them."""
 
     def inputs(self, actions: np.ndarray) -> Sequence[Any]:
-        """Return what `CheckedEnv.step` of each row takes, for the actions [E, *A] as sampled."""
+        """Return what `CheckedEnv.step` of each sub-environment takes, for the actions [E, *A] as sampled."""
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Convert E actions of the environment's own space to arguments of `CheckedEnv.step`, one for each row."""
+        """Convert E actions of the environment's own space to E arguments of `CheckedEnv.step`."""
 
     def interrupted(self) -> Iterable[Interruption]:
-        """Yield the rows whose episodes were cut off in this step; each must begin its next one before the next."""
+        """Yield those whose episodes were cut off in this step; each begins its next episode before the next step."""
 
     def make(self, env: int) -> Any:
         """Return another environment in place of one that failed; raise EnvironmentFault if its constructor does."""
@@ -68,7 +68,7 @@ class Rows(Protocol):
     def keep_states(self, env_state: EnvState, place: StatePlace | None) -> None:
         """Keep the environments' own states after each segment, as the setting `env_state` asks; raise ConfigError.
 
-        Rows of one environment have none. `place`: where files of states are kept.
+        Sub-environments of one environment have none. `place`: where files of states are kept.
         """
 
     def begin_segment(self, log: EnvLog) -> None:
@@ -87,16 +87,16 @@ class Rows(Protocol):
         actions: tuple[np.ndarray, ...],
         log: EnvLog,
     ) -> list[str]:
-        """Bring back the open episodes of `group`; return for each row why that is impossible, "" if it is done.
+        """Bring back the open episodes of `group`; return for each why that is impossible, "" if it is done.
 
-        `actions`: for each row [n, *A], the actions since its reset; empty without a replay.
+        `actions`: for each sub-environment [n, *A], the actions since its reset; empty without a replay.
         """
 
     def shown(self, env: int) -> np.ndarray:
-        """The observation from which the next action of a row follows."""
+        """The observation from which the next action of a sub-environment follows."""
 
     def played_alone(self) -> list[CheckedEnv]:
-        """Return the rows that play an episode after which none follows: all agents, or the first row."""
+        """Return those that play an episode after which none follows: all agents, or the first sub-environment."""
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""

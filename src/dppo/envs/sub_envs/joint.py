@@ -1,4 +1,4 @@
-"""JointRows: the environments of a sampler are rows of one environment, which steps all of them at once."""
+"""JointSubEnvs: the environments of a sampler are part of one environment, which steps all of them at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dppo.envs.closing import close_all
 from dppo.envs.episode import CheckedEnv, GroupSettings, SkippedStep
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.envs.restoring import NO_REPLAY
-from dppo.envs.rows.port import EnvState, Interruption, RestoredGroup
+from dppo.envs.sub_envs.port import EnvState, Interruption, RestoredGroup
 from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dppo.envs.state_files import StatePlace
 
 
-class Row:
-    """One row of a `JointEnv` with the interface of an environment; it returns its part of a step of all rows."""
+class SubEnv:
+    """One of the environments of a `JointEnv`, with their interface; it returns its part of the common step."""
 
     def __init__(self, joint: JointEnv, index: int) -> None:
         self.index = index
@@ -37,7 +37,7 @@ class Row:
         self.waiting = False
         """The episode has ended, and the next one begins in a later step."""
         self.restarts = -1
-        """`JointEnv.restarts` at the last reset of this row."""
+        """`JointEnv.restarts` at the last reset of this sub-environment."""
         self.is_open = True
         self.last_reset: Any = None
         """Observation of the last reset, and an info with its mask."""
@@ -48,21 +48,21 @@ class Row:
         raise AttributeError(name)
 
     def step(self, actions: Sequence[Any]) -> Any:
-        """Return the result of this row in a step of all rows; raise SkippedStep if the row took no step.
+        """Return the result of this sub-environment in the common step; raise SkippedStep if it took no step.
 
-        `actions` are those of all rows. Rows are stepped in order, and the first one steps all of them.
+        `actions` are those of all sub-environments, which are stepped in order: the first one steps all of them.
         """
         if self.index == 0:
-            self.joint.step_rows(actions)
+            self.joint.step_all(actions)
         if isinstance(self.answer, SkippedStep):
             raise self.answer
         return self.answer
 
     def reset(self, *, seed: int, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; raise ValueError for options, which cannot be given to one row."""
+        """Start an episode; raise ValueError for options, which cannot be given to one sub-environment."""
         if options is not None:
             raise ValueError(
-                f"options={options} of a reset are not for environments of several rows"
+                f"options={options} of a reset are not for environments with sub-environments"
             )
         if self.first is None or (self.joint.once and self.index == 0):
             try:
@@ -82,59 +82,59 @@ class Row:
         return self.last_reset
 
     def close(self) -> None:
-        """Close the environment, if it is broken or this is its last row."""
+        """Close the environment, if it is broken or this is its last sub-environment."""
         self.is_open = False
         self.joint.close_unused()
 
 
 class JointEnv(ABC):
-    """An environment that steps E rows at once."""
+    """An environment that steps E sub-environments at once."""
 
     observation_space: Any
     action_space: Any
     spec: Any = None
     shared = False
-    """True if the rows have their episodes in common."""
+    """True if the sub-environments have their episodes in common."""
     unread_masks = False
     """The environments have a method for action masks that is never called."""
     once = False
-    """No episode follows when all rows have ended theirs, and the first reset of an episode resets all rows."""
+    """No episode follows when all sub-environments have ended theirs, and the first reset of an episode resets all."""
     next_seed: Callable[[int], int]
-    """Returns the seed of the next episode of a row."""
+    """Returns the seed of the next episode of a sub-environment."""
 
-    def __init__(self, made: Any, make: Callable[[], JointEnv], num_rows: int) -> None:
+    def __init__(self, made: Any, make: Callable[[], JointEnv], num_sub_envs: int) -> None:
         self.env = made
         self._make = make
-        self.rows = [Row(self, index) for index in range(num_rows)]
+        self.sub_envs = [SubEnv(self, index) for index in range(num_sub_envs)]
         self.restarts = 0
-        """Times that all rows were reset at once, which ended their episodes."""
+        """Times that all sub-environments were reset at once, which ended their episodes."""
         self.error: BaseException | None = None
         """The error that broke the environment."""
         self.last: Any = None
-        """Observations of all rows; None before the first reset."""
+        """Observations of all sub-environments; None before the first reset."""
 
     @abstractmethod
     def step(self, actions: Sequence[Any]) -> None:
-        """Step each row with its action; set `answer` of all rows, and `first` of the rows that were reset."""
+        """Step each sub-environment with its action; set `answer` of all, and `first` of those that were reset."""
 
     @abstractmethod
-    def begin(self, row: Row, seed: int) -> None:
-        """Reset a row, or all rows if the environment cannot reset one alone."""
+    def begin(self, sub_env: SubEnv, seed: int) -> None:
+        """Reset a sub-environment, or all sub-environments if the environment cannot reset one alone."""
 
-    def step_rows(self, actions: Sequence[Any]) -> None:
-        """Step all rows. If that raises, it is the error of the first row, and the others take no step."""
+    def step_all(self, actions: Sequence[Any]) -> None:
+        """Step all sub-environments. If that raises, it is the error of the first one, and the others take no step."""
         try:
             self.step(actions)
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             self.error = error
-            for row in self.rows:
-                row.answer = SkippedStep(over=False)
+            for sub_env in self.sub_envs:
+                sub_env.answer = SkippedStep(over=False)
             raise
 
-    def again(self, index: int) -> Row:
-        """Open a failed row again and return it; make a new environment first if the failure closed the old one."""
+    def again(self, index: int) -> SubEnv:
+        """Open a failed sub-environment again and return it; make a new `env` if the failure closed the old one."""
         if self.env is None:
             fresh = self._make()
             self.env = fresh.env
@@ -142,16 +142,16 @@ class JointEnv(ABC):
             self.action_space = fresh.action_space
             self.last = None
             self.restarts += 1
-            for row in self.rows:
-                row.first = None
-                row.is_open = True
-        self.rows[index].is_open = True
-        self.rows[index].waiting = False
-        return self.rows[index]
+            for sub_env in self.sub_envs:
+                sub_env.first = None
+                sub_env.is_open = True
+        self.sub_envs[index].is_open = True
+        self.sub_envs[index].waiting = False
+        return self.sub_envs[index]
 
     def close_unused(self) -> None:
-        """Close the environment, if it is broken or all of its rows are closed."""
-        if self.error is not None or not any(row.is_open for row in self.rows):
+        """Close the environment, if it is broken or all of its sub-environments are closed."""
+        if self.error is not None or not any(sub_env.is_open for sub_env in self.sub_envs):
             self.close()
 
     def close(self) -> None:
@@ -163,21 +163,24 @@ class JointEnv(ABC):
             close_all([closing])
 
 
-class JointRows:
-    """The rows of a `JointEnv` as the environments of a group: each takes its part of the common step."""
+class JointSubEnvs:
+    """The sub-environments of a `JointEnv` as the environments of a group: each takes its part of the common step."""
 
     def __init__(self, joint: JointEnv, settings: GroupSettings) -> None:
         """Take over `joint`."""
         self._joint = joint
         if joint.shared:
-            # all rows share the episodes of the first
+            # all sub-environments share the episodes of the first
             seed_of = settings.episode_seed
             settings = replace(settings, episode_seed=lambda _, episode: seed_of(0, episode))
         self.settings = settings
-        checks = SpaceChecks(joint.rows, settings.spaces, settings.owner, limits=settings.limits)
+        checks = SpaceChecks(
+            joint.sub_envs, settings.spaces, settings.owner, limits=settings.limits
+        )
         self.are_joint = True
         self.envs = [
-            CheckedEnv(row, row.index, settings, checks, alone=False) for row in joint.rows
+            CheckedEnv(sub_env, sub_env.index, settings, checks, alone=False)
+            for sub_env in joint.sub_envs
         ]
         for checked in self.envs:
             checked.episode = -1  # the next one is the first
@@ -185,37 +188,37 @@ class JointRows:
         self.make = joint.again
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
-        """Start an episode, unless the row waits for it: see `Rows`."""
-        row = self._joint.rows[env]
-        if row.waiting and row.first is None:
+        """Start an episode, unless the sub-environment waits for it: see `SubEnvs`."""
+        sub_env = self._joint.sub_envs[env]
+        if sub_env.waiting and sub_env.first is None:
             return self.envs[env].first_obs
         return self.envs[env].reset(episode, options)
 
     def inputs(self, actions: np.ndarray) -> Sequence[Any]:
-        """Return the actions of all rows once for each row: the first row steps all of them."""
+        """Return the actions of all sub-environments once for each: the first one steps all of them."""
         return self.step_arguments(self.settings.spaces.actions.each(actions))
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Repeat the actions of all rows for each row: see `inputs`."""
+        """Repeat the actions of all sub-environments for each sub-environment: see `inputs`."""
         return [actions] * len(self.envs)
 
     def interrupted(self) -> Iterator[Interruption]:
-        """Yield the rows whose episodes ended because another one has failed, so that all were reset."""
-        for row, checked in zip(self._joint.rows, self.envs, strict=True):
-            if row.restarts == self._joint.restarts:
+        """Yield the sub-environments whose episodes ended because another one has failed, so that all were reset."""
+        for sub_env, checked in zip(self._joint.sub_envs, self.envs, strict=True):
+            if sub_env.restarts == self._joint.restarts:
                 continue
-            lost_steps = 0 if row.waiting else checked.length
-            row.waiting = False
+            lost_steps = 0 if sub_env.waiting else checked.length
+            sub_env.waiting = False
             episode = checked.episode + 1
             if self._joint.shared:
                 episode = max(other.episode for other in self.envs)
-            yield Interruption(row.index, episode, lost_steps)
+            yield Interruption(sub_env.index, episode, lost_steps)
 
     def keep_states(self, env_state: EnvState, place: StatePlace | None) -> None:
-        """Do nothing: rows have no states of their own."""
+        """Do nothing: sub-environments have no states of their own."""
 
     def begin_segment(self, log: EnvLog) -> None:
-        """Do nothing: rows have no states of their own."""
+        """Do nothing: sub-environments have no states of their own."""
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:
         return {}
@@ -227,7 +230,7 @@ class JointRows:
         actions: tuple[np.ndarray, ...],
         log: EnvLog,
     ) -> list[str]:
-        """Replay the open episodes side by side, so that they end at the same step: see `Rows`."""
+        """Replay the open episodes side by side, so that they end at the same step: see `SubEnvs`."""
         for checked, episode in zip(self.envs, carry.episodes.tolist(), strict=True):
             checked.episode = episode
         if not actions:
@@ -242,8 +245,8 @@ class JointRows:
         ]
         if self._joint.shared:
             differ = [any(differ)] * len(self.envs)
-        for row, differs in zip(self._joint.rows, differ, strict=True):
-            row.waiting = row.waiting and not differs
+        for sub_env, differs in zip(self._joint.sub_envs, differ, strict=True):
+            sub_env.waiting = sub_env.waiting and not differs
         reason = (
             "the replay ended in another state: the environment is not deterministic given its seed"
         )
@@ -262,11 +265,11 @@ class JointRows:
         obs = np.empty(num_envs, self.settings.spaces.obs)
         flags = np.empty((3, num_envs), bool)
         results = (obs, np.empty(num_envs), *flags)
-        lengths = np.array([len(row_actions) for row_actions in actions])
+        lengths = np.array([len(env_actions) for env_actions in actions])
         longest = int(lengths.max())
-        for row in self._joint.rows:
-            row.first = None
-            row.waiting = False
+        for sub_env in self._joint.sub_envs:
+            sub_env.first = None
+            sub_env.waiting = False
         for step in range(longest + 1):
             beginning = (
                 range(num_envs) if step == 0 else np.flatnonzero(longest - lengths == step).tolist()
@@ -275,12 +278,12 @@ class JointRows:
                 group.begin_episode(env, int(carry.episodes[env]), replay_log)
             if step == longest:
                 break
-            # An index is negative before the episode of its row begins; any action will do there.
+            # An index is negative before the episode of its sub-environment begins; any action will do there.
             indices = step - longest + lengths
             any_action = actions[lengths.argmax()][0]
             step_actions = [
-                row_actions[max(0, index)] if len(row_actions) else any_action
-                for row_actions, index in zip(actions, indices, strict=True)
+                env_actions[max(0, index)] if len(env_actions) else any_action
+                for env_actions, index in zip(actions, indices, strict=True)
             ]
             group.step((np.stack(step_actions), *results), replay_log)
             for _ in np.flatnonzero(indices >= 0):
@@ -288,15 +291,15 @@ class JointRows:
         log.incidents += replay_log.incidents
 
     def shown(self, env: int) -> np.ndarray:
-        """Return the latest observation of a row; if the row waits, the first one of the episode that has ended."""
+        """Return the latest observation of a sub-environment; if it waits, the first one of the ended episode."""
         checked = self.envs[env]
-        return checked.first_obs if self._joint.rows[env].waiting else checked.last_obs
+        return checked.first_obs if self._joint.sub_envs[env].waiting else checked.last_obs
 
     def avoid(self, fatal: Sequence[FatalStep]) -> None:
-        """Take all steps: a step of one row is a step of all."""
+        """Take all steps: a step of one sub-environment is a step of all."""
 
     def played_alone(self) -> list[CheckedEnv]:
-        """Return all agents, or the first row of a vector, whose other rows have episodes of their own."""
+        """Return all agents, or the first sub-environment of a vector: the others have episodes of their own."""
         self._joint.once = True
         self._joint.next_seed = lambda _: 0
         return self.envs if self._joint.shared else self.envs[:1]
