@@ -179,9 +179,7 @@ def _info_of(info: Mapping[str, Any], index: int, num_sub_envs: int) -> dict[str
     items: dict[str, Any] = {}
     for key, value in info.items():
         name = str(key)
-        if (
-            name.startswith("_") and name[1:] in info
-        ):  # names the sub-environments that have a value
+        if name.startswith("_") and name[1:] in info:  # names those that have a value
             continue
         if isinstance(value, Mapping):
             items[key] = _info_of(value, index, num_sub_envs)

@@ -231,7 +231,7 @@ class Examination:
         before = self._process.usage()
         played = Played(memory=[(0, before.mb)])
         core = CoreClock()
-        sizes_to_play = sizes or self._sizes(self._end_of_stage(PLAY_SHARE))
+        sizes_to_play = sizes or self._segment_sizes(self._end_of_stage(PLAY_SHARE))
         for report, segment in guarded(segments([built.sampler], sizes_to_play)):
             played.add(report, segment, built.spaces)
             num_segments = len(played.sizes)
@@ -303,7 +303,7 @@ class Examination:
         if "controllers_failed" in facts:
             self._instances.discard(0)
 
-    def _sizes(self, until: float) -> Iterator[int]:
+    def _segment_sizes(self, until: float) -> Iterator[int]:
         """Yield sizes of segments until the time is up; the first segments show how many steps there is time for."""
         began = time.monotonic()
         yield FIRST_STEPS
@@ -399,9 +399,7 @@ class Examination:
             return
         self._report(stage="updating")
         env = self._instances.first()
-        if (
-            self._instances.has_sub_envs
-        ):  # the first sub-environment takes the place of a single environment
+        if self._instances.has_sub_envs:  # the first stands for a single environment
             env = built.envs.sub_envs.envs[0].env
             obs, info = env.last_reset
             step = (obs, 0.0, False, False, info)
