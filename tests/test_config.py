@@ -190,7 +190,7 @@ def test_other_values_are_refused_for_integers(value: Any) -> None:
             )
             for name in ("actor_gpus", "learner_cpus")
         ),
-        ({"env_id": 5}, "env_id=5: must be a valid string."),
+        ({"env_id": 5}, "env_id=5: must be a name, or a function that makes an environment."),
         ({"eval_every": 0}, "eval_every=0: must be greater than 0."),
         ({"resize": [84]}, "resize=84: must be two numbers"),
         *(

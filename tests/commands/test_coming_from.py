@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from builders import tiny_run
 from commandline import parse as parse_training
 
 import dppo
 from dppo.config.aliases import ELSEWHERE
+from dppo.config.parts import settings_by_name
+from dppo.config.settings import Settings
 from dppo.errors import ConfigError, DppoError
 
 anything: Any = dppo
+anything_settings: Any = Settings
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -65,12 +71,86 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
             lambda: anything.Config(env_id="CartPole-v1", learning_rate=lambda left: left),
             "`anneal_lr=True`",
         ),
+        *(
+            (partial(anything.Config, **{"env_id": "CartPole-v1"} | settings), answer)
+            for settings, answer in (
+                ({"learning_rate": "linear"}, "Use a number, with `anneal_lr=True` for a linear"),
+                ({"learning_rate": "lin_3e-4"}, "Use `learning_rate=3e-4`, with `anneal_lr=True`"),
+                ({"learning_rate": [[0, 1e-3], [1000, 1e-4]]}, "with `anneal_lr=True`"),
+                ({"clip_coef": lambda left: left}, "with `anneal_clip=True`"),
+                ({"ent_coef": "auto"}, "adapts by itself to `target_entropy`"),
+                ({"ent_coef": "auto_0.1", "algo": "sac"}, "leave `ent_coef` out"),
+                ({"target_entropy": "auto"}, "leave `target_entropy` out"),
+                ({"memory": True}, "Use `memory=lstm`, or `memory=gru`."),
+                ({"activation": "ELU"}, "must be 'tanh' or 'relu'. Use one of these."),
+                ({"track": "wandb"}, "is not a list. Use a list: track=['wandb']."),
+                ({"wrappers": dict}, "is not a list. Use a list: wrappers=[dict]."),
+                ({"hidden_sizes": 64}, "is not a list. Use a list: hidden_sizes=[64]."),
+                ({"env_id": [lambda: None]}, "is a list. Pass one id, or one function"),
+                ({"env_id": ["CartPole-v1"]}, "is a list. Pass one id, or one function"),
+                ({"hidden_sizes": {"pi": [64], "vf": [64]}}, "Use a list such as [64, 64]"),
+                ({"device": "cuda:0"}, "Use `device=cuda`"),
+            )
+        ),
     ],
 )
 def test_a_habit_in_python_is_answered_with_the_right_line(call: Any, answer: str) -> None:
     with pytest.raises(ConfigError) as refused:
         call()
     assert answer in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ours"),
+    [
+        ("algo", "PPO", "ppo"),
+        ("algo", "SAC", "sac"),
+        ("memory", "LSTM", "lstm"),
+        ("memory", False, "none"),
+        ("memory", None, "none"),
+        ("activation", torch.nn.ReLU, "relu"),
+        ("activation", torch.nn.ReLU(), "relu"),
+        ("activation", torch.relu, "relu"),
+        ("activation", "ReLU", "relu"),
+        ("activation", "nn.Tanh", "tanh"),
+        ("dtype", torch.float64, "float64"),
+        ("obs_dtype", np.float64, "float64"),
+        ("device", torch.device("cpu"), "cpu"),
+        ("progress", False, "off"),
+        ("target_kl", "none", None),
+    ],
+)
+def test_a_choice_in_the_spelling_of_another_library_is_taken(
+    name: str, value: Any, ours: Any
+) -> None:
+    config = anything.Config(env_id="Pendulum-v1", **{name: value})
+    assert getattr(config, name) == ours
+    # defaults that depend on the choice follow it
+    assert config == anything.Config(env_id="Pendulum-v1", **{name: ours})
+    assert getattr(dataclasses.replace(config, **{name: value}), name) == ours
+
+
+class Thing:
+    """Object that no setting takes."""
+
+
+WRONG_VALUES = (Thing(), "?", 3.7, [Thing()], {1: 2}, None, True, 5, b"bytes")
+
+
+@pytest.mark.parametrize("name", settings_by_name())
+def test_no_refusal_of_a_value_speaks_in_the_words_of_the_library_that_checks(name: str) -> None:
+    """Each value by itself, without checks across settings."""
+    refusals = []
+    for value in WRONG_VALUES:
+        try:
+            anything_settings(**{"env_id": "CartPole-v1", name: value})
+        except ConfigError as error:
+            refusals.append(str(error).replace(repr(value), ""))
+    assert refusals
+    for refusal in refusals:
+        words = re.sub("<class '[^']*Thing'>|<[^ ]*Thing object at [^>]*>", "", refusal)
+        assert not re.search(r"valid|tuple|dictionary|instance|callable|pydantic|<class", words)
+        assert re.search(r"\. (Use|Pass|Leave|Set|With)\b", words)
 
 
 def test_an_assignment_is_answered_with_the_way_to_make_a_changed_copy() -> None:

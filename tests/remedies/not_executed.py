@@ -161,8 +161,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "config/config.py: settings are passed by their names. Use dppo.Config(env_id={}{}).",
         "config/reading.py: as in files of rl-baselines3-zoo",
         "config/settings.py: a Config does not change. Make a copy",
-        "config/values.py: Use a number.",
-        "config/values.py: for a linear decay to 0, or `desired_kl` to adapt it.",
     ),
     "carried out by tests/test_doctor.py": (
         "tools/doctor/findings.py: and another process could make one meanwhile",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -273,35 +274,151 @@ BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...]
         {"eval_actors": 9, "eval_every": 1, "eval_episodes": 4} | ACTORS,
         ({"eval_actors": 4, "eval_every": 1, "eval_episodes": 4} | ACTORS,),
     ),
-    ("config/values.py", "Use a larger value", {"num_steps": 0}, ({"num_steps": 64},)),
-    ("config/values.py", "Use a smaller value", {"gamma": 1.5}, ({"gamma": 0.5},)),
+    ("config/refusals.py", "Use a larger value", {"num_steps": 0}, ({"num_steps": 64},)),
+    ("config/refusals.py", "Use a smaller value", {"gamma": 1.5}, ({"gamma": 0.5},)),
     (
-        "config/values.py",
+        "config/refusals.py",
         "Use a number such as 0.001 or 1e-3",
         {"learning_rate": np.inf},
         ({"learning_rate": 0.001}, {"learning_rate": "1e-3"}),
     ),
     (
-        "config/values.py",
+        "config/refusals.py",
         "Use one such as 1000 or 1e3",
         {"num_steps": "many"},
         ({"num_steps": 1000}, {"num_steps": "1e3"}),
     ),
     (
-        "config/values.py",
+        "config/refusals.py",
         "Use one such as 0.001 or 1e-3",
         {"learning_rate": "fast"},
         ({"learning_rate": 0.001}, {"learning_rate": "1e-3"}),
     ),
     (
-        "config/values.py",
+        "config/refusals.py",
         "Use true or false",
         {"anneal_lr": "perhaps"},
         ({"anneal_lr": "true"}, {"anneal_lr": "false"}),
     ),
-    ("config/values.py", "Use one of these", {"activation": "cosine"}, ({"activation": "tanh"},)),
-    ("config/values.py", "Use `name: value` pairs", {"env_kwargs": 3}, ({"env_kwargs": {"g": 1}},)),
-    ("config/values.py", "Use a list", {"hidden_sizes": 64}, ({"hidden_sizes": [64]},)),
+    ("config/refusals.py", "Use one of these", {"activation": "cosine"}, ({"activation": "tanh"},)),
+    (
+        "config/refusals.py",
+        "Use `name: value` pairs",
+        {"env_kwargs": 3},
+        ({"env_kwargs": {"g": 1}},),
+    ),
+    ("config/refusals.py", "Use a list", {"hidden_sizes": 64}, ({"hidden_sizes": [64]},)),
+    ("config/refusals.py", "Use at least one character", {"name": ""}, ({"name": "a"},)),
+    (
+        "config/refusals.py",
+        "Use text or a pathlib.Path",
+        {"run_dir": 3},
+        ({"run_dir": "runs/a"}, {"run_dir": Path("runs/a")}),
+    ),
+    ("config/refusals.py", "Use text.", {"start_rate": 3}, ({"start_rate": "3/s"},)),
+    ("config/refusals.py", "Use one such as CartPole-v1", {"env_id": 3}, ({"env_id": E},)),
+    (
+        "config/refusals.py",
+        "Use one such as module:Wrapper",
+        {"wrappers": [3]},
+        ({"wrappers": ["module:Wrapper"]},),
+    ),
+    (
+        "config/refusals.py",
+        "Use one such as module:controller",
+        {"prior": 3},
+        ({"prior": "module:controller"},),
+    ),
+    (
+        "config/refusals.py",
+        "Use one such as module:Class",
+        {"model": 3},
+        ({"model": "module:Class"},),
+    ),
+    (
+        "config/refusals.py",
+        "Use one such as 8, auto or 4..64",
+        {"num_actors": [8]},
+        tuple({"num_actors": count, "num_samplers": 64} for count in (8, "auto", "4..64")),
+    ),
+    (
+        "config/refusals.py",
+        "Use one such as 2",
+        {"nodes_per_env": [2], "ranks_per_env": 4} | ACTORS,
+        ({"nodes_per_env": 2, "ranks_per_env": 4} | ACTORS,),
+    ),
+    (
+        "config/refusals.py",
+        "Use one such as 3",
+        {"keep_checkpoints": [3]},
+        ({"keep_checkpoints": 3}, {"keep_checkpoints": "every=100"}),
+    ),
+    (
+        "config/refusals.py",
+        "Use one such as {'licence': 1}",
+        {"actor_resources": 3} | ACTORS,
+        ({"actor_resources": {"licence": 1}} | ACTORS,),
+    ),
+    (
+        "config/refusals.py",
+        "Use a list: {}=[{}]",
+        {"norm_obs_keys": "speed"},
+        ({"norm_obs_keys": ["speed"]},),
+    ),
+    (
+        "config/refusals.py",
+        "is a list. Pass one id, or one function",
+        {"env_id": [dict]},
+        ({"env_id": E}, {"env_id": dict}),
+    ),
+    (
+        "config/refusals.py",
+        "the temperature adapts by itself to `target_entropy`: leave `ent_coef` out",
+        {"ent_coef": "auto_0.1"},
+        (SAC, SAC | {"target_entropy": -2}, {"ent_coef": 0.01}),
+    ),
+    (
+        "config/refusals.py",
+        "is the default, as there: leave `target_entropy` out",
+        {"target_entropy": "auto"} | SAC,
+        (SAC,),
+    ),
+    (
+        "config/refusals.py",
+        "Use `memory=lstm`, or `memory=gru`",
+        {"memory": True},
+        ({"memory": "lstm"}, {"memory": "gru"}),
+    ),
+    (
+        "config/refusals.py",
+        "Use a list such as [64, 64]; with `algo=sac`, critics have `critic_sizes`",
+        {"hidden_sizes": [{"pi": [64], "vf": [64]}]},
+        ({"hidden_sizes": [64, 64]}, {"hidden_sizes": [64, 64], "critic_sizes": [32]} | SAC),
+    ),
+    (
+        "config/refusals.py",
+        "Use `device=cuda`; CUDA_VISIBLE_DEVICES=1",
+        {"device": "cuda:1"},
+        ({"device": "cuda"},),
+    ),
+    (
+        "config/refusals.py",
+        "Use `precision=bfloat16`",
+        {"precision": "bf16"},
+        ({"precision": "bfloat16"},),
+    ),
+    (
+        "config/refusals.py",
+        "the name {} is not text. Use `name: value` pairs",
+        {"env_kwargs": {1: 2}},
+        ({"env_kwargs": {"g": 2}},),
+    ),
+    (
+        "config/refusals.py",
+        "Use {}, with `{}=True` for a linear decay to 0",
+        {"clip_coef": "lin_0.2"},
+        ({"clip_coef": "0.2", "anneal_clip": True}, {"learning_rate": 1e-3, "anneal_lr": True}),
+    ),
     (
         "config/parts/env.py",
         "Use one such as {}",

@@ -249,8 +249,8 @@ def test_a_file_of_settings_is_read_once_it_is_corrected(
 
 
 @executes(
-    "config/values.py: is an environment. Pass its id, or a function that makes one for each sampler",
-    "config/values.py: {} is missing. Pass {}=...",
+    "config/refusals.py: is an environment. Pass its id, or a function that makes one for each sampler",
+    "config/refusals.py: {} is missing. Pass {}=...",
     "run/outputs.py: Use dppo.Config(env_id={})",
     "records/observer_checks.py: Make its class a subclass of it",
     "records/observer.py: Use numbers, text, lists, dicts",

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dppo.config.parts import PARTS, names_of, settings_by_name
+from dppo.config.spelling import with_our_spelling
 from dppo.errors import ConfigError
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten grouped settings: `{"sampling": {"num_steps": 64}}` becomes `{"num_steps": 64}`.
 
-    A group that is the record of a part has all of its settings; settings beside it replace some of them.
+    A group that is the record of a part has all of its settings; settings beside it replace some of them. Values have
+    our spelling.
 
     Raises:
         ConfigError: a group is not a mapping, or a setting is in the wrong group or given twice.
@@ -27,7 +29,7 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one out."
             )
         flat |= inner
-    return _translated(from_records | flat)
+    return with_our_spelling(_translated(from_records | flat))
 
 
 def _group(name: str, value: Any) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dppo.config.groups import check_twice, flattened
-from dppo.config.parts import PARTS, may_be_none, settings_by_name
+from dppo.config.parts import PARTS, settings_by_name
 from dppo.config.plain import OBJECT, refuse_objects
+from dppo.config.refusals import unknown_setting
 from dppo.errors import ConfigError, refuse
 from dppo.files import MAX_SETTINGS_BYTES, read_file
 
@@ -31,9 +32,6 @@ def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     settings = flattened(
         {key.replace("-", "_"): value for key, value in data.items() if key != "versions"}
     )
-    for name, value in settings.items():
-        if value == "none" and may_be_none(name):
-            settings[name] = None  # as in flags
     # a config.yaml of a run; dates of YAML are objects and no texts yet
     if trusted and repr(OBJECT) in repr(settings):
         refuse_objects(settings, f"the text of a Python object in {path}")
@@ -55,8 +53,6 @@ def _unknown_names(path: Path) -> Iterator[ConfigError]:
 
 
 def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
-    from dppo.config.values import unknown_setting  # imports pydantic, which an actor must not load
-
     where = f"config={path}, line {_line_of(key, path)}"
     if is_group:
         return ConfigError(
