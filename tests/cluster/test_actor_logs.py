@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import psutil
 import pytest
 from builders import tiny_run
 from children import with_children
@@ -169,6 +170,45 @@ def test_only_a_fault_leaves_an_exit_code_in_the_log(
     pid = ended(EXIT, log, state)
     status, _ = keeper.end_of_log(str(log), pid)
     assert status in ends
+
+
+ORPHAN = """
+import os, sys, subprocess, time
+from dppo.transports.ray import progress_file
+from dppo.hosts import keeper
+if sys.argv[2] == "raylet":
+    subprocess.Popen([sys.argv[3], __file__, sys.argv[1], "actor"])
+    time.sleep(1000)
+marker, record = progress_file.make_progress_file()
+keeper.begin_log(sys.argv[1], marker)
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.proves("loses the raylet of its node, in a container that reaps no processes")
+def test_an_actor_ends_with_its_raylet_even_if_nobody_reaps_that(tmp_path: Path) -> None:
+    """As in a container whose first process reaps no others: Ray takes the zombie for a raylet that works."""
+    raylet = tmp_path / "raylet"
+    raylet.symlink_to(sys.executable)
+    program = tmp_path / "program.py"
+    program.write_text(ORPHAN)
+    log = tmp_path / "log"
+    parent = subprocess.Popen(
+        [raylet, program, log, "raylet", sys.executable],
+        env=dict(os.environ, PYTHONPATH=str(SOURCE)),
+    )
+    try:
+        wait_until(lambda: log.exists() and "ready" in log.read_text())
+        [actor] = psutil.Process(parent.pid).children()
+        [simulator] = actor.children()
+        assert alive(actor.pid)
+        parent.kill()  # it is not waited for
+        wait_until(lambda: not alive(actor.pid) and not alive(simulator.pid))
+    finally:
+        parent.kill()
+        parent.wait()
 
 
 CRASH = """

@@ -39,6 +39,8 @@ LAST_LINE_S = 1.0  # longest wait for the keeper's own line at the very end
 HEAD_PERIOD_S = 10.0  # between two connections to Ray's head
 HEAD_LOST_S = 60.0  # without a connection to the head: a cluster gives up a node, and a run Ray, in about this time
 CONNECT_S = 2.0  # longest wait for a connection to the head
+ENDING_S = 5.0  # from SIGTERM to SIGKILL, for an actor that closes its environments
+RAYLET = "raylet"  # program of Ray that starts actors
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
@@ -46,8 +48,8 @@ def begin_log(path: str, marker: str, driver: int = 0, head: str = "") -> str:
     """Start a keeper, and redirect the output of this process to a log; return the path of the log, "" if that fails.
 
     The log is `path`, or without one a file beside `marker`. The keeper ends this process if the process `driver` ends,
-    or if the network to `head`, the host:port of Ray's GCS, is cut for a minute. Without Linux's /proc, no keeper is
-    started.
+    if the raylet that has started it ends, or if the network to `head`, the host:port of Ray's GCS, is cut for a minute.
+    Without Linux's /proc, no keeper is started.
     """
     import subprocess  # not in the program
 
@@ -139,6 +141,35 @@ class _Head:
         return now - self._failing_since >= HEAD_LOST_S
 
 
+class _Raylet:
+    """The parent of an actor: without it, the actor has been replaced.
+
+    Ray itself looks only whether the raylet's process exists, which it does for ever as a zombie: in a container whose
+    first process reaps no others.
+    """
+
+    def __init__(self, pid: int) -> None:
+        """Remember the parent of the process `pid`, if that is a raylet."""
+        self._child = pid
+        self._pid = 0
+        parent = _parent(pid)
+        with suppress(OSError), open(f"/proc/{parent}/comm", encoding="ascii") as file:
+            if file.read().strip() == RAYLET:
+                self._pid = parent
+
+    def is_lost(self) -> bool:
+        # a process whose parent has ended gets another one at once
+        return self._pid > 0 and _parent(self._child) not in (self._pid, 0)
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process, 0 if that is not known."""
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        # the name of the program, in parentheses, may contain anything
+        return int(file.read().rpartition(b")")[2].split()[1])
+    return 0
+
+
 def _is_reachable(address: str) -> bool:
     """Return whether there is a network to a host; no process needs to listen at the port."""
     host, _, port = address.rpartition(":")
@@ -162,15 +193,19 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
         pidfds = [os.pidfd_open(pid)]
     kills = [_kills_for_memory()]
     head = _Head(head_address)
-    ending = signal.SIGTERM
+    raylet = _Raylet(pid)
+    ending_since = 0.0
     while os.path.exists(f"/proc/{pid}") and not select.select(pidfds, [], [], POLL_S)[0]:
         if driver and not os.path.exists(f"/proc/{driver}"):
             os.kill(pid, signal.SIGTERM)  # Ray would end it in some seconds, without a warning
             driver = 0
-        if head.is_lost():
-            with suppress(OSError):
-                os.kill(pid, ending)
-            ending = signal.SIGKILL
+        if head.is_lost() or raylet.is_lost():
+            now = time.monotonic()
+            is_late = ending_since and now - ending_since > ENDING_S
+            if is_late or not ending_since:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+            ending_since = ending_since or now
         kills = [*kills[-LOOKS_FOR_MEMORY:], _kills_for_memory()]
         with suppress(OSError):
             _limit(log)
