@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from dppo.engine.ledger import ReplayLedger
 from dppo.envs import threads
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import EnvironmentFault
+from dppo.hosts import host as host_module
 from dppo.hosts.host import SamplerHost, ThreadedHost
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
@@ -271,6 +273,27 @@ def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> N
         assert_same_bytes(answer.made, answer_to(index, plain).made, but=["env_s"])
     host.close()
     plain.close()
+
+
+class SlowToMake(Threaded):
+    """Takes 45 s on a clock of its own."""
+
+    clock = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        SlowToMake.clock += 45
+
+
+def test_the_time_of_a_constructor_is_time_of_the_environment_and_not_of_the_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(perf_counter=lambda: SlowToMake.clock)
+    monkeypatch.setattr(host_module, "time", clock)
+    host = SamplerHost(sampler_plan(small(Path("run"), env_id=SlowToMake)), ActivityRecord())
+    assert answer_to(0, host).timings.env_s >= 45
+    assert answer_to(1, host).timings.env_s < 45
+    host.close()
 
 
 class SlowToClose(Threaded):

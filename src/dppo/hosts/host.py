@@ -63,6 +63,7 @@ class SamplerHost:
         self._progress.begin(_steps_to_replay(requests))
         with as_usual():
             samplers = [self._ready(request) for request in requests]
+            made_s = time.perf_counter() - began  # environments that did not exist: constructors
             if spaces is not None:
                 self._check_spaces(requests, spaces)
             with guarded_steps(self._user_code):
@@ -72,7 +73,7 @@ class SamplerHost:
             made[0] = with_notes(*made[0], changes)
         timings = Timings(
             total_s=time.perf_counter() - began,
-            env_s=sum(report.env_s for report, _ in made),
+            env_s=made_s + sum(report.env_s for report, _ in made),
             replayed_steps=self._progress.replayed,
             replay_s=self._progress.replay_s,
         )

@@ -304,7 +304,7 @@ class Timings:
 
     total_s: float = 0.0
     env_s: float = 0.0
-    """Spent in the environments' step and reset."""
+    """Spent in the environments' constructors, step and reset."""
     replayed_steps: int = 0
     """Env steps replayed to rebuild samplers."""
     replay_s: float = 0.0

@@ -194,7 +194,7 @@ TIME = (
     Metric(
         "perf/env_s",
         "s",
-        "in the environments' `step` and `reset`, replays included; mean over the actors",
+        "in the environments' constructors, `step` and `reset`, replays included; mean over the actors",
     ),
     Metric(
         "perf/act_s", "s", "the rest of making segments: policy, bookkeeping; mean over the actors"
