@@ -248,6 +248,9 @@ class Immediate:
     def stacks(self, process: Process) -> str:
         return ""
 
+    def log_of(self, process: Process) -> str:
+        return ""
+
     def close(self) -> None:
         self.closed = True
 

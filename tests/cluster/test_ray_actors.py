@@ -87,7 +87,10 @@ def test_a_simulator_that_hangs_is_killed_and_replaced(
         place = r"actor \d \(samplers \d, \d\) made no progress for segment_timeout_s=4, was last seen stepping"
         assert re.search(place, hung)
         assert "raise segment_timeout_s" in hung
-        assert re.search(r'replaced; it was in File ".*faulty\.py", line \d+ in _fail_if$', hung)
+        assert re.search(
+            r'replaced; it was in File ".*faulty\.py", line \d+ in _fail_if; its log: .*actor-\d\.log$',
+            hung,
+        )
         [incident] = [incident for incident in recorder.incidents if incident.kind == "actor_hung"]
         assert "_fail_if" in incident.details
         assert "most recent call first" in incident.details
@@ -108,6 +111,33 @@ def test_all_actors_lost_at_once(number: signal.Signals, undisturbed: str, tmp_p
     result = dppo.train(config, observers=[Recorder(after_iteration=end_all)])
     assert result.weights_sha256 == undisturbed
     assert lasting(result) == {"actor_lost": 3}
+
+
+def test_a_run_that_is_stopped_keeps_the_incidents_of_the_iteration_that_it_drops(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    """A user stops a run because actors die: the incident is what they look for."""
+
+    def kill(iteration: int) -> None:
+        if iteration == 2:
+            os.kill(min(actors_of_this_process()), signal.SIGKILL)
+
+    def stop(text: str) -> None:
+        if "died" in text:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    slow = {"longest_s": 0.02}
+    run_dir = tmp_path / "run"
+    config = settings(run_dir, "worlds.slow:Delayed", env_kwargs=slow, num_actors=2)
+    with Notes(stop):
+        result = dppo.train(config, observers=[Recorder(after_iteration=kill)])
+    assert result.stopped_by == "SIGTERM"
+    assert lasting(result) == {"actor_lost": 1}
+    report = (run_dir / "incidents" / "001" / "report.txt").read_text()
+    assert re.match(r"actor \d \(samplers \d, \d\) died", report)
+    resumed = dppo.train(config, resume=run_dir)
+    assert resumed.weights_sha256 == undisturbed
+    assert lasting(resumed) == {"actor_lost": 1}
 
 
 def test_reports_of_ray_that_are_lost_change_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -226,8 +227,11 @@ class Silent:
     def stacks(self, process: Process) -> str:
         return 'Current thread (most recent call first):\n  File "sim.py", line 12 in step\n'
 
+    def log_of(self, process: Process) -> str:
+        return "/tmp/dppo-log-1 on h3"
 
-def test_stacks_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptureFixture) -> None:
+
+def test_stacks_and_log_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptureFixture) -> None:
     transport: Any = Silent()
     collector = ActorCollector(Driver([[0], [1]]).engine, transport)
     hung = Incident(IncidentKind.ACTOR_HUNG, "actor_hung")
@@ -237,7 +241,12 @@ def test_stacks_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptureFixtur
     of_hung, of_lost = collector._incidents
     assert of_hung.details
     assert not of_lost.details
-    assert ["sim.py" in message for message in caplog.messages] == [True, False]
+    assert of_hung.message == "actor_hung; its log: /tmp/dppo-log-1 on h3"
+    assert of_lost.message == "actor_lost"
+    assert caplog.messages == [
+        'actor 0 hangs; it was in File "sim.py", line 12 in step; its log: /tmp/dppo-log-1 on h3',
+        "actor 1 died",
+    ]
 
 
 # ------------------------------------------------------------------ limits of phases
@@ -472,6 +481,51 @@ def test_the_line_of_a_wait_for_one_of_two_actors_names_what_would_help(
     assert (
         "(--backup-requests) would let an idle actor" in driver.logged()[0]
     ) is not backup_requests
+
+
+def test_the_line_of_a_wait_has_the_limit_of_a_replacement() -> None:
+    """A step of 60 s is a hang for the others, and may last 600 s in a process that has just been replaced."""
+    driver = Driver([[0], [1]], replace(PATIENT, quiet_s=20))
+    driver.make(MEASURED)
+    driver.request(MEASURED)
+    driver.on(answer_to(asks_of(driver, 1)[-1]))
+    driver.die(0)
+    driver.start(0, 2, "h2")
+    driver.progress[0] = FROZEN
+    driver.wait(150)
+    line = driver.logged()[-1]
+    assert re.search(r"actor 0 on h2: stepping env 0 .* for \d+ s, of 600 s at most;", line)
+    assert "an actor that makes no progress for 600 s is replaced" in line
+    assert " 60 s" not in line
+
+
+def test_the_line_of_a_wait_has_the_limits_of_all_late_actors() -> None:
+    driver = Driver([[0], [1]], replace(PATIENT, quiet_s=20))
+    driver.make(MEASURED)
+    driver.request(MEASURED)
+    driver.progress = {0: moving(Phase.MAKE, 0), 1: FROZEN}
+    driver.wait(55)
+    assert "no progress for 60 to 300 s is replaced" in driver.logged()[-1]
+
+
+def test_the_line_of_a_wait_names_the_hosts_of_late_actors_and_those_out_of_sight() -> None:
+    driver = Driver([[0], [1], [2]], replace(PATIENT, quiet_s=20), described=False)
+    for actor_id, node in enumerate(["h1", "h2", "h3"]):
+        driver.start(actor_id, node=node)
+    driver.describe()
+    driver.request(0)
+    driver.on(answer_to(asks_of(driver, 0)[-1]))
+    driver.progress[1] = moving(Phase.STEP, 1)
+    driver.wait(65)
+    line = driver.logged()[-1]
+    assert "(samplers 1, 2) on h2, h3; " in line
+    assert re.search(r"; actor 2 on h3 has not been seen for \d+ s; ", line)
+    assert "actor 1 on h2" not in line
+
+
+def test_a_constructor_is_not_called_a_replay() -> None:
+    making = Activity(99, 98, Phase.MAKE, 3, 1, 0, 16)
+    assert str(making) == "making env 1 of sampler 3"
 
 
 def test_no_wait_is_logged_between_two_requests() -> None:

@@ -131,6 +131,9 @@ class VirtualTransport:
     def stacks(self, process: Process) -> str:
         return ""
 
+    def log_of(self, process: Process) -> str:
+        return ""
+
     def do(self, command: ForTransport) -> None:
         process = command.process
         if isinstance(command, Kill):

@@ -37,6 +37,9 @@ class Transport(Protocol):
     def stacks(self, process: Process) -> str:
         """Return the stacks of all threads of a process, "" if they cannot be read; waits for a moment."""
 
+    def log_of(self, process: Process) -> str:
+        """Return where the log of a process is, "" if it has none."""
+
     def close(self) -> None:
         """Stop all processes; close all environments."""
 
@@ -88,10 +91,14 @@ class ActorCollector:
         self._wait(stop, lambda: requests.finished)
         for line in self._engine.patience.news():
             logger.info("%s", line)
+        collected = requests.take(self._clock(), self._take_spent_s(), self.take_incidents())
+        return replace(collected, actors=len(self._engine.hosting.running))
+
+    def take_incidents(self) -> list[Incident]:
+        """Return the actors lost since the last collection, and forget them."""
         incidents = self._incidents
         self._incidents = []
-        collected = requests.take(self._clock(), self._take_spent_s(), incidents)
-        return replace(collected, actors=len(self._engine.hosting.running))
+        return incidents
 
     def renew(self) -> None:
         """Replace all actors, because received segments were lost and must be collected again."""
@@ -127,6 +134,7 @@ class ActorCollector:
         if self._looked_at is None:
             self._looked_at = now
             for actor in busy:
+                actor.deadline.look_sent(now)
                 self._transport.do(Look(actor.process))
             return
         requests = self._engine.requests
@@ -147,23 +155,29 @@ class ActorCollector:
 def execute(commands: Iterable[Command], transport: Transport) -> list[Incident]:
     """Let a transport execute commands, and log lines; return the incidents that the lines are about.
 
-    A line about a hung actor gets the stacks of its process, which is killed just before.
+    A line about a hung actor gets the stacks and the log of its process, which is killed just before.
     """
     commands = list(commands)
     hung = any(isinstance(command, Log) and _is_about_a_hang(command) for command in commands)
     incidents: list[Incident] = []
     stacks = ""
+    place = ""
     for command in commands:
         if not isinstance(command, Log):
             if hung and isinstance(command, Kill):
                 stacks = transport.stacks(command.process)
+                log = transport.log_of(command.process)
+                place = f"; its log: {log}" if log else ""
             transport.do(command)
             continue
         if command.text:
-            logger.warning("%s%s", command.text, _innermost(stacks))
+            logger.warning("%s%s%s", command.text, _innermost(stacks), place)
         if command.incident is not None:
-            incidents.append(replace(command.incident, details=stacks))
-        stacks = ""  # the next line is about another actor
+            message = f"{command.incident.message}{place}"
+            incidents.append(replace(command.incident, message=message, details=stacks))
+        # the next line is about another actor
+        stacks = ""
+        place = ""
     return incidents
 
 

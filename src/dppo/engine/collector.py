@@ -69,6 +69,10 @@ class Collector(Protocol):
         its deadline. Fails when: an environment raises, or an actor has used up its restarts.
         """
 
+    def take_incidents(self) -> list[Incident]:
+        """Return the incidents of actors that no received segments were sent with, and forget them."""
+        return []
+
     def renew(self) -> None:
         """Drop all requests and rebuild all samplers, because received segments must be collected again."""
 

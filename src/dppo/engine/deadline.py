@@ -29,6 +29,8 @@ class Deadline:
     """Time of the first look that found the actor where it is now."""
     stood: tuple[Phase, float] = NOWHERE
     """Phase in which the actor is, and the seconds for which looks have found it in the same place."""
+    unseen_since: float = math.inf
+    """Time of the first look whose result has not arrived."""
     extended: bool = False
     """True while `due` waits for a look that was overdue."""
 
@@ -41,6 +43,7 @@ class Deadline:
         self.progress = None
         self.moved_at = now
         self.stood = NOWHERE
+        self.unseen_since = math.inf
         self.extended = False
 
     def end(self) -> None:
@@ -48,12 +51,18 @@ class Deadline:
         self.due = math.inf
         self.look_at = math.inf
         self.progress = None
+        self.unseen_since = math.inf
+
+    def look_sent(self, now: float) -> None:
+        """Record that a look has been sent."""
+        self.unseen_since = min(self.unseen_since, now)
 
     def looked(self, progress: Activity, now: float, limit: Limit) -> float:
         """Record a look; if the actor has progressed since the last one, its deadline counts from now, with `limit`.
 
         This ends: a question asks for a finite number of steps and resets. Return the seconds without progress.
         """
+        self.unseen_since = math.inf
         moves_before = progress.began
         steps_before = 0
         if self.progress is not None:

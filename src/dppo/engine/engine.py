@@ -314,6 +314,7 @@ class CollectionEngine:
                 self._lose(actor, actor.describe_hang(), now, IncidentKind.ACTOR_HUNG)
             if now >= deadline.look_at:
                 deadline.look_at = now + self.limits.look_s
+                deadline.look_sent(now)
                 self._commands.append(Look(actor.process))
             if actor.state is ActorState.ABSENT and now >= actor.start_at:
                 actor.state = ActorState.STARTING

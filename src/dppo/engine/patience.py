@@ -49,17 +49,26 @@ class Patience:
     def looked(self, actor: Actor, progress: Activity, now: float) -> None:
         """Record the activity of an actor; if it has progressed, its deadline counts from now."""
         deadline = actor.deadline
-        no_restarts = self._limits.max_actor_restarts == 0
-        still_imports = progress.moves == 0
-        limit = self.limit(
-            progress.phase, replaced=actor.losses > 0 or no_restarts or still_imports
-        )
+        limit = self._limit_of(actor, progress)
         stood_s = 0.0
         if actor.queue:
             stood_s = deadline.looked(progress, now, limit)
         if not stood_s:
             self.went_on(actor)
         deadline.stood = (progress.phase, 0.0 if progress.phase is Phase.IDLE else stood_s)
+
+    def longest_wait_s(self, actor: Actor) -> float:
+        """Return the seconds without progress after which an actor is replaced, wherever it is now."""
+        progress = actor.deadline.progress
+        if progress is None or not actor.queue:
+            return self.limit(Phase.STEP, replaced=actor.losses > 0)[1]
+        return self._limit_of(actor, progress)[1]
+
+    def _limit_of(self, actor: Actor, progress: Activity) -> Limit:
+        no_restarts = self._limits.max_actor_restarts == 0
+        still_imports = progress.moves == 0
+        replaced = actor.losses > 0 or no_restarts or still_imports
+        return self.limit(progress.phase, replaced=replaced)
 
     def went_on(self, actor: Actor) -> None:
         """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""

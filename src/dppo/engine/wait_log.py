@@ -5,13 +5,14 @@ from dppo.engine.hosting import Hosting, samplers_named
 from dppo.engine.messages import LONGEST_QUIET_S, Limits, Log
 from dppo.engine.patience import Patience
 from dppo.engine.requests import Requests
-from dppo.envs.activity import Phase
 
 BACKUPS = (
     "backup_requests=True (--backup-requests) would let an idle actor make a late segment, too"
 )
 NAMED = 8  # samplers in a message
 MAX_PARTS = 4  # actors in a message
+# a look takes a moment, or some seconds if it is the first one on a node
+UNSEEN_S = 10.0
 
 
 class WaitLog:
@@ -39,9 +40,10 @@ class WaitLog:
             return []
         self.news_at = now
         self._quiet_s = max(self._limits.quiet_s, min(2 * self._quiet_s, LONGEST_QUIET_S))
-        return [Log(self._describe(now - self._requests.began))]
+        return [Log(self._describe(now))]
 
-    def _describe(self, waited_s: float) -> str:
+    def _describe(self, now: float) -> str:
+        waited_s = now - self._requests.began
         hosting = self._hosting
         starts = _shortened(
             [_describe_start(actor) for actor in hosting.actors.values() if _is_missing(actor)]
@@ -55,14 +57,15 @@ class WaitLog:
         named = samplers_named(owed[:NAMED])
         if len(owed) > NAMED:
             named += " ..."
+        late = [positions[sampler].host for sampler in owed]
         segments = (
             f"waiting for {len(owed)} of {len(positions)} segments for {waited_s:.0f} s ({named})"
+            f"{self._describe_nodes(late)}"
         )
-        parts = [segments, *starts, *_shortened(self._describe_places())]
+        parts = [segments, *starts, *_shortened(self._describe_places(now))]
         if hosting.slots.limited:
             parts.append(str(hosting.slots))
-        _, limit_s = self._patience.limit(Phase.STEP, replaced=False)
-        parts.append(f"an actor that makes no progress for {limit_s:g} s is replaced")
+        parts.append(self._describe_limits(late))
         some_idle = any(not actor.queue for actor in hosting.running.values())
         if (
             some_idle
@@ -73,20 +76,50 @@ class WaitLog:
             parts.append(BACKUPS)
         return "; ".join(parts)
 
-    def _describe_places(self) -> list[str]:
-        """Return where actors are that replay, and then actors that were seen twice in the same place."""
+    def _describe_nodes(self, late: list[Actor]) -> str:
+        """Return the nodes of late actors, "" if all actors are on the same node."""
+        if len({actor.node for actor in self._hosting.running.values()}) < 2:
+            return ""
+        nodes = sorted({actor.node for actor in late if actor.state is ActorState.RUNNING} - {""})
+        if len(nodes) > NAMED:
+            nodes[NAMED:] = ["..."]
+        return f" on {', '.join(nodes)}" if nodes else ""
+
+    def _describe_places(self, now: float) -> list[str]:
+        """Return where actors are that replay, then actors seen twice in the same place, and actors out of sight."""
         replaying = []
         standing = []
+        unseen = []
         for actor in self._hosting.actors.values():
-            progress = actor.deadline.progress
-            if progress is None or not actor.queue:
+            deadline = actor.deadline
+            progress = deadline.progress
+            if not actor.queue:
                 continue
-            stood_s = actor.deadline.stood[1]
-            if actor.current_question.rebuilds:
-                replaying.append(f"actor {actor.actor_id}: {progress}")
-            elif stood_s > 0:
-                standing.append(f"actor {actor.actor_id}: {progress} for {stood_s:.0f} s")
-        return replaying + standing
+            name = f"actor {actor.actor_id}"
+            if actor.node:
+                name += f" on {actor.node}"
+            stood_s = deadline.stood[1]
+            unseen_s = now - deadline.unseen_since
+            duration = ""
+            if stood_s > 0:
+                limit_s = self._patience.longest_wait_s(actor)
+                duration = f" for {stood_s:.0f} s, of {limit_s:g} s at most"
+            if unseen_s > UNSEEN_S:
+                unseen.append(f"{name} has not been seen for {unseen_s:.0f} s")
+            elif progress is not None and actor.current_question.rebuilds:
+                replaying.append(f"{name}: {progress}{duration}")
+            elif progress is not None and duration:
+                standing.append(f"{name}: {progress}{duration}")
+        return replaying + standing + unseen
+
+    def _describe_limits(self, late: list[Actor]) -> str:
+        """Return after how many seconds without progress the late actors are replaced."""
+        limits = sorted({self._patience.longest_wait_s(actor) for actor in late})
+        seconds = f"{limits[0]:g}"
+        if len(limits) > 1:
+            # those of replacements, and of constructors and resets, are longer
+            seconds += f" to {limits[-1]:g}"
+        return f"an actor that makes no progress for {seconds} s is replaced"
 
 
 def _is_missing(actor: Actor) -> bool:

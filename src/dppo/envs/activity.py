@@ -45,7 +45,10 @@ class Activity:
     """Steps of that episode before the current one."""
 
     def __str__(self) -> str:
-        if self.phase is Phase.REPLAY or (self.replayed < self.to_replay and not self.steps):
+        is_built = self.phase not in (Phase.MAKE, Phase.BUILD)
+        if is_built and self.replayed < self.to_replay and not self.steps:
+            return replaying(self.replayed, self.to_replay)
+        if self.phase is Phase.REPLAY:
             return replaying(self.replayed, self.to_replay)
         if self.phase is Phase.IDLE:
             return "idle"

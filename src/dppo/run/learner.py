@@ -164,16 +164,24 @@ class PPOLearner:
         update_s = time.monotonic() - began
         self.value_scale = update.value_scale
         self._commit(collected, statistics, update.incidents)
-        incidents = tuple(self._new_incidents)
-        self._new_incidents.clear()
         return Iteration(
             self.iteration,
             update,
             replace(collected, segments=[]),
-            incidents,
+            self._take_new_incidents(),
             update_s,
             time.monotonic(),
         )
+
+    def take_open_incidents(self) -> tuple[Incident, ...]:
+        """Return, and count, the incidents of the iteration that the end of the run has interrupted."""
+        self._take(self._collector.take_incidents())
+        return self._take_new_incidents()
+
+    def _take_new_incidents(self) -> tuple[Incident, ...]:
+        incidents = tuple(self._new_incidents)
+        self._new_incidents.clear()
+        return incidents
 
     def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
         """Collect the same segments again, and those behind them that were in flight."""

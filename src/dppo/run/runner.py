@@ -167,11 +167,13 @@ class Run:
             if self.evaluations is not None:
                 self.evaluations.play_baseline()
             stopped_by = self._iterate(stop)
+            self._report_open_incidents()
             stopped_by = self._finish_evaluations(stop) or stopped_by
             self.checkpoints.save(last=True)
         except BaseException as error:
             if isinstance(error, EnvironmentFault):
                 self._complete(error)
+            self._report_open_incidents()
             self.checkpoints.save_after(error)
             self.observers.end(self._result(type(error).__name__), error)
             raise
@@ -256,6 +258,16 @@ class Run:
             self.times.leave_out(self.evaluations.take_waited_s())
             stopped_by = self.evaluations.stopped_by or stopped_by
         return stopped_by
+
+    def _report_open_incidents(self) -> None:
+        """Report the incidents of the iteration that was interrupted: they may be why the run was ended."""
+        for incident in self.learner.take_open_incidents():
+            for observer in self.observers:
+                try:
+                    observer.on_incident(incident)
+                except Exception as problem:
+                    # of a user's observer: the run has ended, and its reason counts
+                    logger.warning("%s.on_incident raised %r", type(observer).__qualname__, problem)
 
     def _finish_evaluations(self, stop: StopSignals) -> str | None:
         """Wait for evaluations; return the name of the signal that ended the wait, or None."""

@@ -93,6 +93,7 @@ class RayTransport:
         self._pool = pool
         self._watching = Watching(link, link.node_id, kind.seed)
         self.stacks = self._watching.stacks
+        self.log_of = self._watching.log_of
         # Of the thread that calls Ray:
         self._handles: dict[Process, Any] = {}
         self._groups: dict[Process, int] = {}

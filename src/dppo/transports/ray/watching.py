@@ -86,19 +86,26 @@ class Watching:
         place = self._describe_place(self.last_activity(process))
         if not file.log:
             return f"{cause}{place}"
-        log = file.log
         unread = "", list[str]()
         if is_here:
-            read = partial(end_of_log, log, file.pid)
+            read = partial(end_of_log, file.log, file.pid)
             status, lines = result_within(LOG_S, read, unread)  # its disk may block
         else:
-            log += f" on {file.node}"
             status, lines = unread
             if cause == UNKNOWN:  # otherwise its node may be lost as well
                 status, lines = self._answer_of_witness("end_of_log", file, LOG_ELSEWHERE_S, unread)
         if status and cause in (UNKNOWN, UNREACHABLE):
             cause = f"died {status}"
-        return "\n    ".join([f"{cause}{place}; its log: {log}", *lines])
+        return "\n    ".join([f"{cause}{place}; its log: {self.log_of(process)}", *lines])
+
+    def log_of(self, process: Process) -> str:
+        """Return the path of the log of a process, with its node if that is another one; "" if there is no log."""
+        file = self._files.get(process)
+        if file is None or not file.log:
+            return ""
+        if file.node_id == self.here:
+            return file.log
+        return f"{file.log} on {file.node}"
 
     def last_activity(self, process: Process) -> Activity | None:
         """Return what a process did last; None if that is not known."""
