@@ -48,8 +48,8 @@ def begin_log(path: str, marker: str, driver: int = 0, head: str = "") -> str:
     """Start a keeper, and redirect the output of this process to a log; return the path of the log, "" if that fails.
 
     The log is `path`, or without one a file beside `marker`. The keeper ends this process if the process `driver` ends,
-    if the raylet that has started it ends, or if the network to `head`, the host:port of Ray's GCS, is cut for a minute.
-    Without Linux's /proc, no keeper is started.
+    if the raylet ends that has started this process, or if the network to `head`, the host:port of Ray's GCS, is cut
+    for a minute. Without Linux's /proc, no keeper is started.
     """
     import subprocess  # not in the program
 
