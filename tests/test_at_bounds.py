@@ -13,7 +13,7 @@ from test_doctor import findings_of_phase, findings_of_run
 from worlds.acting import SPACES
 
 import dppo
-from dppo.policies.bounds import BoundCounter, most_at_bound
+from dppo.policies.bounds import BoundCounter, element_at_bound
 from dppo.ppo.exchange.records import Episode
 from dppo.records.metrics.reading import read_metrics
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, NestedActions
@@ -51,14 +51,16 @@ def test_a_step_counts_where_the_environment_gets_a_bound(
 
 def test_the_element_that_is_at_a_bound_most_often_is_named_with_its_side() -> None:
     actions = NestedActions((DiscreteActions(3), box("rescale", 2)), ("gear", "valves"))
-    most = most_at_bound(actions, [counted(actions, [0, 0.0, 1.0], [2, -1.0, 1.0], [1, 0.0, 0.0])])
-    assert most is not None
-    assert most.share == pytest.approx(2 / 3)
-    assert str(most) == (
+    element = element_at_bound(
+        actions, [counted(actions, [0, 0.0, 1.0], [2, -1.0, 1.0], [1, 0.0, 0.0])]
+    )
+    assert element is not None
+    assert element.share == pytest.approx(2 / 3)
+    assert str(element) == (
         "the greedy policy takes element 1 of action['valves'] at its upper bound in 67% of the steps, more often "
         "than most good controllers."
     )
-    assert most_at_bound(actions, [Episode(0, 0, 0.0, 3, None)]) is None, (
+    assert element_at_bound(actions, [Episode(0, 0, 0.0, 3, None)]) is None, (
         "sampled actions are not counted"
     )
 

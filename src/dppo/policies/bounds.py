@@ -1,6 +1,6 @@
 """Shares of the steps in which a policy's actions lie at the bounds of their space."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from dppo.ppo.exchange.records import Episode
 from dppo.spaces.actions import Actions, BoxActions, NestedActions
 
-NAMED = 1 / 3  # share of the steps; a larger share is reported
+REPORTED_SHARE = 1 / 3  # of the steps; a larger share is reported
 
 
 class BoundCounter:
@@ -30,22 +30,27 @@ class BoundCounter:
 
 
 @dataclass(frozen=True)
-class AtBound:
+class ElementAtBound:
     """The element of an action that is at a bound most often."""
 
     share: float
     """Share of all steps."""
-    element: str
+    name: str
     """Element in words: `element 2 of the action`."""
     side: str
     """`lower` or `upper`."""
-    clipped: bool
+    is_clipped: bool
     """True if numbers beyond the bound are clipped, without having been rescaled."""
+
+    @property
+    def is_frequent(self) -> bool:
+        """True if the share is as large as that of few good controllers, and is reported."""
+        return self.share >= REPORTED_SHARE
 
     def __str__(self) -> str:
         """Describe the share in one sentence, with a remedy if a setting may help."""
-        fact = f"the greedy policy takes {self.element} at its {self.side} bound in {self.share:.0%} of the steps"
-        if not self.clipped:
+        fact = f"the greedy policy takes {self.name} at its {self.side} bound in {self.share:.0%} of the steps"
+        if not self.is_clipped:
             return f"{fact}, more often than most good controllers."
         return (
             f"{fact}. Unless an on-off controller is right here, use action_bounds=rescale (--action-bounds "
@@ -53,7 +58,7 @@ class AtBound:
         )
 
 
-def most_at_bound(actions: Actions, episodes: Iterable[Episode]) -> AtBound | None:
+def element_at_bound(actions: Actions, episodes: Iterable[Episode]) -> ElementAtBound | None:
     """Return the element that is at a bound most often in `episodes`; None if they counted none."""
     counts = np.zeros((2, actions.width))
     steps = 0
@@ -68,16 +73,7 @@ def most_at_bound(actions: Actions, episodes: Iterable[Episode]) -> AtBound | No
     name = list(_names(actions, "the action"))[element]
     can_be_mapped = np.concatenate([_could_be_mapped(part) for part in _parts(actions)])
     is_clipped = bool(can_be_mapped[element])
-    return AtBound(float(shares[side, element]), name, ("lower", "upper")[side], is_clipped)
-
-
-def is_named(most: AtBound, row: Mapping[str, float]) -> bool:
-    """Return whether a share is reported, given the metrics of its evaluation.
-
-    A policy that is no worse than the user's controller may be at a bound as often as that.
-    """
-    is_good = row.get("eval/baseline_difference", -1.0) >= 0
-    return most.share >= NAMED and not is_good
+    return ElementAtBound(float(shares[side, element]), name, ("lower", "upper")[side], is_clipped)
 
 
 def _parts(actions: Actions) -> Iterator[Actions]:

@@ -21,7 +21,7 @@ from dppo.log import logger
 from dppo.numerics.arithmetic import limit_blas
 from dppo.plugins import plugin
 from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, summary
-from dppo.policies.bounds import NAMED, most_at_bound
+from dppo.policies.bounds import element_at_bound
 from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy
@@ -161,9 +161,9 @@ def _play_here(
 
 
 def _log_actions_at_bound(policy: Policy, played: list[Episode]) -> None:
-    most = most_at_bound(policy.spaces.actions, played)
-    if most is not None and most.share >= NAMED:
-        logger.warning("%s", most)
+    element = element_at_bound(policy.spaces.actions, played)
+    if element is not None and element.is_frequent:
+        logger.warning("%s", element)
 
 
 def _episodes(playing: Playing, episodes: int, played: list[Episode]) -> Iterator[Episode]:

@@ -101,6 +101,7 @@ class Policy:
         """
         rows, single = _rows_of(obs, self.spaces)
         before = self._before(state, len(rows), single=single)
+        self._check_mask_argument(action_mask)
         rows = self._with_masks(rows, action_mask, single=single)
         actions, outputs = self.decide(rows, before, generator)
         memory = outputs.state
@@ -161,22 +162,27 @@ class Policy:
             )
         return state.reshape(rows, -1)
 
-    def _with_masks(self, rows: np.ndarray, masks: Any, *, single: bool) -> np.ndarray:
-        """Return observations [n, *O] with their masks, as they are stored in training."""
-        spaces = self.spaces
-        if not self._takes_masks:
-            if masks is not None:
-                why = "it was trained without masks"
-                if spaces.mask:
-                    why = "it reads masks from the observation"
-                raise ValueError(f"action_mask has no effect on this policy: {why}. Leave it out.")
-        elif masks is None:
+    def _check_mask_argument(self, masks: Any) -> None:
+        """Raise ValueError if masks are missing, or are given to a policy that does not take them."""
+        if self._takes_masks and masks is None:
             source = 'info["action_mask"]'
-            if spaces.mask == "method":
+            if self.spaces.mask == "method":
                 source = "env.action_masks()"
             raise ValueError(
                 f"action_mask is missing: this policy was trained with masks. Pass action_mask={source}."
             )
+        if masks is not None and not self._takes_masks:
+            why = "it was trained without masks"
+            if self.spaces.mask:
+                why = "it reads masks from the observation"
+            raise ValueError(f"action_mask has no effect on this policy: {why}. Leave it out.")
+
+    def _with_masks(self, rows: np.ndarray, masks: Any, *, single: bool) -> np.ndarray:
+        """Return observations [n, *O] with their masks, as they are stored in training.
+
+        Raise ValueError if a mask does not fit the actions, or allows none.
+        """
+        spaces = self.spaces
         try:
             if spaces.mask == "leaf":
                 check_allows(masks_of(rows), spaces.actions)

@@ -23,7 +23,7 @@ from dppo.errors import (
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.policies.arguments import summary
-from dppo.policies.bounds import AtBound, is_named, most_at_bound
+from dppo.policies.bounds import ElementAtBound
 from dppo.ppo.exchange.records import (
     ControllerTurn,
     Episode,
@@ -41,10 +41,9 @@ from dppo.run.context import RunContext
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.notices import Notices
-from dppo.run.open_evaluation import OpenEvaluation, metrics_of
+from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, result_of
 from dppo.run.outputs import call_disk
 from dppo.signals import StopRequested
-from dppo.spaces.actions import boxes
 
 Row = dict[str, float]
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
@@ -93,8 +92,8 @@ class Evaluations(Observer):
         self._baseline_is_ready = True  # True if training may go on beside the baseline
         self._baseline_has_failed = False  # True if that ends the run: the error describes it
         self._actions = run.actions
-        # in the last evaluation that is over, if often enough to be named
-        self._at_bound: AtBound | None = None
+        # in the last evaluation that is over, if often enough to be reported
+        self._element_at_bound: ElementAtBound | None = None
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
         if self._config.baseline is not None:
             self._baseline = Baseline.of_run(run)
@@ -179,8 +178,8 @@ class Evaluations(Observer):
         comparison = self.comparison()
         if comparison is not None and not self._baseline_has_failed:
             lines.append(str(comparison))
-        if self._at_bound is not None:
-            lines.append(f"In the last evaluation, {self._at_bound}")
+        if self._element_at_bound is not None:
+            lines.append(f"In the last evaluation, {self._element_at_bound}")
         return lines
 
     def on_iteration(self, row: Row) -> None:
@@ -367,8 +366,10 @@ class Evaluations(Observer):
         results = []
         for number in over:
             evaluation = self._open.pop(number)
-            row = self._result(number, evaluation)
-            results.append(row | self._share_at_bound(evaluation, row))
+            result = result_of(number, evaluation, self._baseline, self._config, self._actions)
+            self._keep_score(result)
+            self._keep_element_at_bound(evaluation.name, result)
+            results.append(result.metrics)
         return results
 
     def describe_open(self) -> str:
@@ -415,35 +416,20 @@ class Evaluations(Observer):
         for observer in self._observers:
             observer.on_incident(fault)
 
-    def _result(self, number: int, evaluation: OpenEvaluation) -> Row:
-        """Return the metrics of an evaluation that is over; note whether it is the best."""
-        episodes = evaluation.episodes()
-        row: Row = {
-            "eval/iteration": number,
-            "eval/global_step": evaluation.global_step,
-            "eval/episodes": len(episodes),
-            "eval/s": time.monotonic() - evaluation.began,
-        }
-        if not episodes:
-            return row
-        row |= metrics_of(episodes, self._config.info_keys)
-        difference = None
-        if self._baseline is not None:
-            difference = self._baseline.difference(episodes)
-            row |= self._baseline.metrics(difference)
-        if number not in self._unsaved:
-            mean_return = row["eval/episodic_return"]
-            steps = evaluation.global_step
-            self._best.add(EvaluationScore(mean_return, number, steps, difference))
-        return row
+    def _keep_score(self, result: EvaluationResult) -> None:
+        """Compare a result with the best one, unless it has no episodes, or no checkpoint."""
+        number = int(result.metrics["eval/iteration"])
+        if "eval/episodic_return" not in result.metrics or number in self._unsaved:
+            return
+        mean_return = result.metrics["eval/episodic_return"]
+        steps = int(result.metrics["eval/global_step"])
+        self._best.add(EvaluationScore(mean_return, number, steps, result.difference))
 
-    def _share_at_bound(self, evaluation: OpenEvaluation, row: Row) -> Row:
-        """Return the metric of actions at a bound, if the policy was greedy with continuous actions; log the first."""
-        most = most_at_bound(self._actions, evaluation.episodes())
-        if most is None or not any(boxes(self._actions)):
-            return {}
-        was_named = self._at_bound is not None
-        self._at_bound = most if is_named(most, row) else None
-        if self._at_bound is not None and not was_named:
-            logger.warning("%s: %s", evaluation.name, most)
-        return {"eval/at_bound_frac": most.share}
+    def _keep_element_at_bound(self, name: str, result: EvaluationResult) -> None:
+        """Keep the element that is at a bound too often for the last lines of the run; log the first."""
+        if result.element_at_bound is None:
+            return
+        had_element = self._element_at_bound is not None
+        self._element_at_bound = result.element_at_bound if result.reports_element else None
+        if result.reports_element and not had_element:
+            logger.warning("%s: %s", name, self._element_at_bound)

@@ -190,7 +190,7 @@ def _bar(done: float, width: int, colours: bool) -> Text:
 
 
 def _pace(view: View) -> list[Text]:
-    progress = view.under_way
+    progress = view.current_progress
     if progress is None:
         return []
     items = []

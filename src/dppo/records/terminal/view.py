@@ -127,7 +127,7 @@ class View:
         return 1e3 * self.progress.processes / self.steps_per_s
 
     @property
-    def under_way(self) -> CollectionProgress | None:
+    def current_progress(self) -> CollectionProgress | None:
         """The progress of the present iteration, if it takes long."""
         if self.progress is None or self.progress.iteration <= self.row.get("iteration", 0):
             return None
@@ -136,10 +136,10 @@ class View:
     @property
     def steps(self) -> int:
         """Env steps so far."""
-        under_way = self.under_way
-        if under_way is None:
+        progress = self.current_progress
+        if progress is None:
             return int(self.row.get("global_step", 0))
-        return under_way.global_step
+        return progress.global_step
 
     def left_s(self, now: float) -> float:
         """Return the seconds left at the mean speed of the iterations since the first; NaN while unknown.

@@ -49,15 +49,14 @@ from dppo.tools.doctor.playing import (
     FIRST_SIZES,
     WITH_SECOND,
     StepFacts,
-    agreement,
     guarded,
-    in_order,
     restored,
     segments,
     spread,
     steps_of,
 )
 from dppo.tools.doctor.process import CoreClock, ProcessWatch, threads_that_hold_the_process
+from dppo.tools.doctor.repetitions import Repetitions
 from dppo.tools.doctor.updating import iteration_times, times_of_algorithms
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
@@ -333,13 +332,14 @@ class Examination:
         affordable = max(affordable, played.sizes[0])
         ends = accumulate(played.sizes)
         sizes = [size for size, end in zip(played.sizes, ends, strict=True) if end <= affordable]
-        facts = {"compared": sum(sizes), "same": {}, "unlike": []}
+        repetitions = Repetitions(sum(sizes))
         self._report(sizes=sizes)
 
         def compare(place: str, *samplers: PPOSampler) -> None:
+            nonlocal repetitions
             steps = (step for made in segments(samplers, sizes) for step in steps_of(*made))
-            facts.update(in_order(agreement(facts, place, played.trace, steps)))
-            self._report(**facts)
+            repetitions = repetitions.plus(place, played.trace, steps).in_order()
+            self._report(**repetitions.as_facts())
 
         instances = self._instances
         compare("after other episodes", instances.sampler(0).sampler)

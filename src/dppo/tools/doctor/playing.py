@@ -1,4 +1,4 @@
-"""Segments that the samplers of the doctor play, comparisons of repeated segments, and facts about them."""
+"""Segments that the samplers of the doctor play, and facts about them."""
 
 import hashlib
 import json
@@ -26,8 +26,6 @@ from dppo.tools.doctor.speed import Facts
 
 WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
-# the most informative place first
-PLACES = ("in a new instance", "after other episodes", "beside another instance")
 FIRST_SIZES = (2, 16)
 """Steps of the first two segments, of which a fingerprint of the simulator is taken."""
 QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
@@ -148,36 +146,6 @@ def fingerprint_of(trace: Sequence[Any]) -> str:
     if len(first_steps) < sum(FIRST_SIZES):
         return ""
     return hashlib.sha256(json.dumps(first_steps).encode()).hexdigest()[:16]
-
-
-def agreement(facts: Facts, place: str, trace: Iterable[Any], again: Iterable[Any]) -> Facts:
-    """Return the facts, and the first difference of steps that were repeated in `place`, up to a fault in either.
-
-    Args:
-        trace, again: steps, as `StepFacts` or as a list of its fields.
-    """
-    compared = facts["compared"]
-    difference = ""
-    unlike = facts["unlike"]
-    for number, (step, repeated) in enumerate(zip(trace, again, strict=False)):
-        if tuple(step) != tuple(repeated):
-            compared = min(compared, number)
-            if step[-1] or repeated[-1]:
-                unlike = [*unlike, place]
-            else:
-                difference = f"it differs at step {number}"
-            break
-    return facts | {
-        "compared": compared,
-        "same": facts["same"] | {place: difference},
-        "unlike": unlike,
-    }
-
-
-def in_order(facts: Facts) -> Facts:
-    """Sort the places of `agreement`, all of them PLACES, the most telling first."""
-    same = {place: facts["same"][place] for place in PLACES if place in facts["same"]}
-    return facts | {"same": same, "unlike": [place for place in PLACES if place in facts["unlike"]]}
 
 
 def spread(times: Sequence[float]) -> Facts:
