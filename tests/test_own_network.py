@@ -270,7 +270,10 @@ def test_a_broken_contract_is_reported_before_training_starts(
 
 
 def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
-    """It is built twice for the trial, for each of four samplers, and twice to draw its initial weights."""
+    """It is built twice for the trial, once to act for all samplers, and twice to draw its initial weights.
+
+    Evaluations build it once more for all of their episodes.
+    """
     built = []
     tried = []
 
@@ -285,7 +288,11 @@ def test_a_module_is_tried_once_in_a_process(tmp_path: Path) -> None:
 
     result = dppo.train(cartpole(tmp_path / "run", model=Counted, checkpoint_interval_s=0))
     assert result.iterations == ITERATIONS
-    assert len(built) == 8
+    assert len(built) == 5
+    assert len(tried) == 3
+    evaluated = cartpole(tmp_path / "evaluated", model=Counted, eval_every=1, eval_episodes=2)
+    dppo.train(evaluated)
+    assert len(built) == 5 + 4
     assert len(tried) == 3
 
 

@@ -66,6 +66,7 @@ class SamplerHost:
             made_s = time.perf_counter() - began  # environments that did not exist: constructors
             if spaces is not None:
                 self._check_spaces(requests, spaces)
+            samplers[0].agent.build()  # a user's class, in the process state of dppo
             with guarded_steps(self._user_code):
                 made = collect_together(samplers, requests, policy)
         changes = take_changes()

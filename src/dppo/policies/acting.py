@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,18 +103,24 @@ class PolicyActing:
 
 
 def policy_acting_for(spaces: Spaces, spec: NetworkSpec, settings: PlaySettings) -> ActingFor:
-    """Let snapshots of a policy play episodes: see `Acting`."""
-    return partial(_policy_acting, spaces, spec, settings)
+    """Let snapshots of a policy play episodes, one after the other: see `Acting`."""
+    return _PolicyActingFor(spaces, spec, settings)
 
 
-def _policy_acting(
-    spaces: Spaces,
-    spec: NetworkSpec,
-    settings: PlaySettings,
-    snapshot: PolicySnapshot | ControllerTurn,
-) -> Acting:
-    assert isinstance(snapshot, PolicySnapshot), "there is no controller"
-    return PolicyActing(Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, {}), settings)
+class _PolicyActingFor:
+    """Loads each snapshot into the same agent, because a user's network may take seconds to build."""
+
+    def __init__(self, spaces: Spaces, spec: NetworkSpec, settings: PlaySettings) -> None:
+        self._spaces = spaces
+        self._spec = spec
+        self._settings = settings
+        self._agent: PPOAgent | None = None
+
+    def __call__(self, snapshot: PolicySnapshot | ControllerTurn) -> Acting:
+        assert isinstance(snapshot, PolicySnapshot), "there is no controller"
+        if self._agent is None:
+            self._agent = PPOAgent(self._spec, self._spaces.mask)
+        return PolicyActing(Policy(self._spaces, self._agent, snapshot, {}), self._settings)
 
 
 def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:

@@ -8,7 +8,7 @@ from dppo.ppo.exchange.inputs import reader_of
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.networks.choice import acting_network
-from dppo.ppo.networks.network import NetworkOutputs, NetworkSpec
+from dppo.ppo.networks.network import ActingNetwork, NetworkOutputs, NetworkSpec
 from dppo.spaces.spaces import MaskSource, masks_of
 
 
@@ -22,7 +22,7 @@ class PPOAgent:
     def __init__(
         self, spec: NetworkSpec, mask: MaskSource | None = None, *, estimates_values: bool = True
     ) -> None:
-        """Build the acting network; `mask` is the source of masks in stored observations, None if there are none.
+        """Keep the network's spec; `mask` is the source of masks in stored observations, None if there are none.
 
         Without `estimates_values`, values are zero, and cost nothing if the network is built in.
         """
@@ -30,7 +30,7 @@ class PPOAgent:
         self.distribution = spec.distribution
         self.state_size = spec.state_size
         self.estimates_values = estimates_values
-        self._network = acting_network(spec, estimates_values=estimates_values)
+        self._network: ActingNetwork | None = None
         self._dtype = np.dtype(spec.dtype)
         self._reader = reader_of(spec.spaces.obs, self._dtype)
         self._value_scale: ValueScale | None = None
@@ -41,9 +41,18 @@ class PPOAgent:
         elif mask is not None:
             self._obs_fields = "obs"
 
+    def build(self) -> ActingNetwork:
+        """Build the network if it is not there yet, and return it.
+
+        Of several samplers that act together, only the first one's agent acts. A user's network may take seconds.
+        """
+        if self._network is None:
+            self._network = acting_network(self.spec, estimates_values=self.estimates_values)
+        return self._network
+
     def load(self, snapshot: PolicySnapshot) -> None:
         """Use `snapshot` from now on. Its arrays are not modified."""
-        self._network.load(snapshot.weights)
+        self.build().load(snapshot.weights)
         self._reader.load(snapshot.obs_scale)
         self._value_scale = snapshot.value_scale
 
@@ -78,6 +87,7 @@ class PPOAgent:
         `state` is as in `act`.
         """
         unmasked, masks = self.split(obs)
+        assert self._network is not None, "load a snapshot first"
         outputs = self._network.step(self._reader.read(unmasked), state)
         if masks is not None:
             head = self.distribution.limited(outputs.head, masks)
