@@ -21,8 +21,10 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from builders import tiny_run
 from recorder import Notes, Recorder
+from remedies import executes
 
 import dppo
 from dppo.__main__ import main
@@ -214,20 +216,53 @@ class Says(dppo.Observer):
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
+        self.asked = 0
 
     def on_iteration(self, row: dict[str, float]) -> Any:
+        self.asked += 1
         return self.answer
 
 
 @pytest.mark.parametrize(
     ("answer", "stops"),
-    [(True, True), (np.True_, True), (np.False_, False), (1, False), (np.ones(2), False)],
+    [
+        (True, True),
+        (False, False),
+        (None, False),
+        (np.True_, True),
+        (np.False_, False),
+        (np.array(True), True),
+        (torch.tensor(2.0) > 1, True),
+        (torch.tensor(2.0) > 3, False),
+    ],
 )
 def test_an_observer_stops_a_run_with_true_also_that_of_numpy(answer: Any, stops: bool) -> None:
     """A comparison of NumPy's numbers, as `np.mean(...) > 0`, is no bool of Python."""
     observers = Observers(Display(), [Says(answer)])
     expected = "Says" if stops else None
     assert observers.iteration({"iteration": 1}) == expected
+
+
+@pytest.mark.parametrize("answer", [1, 0, "stop", 0.5, np.float64(1.0), np.ones(2), [True]])
+@executes("records/observers.py: Return True to stop the run, and False or None to go on")
+def test_an_answer_that_is_neither_a_bool_nor_none_is_refused(answer: Any) -> None:
+    """After all observers have been called: the others have seen the row."""
+    last = Says(None)
+    observers = Observers(Display(), [Says(answer), last])
+    fact = re.escape(f"Says.on_iteration returned {answer!r}. Return True to stop")
+    with pytest.raises(TypeError, match=fact):
+        observers.iteration({"iteration": 1})
+    assert last.asked == 1
+    mended = Observers(Display(), [Says(True)])
+    assert mended.iteration({"iteration": 1}) == "Says"
+
+
+def test_a_run_whose_observer_answers_with_a_number_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path / "run", steps=8, iterations=3)
+    with pytest.raises(TypeError, match=r"Says\.on_iteration returned 1"):
+        dppo.train(config, observers=[Says(1)])
+    resumed = dppo.train(config, resume=config.run_dir)
+    assert resumed.iterations == 3
 
 
 @dataclass

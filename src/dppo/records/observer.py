@@ -215,9 +215,9 @@ class Observer:
         """Called about once a second during iterations that take longer than that, while segments are collected."""
 
     def on_iteration(self, row: dict[str, float]) -> bool | None:
-        """Called after each iteration with its row of metrics.jsonl; True writes a checkpoint and stops the run.
+        """Called after each iteration with its row; True stops the run with a checkpoint; None or False: it goes on.
 
-        docs/METRICS.md describes the keys of the row.
+        Any other answer, such as 1, ends the run with a TypeError. docs/METRICS.md describes the keys of the row.
         """
 
     def on_episode(self, episode: Episode) -> None:

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-
-import numpy as np
+from typing import Any
 
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress
@@ -81,7 +80,8 @@ class Observers:
     def iteration(self, row: dict[str, float]) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop.
 
-        Each of the user's observers gets a row of its own, because it may change it.
+        Each of the user's observers gets a row of its own, because it may change it. Raises TypeError, once all have
+        been called, if one of them answers neither with a bool nor with None.
         """
         answers = [
             (observer, observer.on_iteration(row)) for observer in (*self._files, self._display)
@@ -90,10 +90,10 @@ class Observers:
             for file in self._on_disk:  # where the user's observers may look for the row
                 file.settle()
         answers += [(user, user.on_iteration(row.copy())) for user in self._users]
-        for observer, answer in answers:
-            if isinstance(answer, bool | np.bool_) and answer:  # no other truthy value
-                return type(observer).__name__
-        return None
+        stopping = [
+            type(observer).__name__ for observer, answer in answers if _stops(observer, answer)
+        ]
+        return next(iter(stopping), None)
 
     def end(self, result: Result | None, error: BaseException | None) -> None:
         """End the observers that were started, the display last; a second call does nothing.
@@ -115,3 +115,20 @@ class Observers:
                     logger.warning("%s.on_end raised %r", type(observer).__qualname__, problem)
         if error is None and first_error is not None:
             raise first_error
+
+
+def _stops(observer: Observer, answer: Any) -> bool:
+    """Return whether the answer of an observer to a row stops the run; raise TypeError if that is not clear.
+
+    A number is refused: 0 and 1 may be an exit code, a count or a reward just as well as an answer.
+    """
+    if answer is None or isinstance(answer, bool):
+        return bool(answer)
+    if getattr(answer, "shape", None) == ():  # a comparison of numbers of NumPy or tensors of torch
+        item = answer.item()
+        if isinstance(item, bool):
+            return item
+    raise TypeError(
+        f"{type(observer).__qualname__}.on_iteration returned {answer!r}. Return True to stop the run, and False or "
+        f"None to go on."
+    )
