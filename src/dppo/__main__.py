@@ -9,7 +9,7 @@ from dppo import __version__
 from dppo.commands.discovery import CORE, command_modules, summary
 from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, printable, unknown_name
-from dppo.invocation import as_called, program, take_called_as
+from dppo.invocation import as_called, program, running, take_called_as
 from dppo.numerics.portable import portable_numerics
 from dppo.signals import RaisingSignals, StopRequested, leave_if_noted
 from dppo.user_code import check_current_folder, hidden_by, in_a_line
@@ -107,7 +107,8 @@ def _call(command: str, words: list[str], *, find_modules: bool) -> int:
             check_current_folder()
             portable_numerics([command, *words])
             sys.path.insert(0, os.getcwd())
-        code: int = import_module(command_modules()[command]).main(words)
+        with running([command, *words]):
+            code: int = import_module(command_modules()[command]).main(words)
         return code
     except DppoError as error:
         print(f"dppo {command}: {_describe(error)}", file=sys.stderr)

@@ -5,6 +5,8 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 VARIABLE = "DPPO_CALLED_AS"
@@ -13,6 +15,9 @@ NAMES = "train|compare|tune|eval|export|doctor|diff|report|plot|replay|verify|pr
 TYPED = re.compile(rf"(?<![\w/.-])dppo (?=(?:{NAMES}|COMMAND|--help)\b)")
 
 _called_as: list[str] = []  # one at most
+_commands: list[
+    list[str]
+] = []  # the words of the command that runs in this process; none within a program
 
 
 def take_called_as() -> None:
@@ -20,6 +25,21 @@ def take_called_as() -> None:
     path = os.environ.pop(VARIABLE, "")
     if path:
         _called_as[:] = [path]
+
+
+@contextmanager
+def running(words: Sequence[str]) -> Iterator[None]:
+    """Context of a command of `dppo`, whose messages name commands; those of a program name calls of Python."""
+    _commands.append(list(words))
+    try:
+        yield
+    finally:
+        _commands.pop()
+
+
+def typed_words() -> list[str] | None:
+    """Return the words behind `dppo` of the command that runs in this process; None within a program of the user's."""
+    return _commands[-1] if _commands else None
 
 
 def program() -> str:

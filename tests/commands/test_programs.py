@@ -13,6 +13,7 @@ from remedies import executes
 import dppo
 from dppo.__main__ import main
 from dppo.config.programs import imported_name, named_as_now
+from dppo.errors import ConfigError
 
 PROGRAM = """
 import gymnasium as gym
@@ -78,6 +79,73 @@ def test_a_run_of_a_program_is_resumed_and_branched_with_the_commands_of_the_mes
         assert main(["train", *command.split(), "--progress", "off"]) == 0
         assert dppo.load_policy(words[-1], trust=True).state["global_step"] == 64
     assert main(replay) == 0  # the run has the names of the module now
+    sys.modules.pop("mine", None)
+
+
+@pytest.fixture
+def run_of_program(tmp_path: Path) -> Path:
+    """Return the folder of a program, mine.py, with its run."""
+    folder = tmp_path / "program"
+    folder.mkdir()
+    program = folder / "mine.py"
+    program.write_text(PROGRAM.replace("wrappers=[same], ", ""), encoding="utf8")
+    subprocess.run([sys.executable, program], check=True, timeout=120, cwd=folder)
+    return folder
+
+
+@executes(
+    "config/programs.py: Pass what its file defines: from {} import {}; dppo.evaluate({}{})",
+    "records/files/run_folder.py: {}: contains a run already. Continue it with `{}`, or use another folder",
+)
+def test_messages_within_a_program_name_calls_of_python(
+    run_of_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_of_program)
+    monkeypatch.setattr(sys, "path", [str(run_of_program), *sys.path])
+    with pytest.raises(ConfigError, match="which is another program") as refused:
+        dppo.evaluate("run", trust=True, episodes=1)
+    message = str(refused.value)
+    assert "--" not in message
+    statements = message.partition("Pass what its file defines: ")[2].partition(" That imports")[0]
+    names: dict[str, Any] = {"dppo": dppo}
+    exec(statements.removesuffix("."), names)
+    assert {"make", "Network"} <= names.keys()
+
+    config = dppo.Config(
+        env_id=names["make"],
+        model=names["Network"],
+        num_samplers=1,
+        num_steps=32,
+        total_timesteps=64,
+        run_dir="run",
+        progress="off",
+    )
+    with pytest.raises(ConfigError, match="contains a run already") as refused:
+        dppo.train(config)
+    call = str(refused.value).partition("`")[2].partition("`")[0]
+    assert call == "dppo.train(config, resume='run')"
+    result = eval(call, {"dppo": dppo, "config": config})
+    assert result.global_step == 64
+    sys.modules.pop("mine", None)
+
+
+@executes("config/programs.py: Leave out the episodes of the model card: {}")
+def test_an_export_of_the_run_of_a_program_names_the_export_that_works(
+    run_of_program: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(run_of_program)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    target = tmp_path / "exported"
+    typed = ["export", "run", f"{target}/", "--model", "mine:Network", "--trust"]
+    assert main(typed) == 2
+    refused = capsys.readouterr().err
+    words = refused.partition("model card: ")[2].partition("dppo ")[2].rstrip(".\n").split()
+    assert words == [*typed, "--episodes", "0"]
+    assert main(words) == 0
+    assert (target / "policy.onnx").exists()
     sys.modules.pop("mine", None)
 
 

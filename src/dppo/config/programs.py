@@ -6,7 +6,7 @@ from typing import Any
 
 from dppo.config.trust import NAMING, code_named_by
 from dppo.errors import ConfigError, printable
-from dppo.invocation import command
+from dppo.invocation import command, typed_words
 
 MAIN = "__main__:"
 
@@ -59,11 +59,12 @@ def refusal(
     program: object,
     words: Sequence[str],
 ) -> ConfigError:
-    """Return a ConfigError for a command that cannot import the `definitions` of a program in the settings of a run.
+    """Return a ConfigError where the `definitions` of a program, in the settings of a run, cannot be imported.
 
     Args:
         program: the path of the program, as a checkpoint has it; it may be anything.
-        words: of the command, to which the message adds the names in the file of the program.
+        words: of the command, to which the message adds the names in the file of the program. Within a program, the
+            message names a call of Python instead.
     """
     defined = [name.removeprefix(MAIN) for names in definitions.values() for name in names]
     fact = f"{' and '.join(defined)} {'was' if len(defined) == 1 else 'were'} defined in"
@@ -73,6 +74,19 @@ def refusal(
             f"Pass it in Python: dppo.train(config, resume=...) or dppo.evaluate(run, env=...)."
         )
     path = Path(printable(str(program)))
+    typed = typed_words()
+    if typed is None:
+        return ConfigError(
+            f"{run}: {fact} {path}, which is another program. {_call(run, definitions, path)}"
+        )
+    if typed[0] == "export":
+        after = []
+        if "model" in definitions:
+            after = ["--model", *imported_name(definitions["model"], str(path))]
+        return ConfigError(
+            f"{run}: {fact} {path}, which is another program. Leave out the episodes of the model card: "
+            f"{command(*typed, *after, '--episodes', 0)}."
+        )
     before = [words[0]]
     after = list(words[1:])
     for setting, names in definitions.items():
@@ -87,4 +101,18 @@ def refusal(
         f"{run}: {fact} {path}, which is another program. In the folder {path.parent}: "
         f"{command(*before, *after)}. That imports the file, so it must train only below "
         f"`if __name__ == '__main__':`."
+    )
+
+
+def _call(run: Path, definitions: Mapping[str, list[str]], path: Path) -> str:
+    """Return the call with which another program than `path` plays a run with its definitions."""
+    names = {
+        setting.removesuffix("_id"): several[0].removeprefix(MAIN)
+        for setting, several in definitions.items()
+    }
+    imports = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names.values()))
+    arguments = "".join(f", {argument}={name}" for argument, name in names.items())
+    return (
+        f"Pass what its file defines: from {path.stem} import {imports}; dppo.evaluate({str(run)!r}{arguments}). That "
+        f"imports the file, from the folder {path.parent}, so it must train only below `if __name__ == '__main__':`."
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import ConfigError
-from dppo.invocation import command
+from dppo.invocation import command, typed_words
 
 OURS = {f"dppo.envs.wrappers:{name}" for name in ("old_api", "no_limits", "SummedReward")}
 """Wrappers of this package, which messages name."""
@@ -86,4 +86,12 @@ def trust_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def resume_command(run_dir: Path, settings: Mapping[str, Any]) -> str:
+    """Return the command that resumes a run with these settings."""
     return command("train", "--resume", run_dir, *trust_flags(settings))
+
+
+def resume_call(run_dir: Path, settings: Mapping[str, Any]) -> str:
+    """Return what resumes a run with these settings: a command, or within a program a call of Python."""
+    if typed_words() is None:
+        return f"dppo.train(config, resume={str(run_dir)!r})"
+    return resume_command(run_dir, settings)

@@ -22,7 +22,7 @@ from dppo.config.plain import objects_in
 from dppo.config.programs import named_as_now
 from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, for_branch, leave_out_ineffective
-from dppo.config.trust import resume_command
+from dppo.config.trust import resume_call
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, refuse
 from dppo.files import user_path
 from dppo.records.files.checkpoint import LoadedCheckpoint, find, has_any
@@ -165,9 +165,9 @@ def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}"
         ) from None
     if (path / METRICS).exists() or has_any(path):
-        command = resume_command(run_dir, plain_settings(config))
+        call = resume_call(run_dir, plain_settings(config))
         raise ConfigError(
-            f"run_dir={run_dir}: contains a run already. Continue it with `{command}`, or use another folder."
+            f"run_dir={run_dir}: contains a run already. Continue it with `{call}`, or use another folder."
         )
     if (path / CONFIG).exists():
         raise ConfigError(
