@@ -117,7 +117,7 @@ def test_messages_within_a_program_name_calls_of_python(
         num_samplers=1,
         num_steps=32,
         total_timesteps=64,
-        run_dir="run",
+        run_dir=Path("run"),
         progress="off",
     )
     with pytest.raises(ConfigError, match="contains a run already") as refused:
