@@ -91,6 +91,31 @@ class MultiAgentEnv(gym.Env[Any, Any]):
     """Like the base class of RLlib."""
 
 
+class DictsOfSpaces(Herd):
+    """A space for each agent in a dict, as in RLlib."""
+
+    observation_space: Any = None
+    action_space: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spaces = dict.fromkeys(self.possible_agents, BOX)
+        self.action_spaces = dict.fromkeys(self.possible_agents, TWO)
+
+
+class SingleDicts(gym.Env[Any, Any]):
+    """Dicts of agents where a single environment has its spaces."""
+
+    def __init__(self) -> None:
+        self.observation_space: Any = {"a": BOX, "b": BOX}
+        self.action_space: Any = {"a": TWO, "b": TWO}
+
+
+def limited() -> gym.Env[Any, Any]:
+    """Return a wrapped environment of several agents."""
+    return gym.wrappers.TimeLimit(MultiAgentEnv(), 5)
+
+
 class Takes(Fine):
     """Takes an argument."""
 
@@ -412,6 +437,15 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         "envs/kinds.py: Train one agent: write a gymnasium.Env",
         {"env_id": MultiAgentEnv},
         instead(env_id=Fine),
+    ),
+    *(
+        (
+            "envs/kinds.py: make it a parallel environment of PettingZoo",
+            {"env_id": env_id},
+            instead(env_id=Herd, envs_per_sampler=3),
+            instead(env_id=Fine),
+        )
+        for env_id in (DictsOfSpaces, SingleDicts, MultiAgentEnv, limited)
     ),
     (
         "envs/make.py: Pass plain data, and create such objects inside",

@@ -1,6 +1,7 @@
 """Kinds of environments, and advice for objects that are none."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +13,11 @@ ONE_AGENT = (
     "Train one agent: write a gymnasium.Env whose step takes the action of that agent and computes those of the "
     "others."
 )
+PARALLEL = (
+    "If its agents may share one policy, make it a parallel environment of PettingZoo (pettingzoo.ParallelEnv) with "
+    "methods observation_space(agent) and action_space(agent) in place of dicts, and set `envs_per_sampler` to the "
+    "number of its possible_agents. Or: "
+) + ONE_AGENT
 
 
 def joint_kind(env: Any) -> str | None:
@@ -37,7 +43,9 @@ def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
     `named`: the setting that made it, for the message.
     """
     problem = None
-    if not (joint and joint_kind(env)):
+    if _has_dicts_of_spaces(env):
+        problem = f"{_kind_of(env)}, which has dicts of spaces, one for each of several agents. {PARALLEL}"
+    elif not (joint and joint_kind(env)):
         problem = _describe_other(env)
     if problem:
         if hasattr(env, "close"):
@@ -53,9 +61,35 @@ def refuse_sub_envs(env: Any, setting: str, remedy: str) -> None:
         raise ConfigError(f"{setting}: {remedy}")
 
 
+def _kind_of(env: Any) -> str:
+    return f"{type(env).__module__}.{type(env).__qualname__}"
+
+
+def _is_of_rllib(env: Any) -> bool:
+    inner = env.unwrapped if isinstance(env, gym.Wrapper) else env
+    return any(base.__name__ == "MultiAgentEnv" for base in type(inner).__mro__)
+
+
+def _has_dicts_of_spaces(env: Any) -> bool:
+    """Return whether `env`, or what it wraps, has a space for each agent in a dict, as in RLlib, and no single space.
+
+    PettingZoo has such dicts beside its methods.
+    """
+    if inspect.isclass(env) or inspect.isroutine(env):
+        return False
+    inner = env.unwrapped if isinstance(env, gym.Wrapper) else env
+    for name in ("observation_space", "action_space"):
+        space = getattr(inner, name, None)
+        if isinstance(space, dict):
+            return True
+        if space is None and isinstance(getattr(inner, f"{name}s", None), Mapping):
+            return True
+    return False
+
+
 def _describe_other(env: Any) -> str | None:
     """Describe something that is not a single Gymnasium environment, with advice; return None if it is one."""
-    kind = f"{type(env).__module__}.{type(env).__qualname__}"
+    kind = _kind_of(env)
     is_env = isinstance(env, gym.Env)
     space = getattr(env, "observation_space", None)
     has_agents = hasattr(env, "possible_agents") or hasattr(env, "agents")
@@ -76,8 +110,8 @@ def _describe_other(env: Any) -> str | None:
             f"a PettingZoo environment ({kind}) that is not a parallel one. Return "
             f"pettingzoo.utils.aec_to_parallel(env), if its agents may act at the same time. Or: {ONE_AGENT}"
         )
-    elif any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
-        problem = f"a multi-agent environment of RLlib ({kind}). {ONE_AGENT}"
+    elif _is_of_rllib(env):
+        problem = f"a multi-agent environment of RLlib ({kind}). {PARALLEL}"
     elif space is None and hasattr(env, "observation_spec") and hasattr(env, "action_spec"):
         problem = f"a dm_env environment ({kind}). Wrap it with shimmy.DmControlCompatibilityV0."
     elif hasattr(env, "num_envs") and (hasattr(env, "single_observation_space") or not is_env):
