@@ -223,7 +223,7 @@ def test_the_setting_of_older_runs_is_understood() -> None:
         ({"recycle_after": "2GB"}, "recycle_after=.* has no effect: num_actors=0 starts no actors"),
         (
             {"recycle_after": "often", "num_actors": 1},
-            "recycle_after=often: must be like 2GB, 500segments or 2GB,500segments",
+            "recycle_after=often: must be like 2GB, 800MB, 500segments or 2GB,500segments",
         ),
     ],
 )
@@ -233,7 +233,8 @@ def test_a_wrong_budget_is_refused(settings: dict[str, Any], words: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "limits"), [("2GB", (2e9, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))]
+    ("text", "limits"),
+    [("2GB", (2e9, np.inf)), ("800MB", (8e8, np.inf)), ("1.5GB,500segments", (1.5e9, 500.0))],
 )
 def test_an_actor_is_recycled_after_so_much_memory_or_so_many_segments(
     text: str, limits: tuple[float, float]

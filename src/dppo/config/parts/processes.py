@@ -72,7 +72,7 @@ class Actors:
     """Replacements of an actor in a row that deliver no segment, after which the run stops."""
     recycle_after: str = free("never")
     """Replace an actor between two segments once it and its children use this much memory, or it has made this many
-    segments: 2GB; 500segments; 2GB,500segments. The result is the same."""
+    segments: 2GB; 800MB; 500segments; 2GB,500segments. The result is the same."""
     replay: bool = True
     """Rebuild a lost sampler by replaying its actions; without it, its open episodes are abandoned."""
     backup_requests: bool = free(False)
@@ -127,15 +127,16 @@ class Actors:
     def recycling(self) -> tuple[float, float]:
         """Return the bytes and the segments after which an actor is replaced; raise ConfigError if it is neither."""
         match = re.fullmatch(
-            r"(never)?(?:(\d+(?:\.\d+)?)GB)?,?(?:(\d+)segments)?", self.recycle_after
+            r"(never)?(?:(\d+(?:\.\d+)?)(GB|MB))?,?(?:(\d+)segments)?", self.recycle_after
         )
         if match is None or not any(match.groups()):
             raise ConfigError(
-                f"recycle_after={self.recycle_after}: must be like 2GB, 500segments or 2GB,500segments.",
+                f"recycle_after={self.recycle_after}: must be like 2GB, 800MB, 500segments or 2GB,500segments.",
                 setting="recycle_after",
             )
-        _, gigabytes, segments = match.groups()
-        return float(gigabytes or math.inf) * 1e9, float(segments or math.inf)
+        _, size, unit, segments = match.groups()
+        unit_bytes = 1e6 if unit == "MB" else 1e9
+        return float(size or math.inf) * unit_bytes, float(segments or math.inf)
 
     def fewest_for(self, num_samplers: int) -> int:
         """Return the fewest actors that can host `num_samplers` samplers; 1 without a limit."""
