@@ -448,8 +448,8 @@ def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None
     plain.on_end(None, None)
     lines = stream.getvalue().splitlines()[2:]
     assert [line.partition("1: ")[2] for line in lines] == [
-        "1 of 8 actors ready, 1 s, no env step yet",
-        "4 of 8 actors ready, 3 s, no env step yet",
+        "1 of 8 actors at work, 1 s, no env step yet",
+        "4 of 8 actors at work, 3 s, no env step yet",
     ]
 
 

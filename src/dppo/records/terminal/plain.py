@@ -163,9 +163,7 @@ def _time_split(row: dict[str, float]) -> str:
 
 
 def _starting_line(view: View, progress: CollectionProgress) -> str:
-    return (
-        f"{view.ready} of {view.actors} actors ready, {progress.elapsed_s:.0f} s, no env step yet"
-    )
+    return f"{view.at_work} of {view.actors} actors at work, {progress.elapsed_s:.0f} s, no env step yet"
 
 
 def _progress_line(view: View, progress: CollectionProgress) -> str:

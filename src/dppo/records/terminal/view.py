@@ -43,7 +43,7 @@ class View:
     evaluation: dict[str, float] = field(default_factory=dict)  # the row with the last evaluation
     first_row: tuple[float, float] = (math.nan, math.nan)
     """Env steps and time of the first iteration of this call, which makes the environments."""
-    ready: int = 0  # processes that work on the present iteration, as last reported
+    at_work: int = 0  # processes that work on the present iteration, as last reported
     progress: CollectionProgress | None = None  # progress within a long iteration
     first: CollectionProgress | None = None
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
@@ -93,7 +93,7 @@ class View:
 
     def add_progress(self, progress: CollectionProgress) -> bool:
         """Set the progress of a long iteration; return whether env steps have been made since the last progress."""
-        self.ready = progress.processes
+        self.at_work = progress.processes
         last = None if self.first is None else self.progress
         if last is not None and (
             progress.iteration != last.iteration or progress.steps < last.steps
