@@ -13,7 +13,7 @@ import gymnasium as gym
 import pytest
 from builders import tiny_run
 from matrix import REBUILD
-from recorder import Notes
+from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
@@ -52,6 +52,20 @@ def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     report = (folder / "report.txt").read_text()
     assert "RuntimeError: the simulator failed in its step" in report
     assert incident["versions"]["dppo"] == dppo.__version__
+
+
+def test_a_run_that_fails_gets_no_advice_on_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the fault and its traceback, it would hide the reason."""
+    monkeypatch.setattr("dppo.records.notes.flat_note", lambda *_: "this run was flat")
+    recorder = Recorder()
+    with pytest.raises(EnvironmentFault):
+        dppo.train(settings(tmp_path / "failed", on_env_fault="raise"), observers=[recorder])
+    assert recorder.result is not None
+    assert "this run was flat" not in recorder.result.notes
+    whole = dppo.train(settings(tmp_path / "whole", on_env_fault="rebuild", env_faults="unlimited"))
+    assert "this run was flat" in whole.notes
 
 
 def test_a_constructor_that_fails_before_training_leaves_an_incident(tmp_path: Path) -> None:

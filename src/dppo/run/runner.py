@@ -21,6 +21,7 @@ from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.row_sums import RowSums
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line
+from dppo.records.notes import LearningNotes
 from dppo.records.observer import Observer, Result
 from dppo.records.observer_checks import checked_observers
 from dppo.records.observers import Observers
@@ -175,7 +176,7 @@ class Run:
                 self._complete(error)
             self._report_open_incidents()
             self.checkpoints.save_after(error)
-            self.observers.end(self._result(type(error).__name__), error)
+            self.observers.end(self._result(type(error).__name__, failed=True), error)
             raise
         result = self._result(stopped_by)
         self.observers.end(result, None)
@@ -284,7 +285,7 @@ class Run:
         fault.place = self.learner.env_faults.completed(fault.place)
         fault.message += instances_line(self.config, fault.place)
 
-    def _result(self, stopped_by: str | None) -> Result:
+    def _result(self, stopped_by: str | None, *, failed: bool = False) -> Result:
         """Return the result of the run as it is now; `stopped_by` is the name of the reason if it ended early."""
         learner = self.learner
         training_s = self.times.training_s
@@ -313,19 +314,24 @@ class Run:
             wrapper_names=self.config.wrapper_names,
             times=times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
             bottleneck=bottleneck,
-            notes=tuple(self._notes(advise=advise)),
+            notes=tuple(self._notes(advise=advise, failed=failed)),
             baseline=None if self.evaluations is None else self.evaluations.comparison(),
             config=self.config,
         )
 
-    def _notes(self, *, advise: bool) -> Iterator[str]:
-        """Yield the notes to print at the end of the run; `advise` includes advice on its speed."""
+    def _notes(self, *, advise: bool, failed: bool) -> Iterator[str]:
+        """Yield the notes to print at the end of the run; `advise` includes advice on its speed.
+
+        A run that `failed` gets no advice on learning, which would hide the reason.
+        """
         if self.evaluations is not None:
             yield from self.evaluations.notes()
         yield from self.parts.collector.notes()
         if advise and self.parts.core_use is not None:
             yield from self.parts.core_use.notes()
         for observer in self.observers:
+            if failed and isinstance(observer, LearningNotes):
+                continue
             try:
                 yield from observer.closing_notes()
             except Exception as error:
