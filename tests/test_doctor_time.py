@@ -115,13 +115,13 @@ def test_the_sums_of_an_update_are_known_before(
         sizes = {"num_samplers": 2, "num_steps": 8}
     config = make_config({"env_id": "CartPole-v1"} | sizes | settings)
     wanted = list[int]()
-    time_of = SGDClock.time_of
+    measure = SGDClock.measure
 
     def noted(clock: SGDClock, update: Any, sums: int, until: float) -> float:
         wanted.append(sums)
-        return time_of(clock, update, sums, until)
+        return measure(clock, update, sums, until)
 
-    monkeypatch.setattr(SGDClock, "time_of", noted)
+    monkeypatch.setattr(SGDClock, "measure", noted)
     monkeypatch.setattr(updating, "MAX_ITERATIONS", 4)
     monkeypatch.setattr(examination, "MAX_STEPS", 20)
     monkeypatch.setattr(examination, "times_of_algorithms", lambda *_: {})
@@ -141,10 +141,10 @@ def test_the_time_of_an_update_follows_from_its_first_sums() -> None:
         for _ in range(30):
             clock.sum_(tensor)
 
-    in_part = clock.time_of(update, 30, time.monotonic() - 1)
+    in_part = clock.measure(update, 30, time.monotonic() - 1)
     assert len(clock._times) == FEWEST_SUMS
     assert in_part == 2 + 29
-    whole = clock.time_of(update, 30, time.monotonic() + 1e6)
+    whole = clock.measure(update, 30, time.monotonic() + 1e6)
     assert whole == 1 + 31
     assert isinstance(clock, Parallel)
 

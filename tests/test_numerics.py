@@ -256,7 +256,7 @@ def test_a_run_says_why_its_results_are_equal_on_one_type_of_cpu_only(
     monkeypatch.setattr(building, "in_force", lambda numerics: nullcontext({}))
     monkeypatch.setattr(building, "has_avx2", lambda: has_avx2)
     with Notes() as notes, ExitStack() as stack:
-        building._numerics_in_force(tiny_run(None), stack)
+        building._set_numerics(tiny_run(None), stack)
     (text,) = notes.texts
     assert f"on this type of CPU only: {reason}. " in text
 

@@ -60,7 +60,7 @@ def texts(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> lis
     notes = LearningNotes(make_config(SETTINGS | settings), actions)
     printed: list[str] = []
     for row in rows(changes):
-        printed += notes.notes(row)
+        printed += notes.follow(row)
     return printed
 
 
@@ -160,7 +160,7 @@ def test_runs_that_learn_or_have_learned_get_no_notes(
 
 def test_notes_have_the_numbers_and_a_remedy() -> None:
     notes = LearningNotes(make_config(SETTINGS), DISCRETE)
-    assert notes.notes({"iteration": 0}) == [], "a row that somebody else wrote"
+    assert notes.follow({"iteration": 0}) == [], "a row that somebody else wrote"
     assert texts({"approx_kl": 7.6e-9, "episodic_return": -200.0}, norm_reward=True) == [
         "the policy hardly changes: approx_kl is 8e-09. Raise learning_rate (0.0003 now) or update_epochs, and check "
         "that actions affect rewards",
@@ -229,7 +229,7 @@ def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
         (row["iteration"], note)
         for row in rows(FLAT | {"approx_kl": 7.6e-9})
         for _ in "12"
-        for note in notes.notes(row)
+        for note in notes.follow(row)
     ]
     assert [iteration for iteration, _ in made] == [PATIENCE]
 

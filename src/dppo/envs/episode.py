@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -191,7 +191,7 @@ class CheckedEnv:
             if self._masks is not None:
                 obs = self._masks.attach_mask(obs, info, ended=terminated or truncated)
         except (BadResult, SkippedStep) as error:
-            raise self._no_transition(error) from None
+            self._raise_without_transition(error)
         except BaseException as error:
             guard.leave(error)
             raise self._raised("step", error) from None
@@ -200,19 +200,20 @@ class CheckedEnv:
         self.last_obs = obs
         return obs, reward, terminated, truncated, info
 
-    def _no_transition(self, error: BadResult | SkippedStep) -> EnvironmentFault | SkippedStep:
-        """Return what `step` raises if the environment returned something invalid, or took no step."""
-        if isinstance(error, SkippedStep):
-            self.guard.leave()
-            try:
-                self.last_obs = (
-                    self.first_obs if error.arrival is None else self._packed(*error.arrival)
-                )
-            except BadResult as problem:
-                return self._fault("step", f"returned {problem}.")
-            self.length += 1
-            return error
-        return self._fault("step", f"returned {error}.")
+    def _raise_without_transition(self, error: BadResult | SkippedStep) -> NoReturn:
+        """Raise a fault for an invalid result; raise SkippedStep again, after counting the step that was not taken."""
+        if isinstance(error, BadResult):
+            raise self._fault("step", f"returned {error}.") from None
+        self.guard.leave()
+        try:
+            shown_obs = self.first_obs
+            if error.arrival is not None:
+                shown_obs = self._packed(*error.arrival)
+        except BadResult as problem:
+            raise self._fault("step", f"returned {problem}.") from None
+        self.last_obs = shown_obs
+        self.length += 1
+        raise error from None
 
     def _packed(self, returned: Any, info: Any) -> np.ndarray:
         """Return an observation of an open episode as it is stored, with its mask; raise BadResult if it is invalid."""

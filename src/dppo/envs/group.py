@@ -65,21 +65,21 @@ class EnvGroup:
         self._pack = self._checks.pack
         self._checks_segments = not settings.limits
         self._returned = settings.spaces.index_of_returned
-        self._first = first_segment or FirstSegment(
+        self._first_segment = first_segment or FirstSegment(
             settings.spaces, settings.owner, sampler_id=settings.sampler_id
         )
         self._reported_outside = False
-        self._afterwards: list[Callable[[StepRows, EnvLog], None]] = []
+        self._step_hooks: list[Callable[[StepRows, EnvLog], None]] = []
         """Called after each step; writes to its rows and its log."""
         if _counts_lives(sub_envs.envs[0].env):
-            self._afterwards.append(self._end_lives)
+            self._step_hooks.append(self._end_lives)
         if sub_envs.are_joint:
-            self._afterwards.append(self._follow_interruptions)
+            self._step_hooks.append(self._follow_interruptions)
 
     def start(self, obs: np.ndarray, log: EnvLog) -> None:
         """Start the first episode of each environment: see `Environments`."""
         began = time.perf_counter()
-        self._checks.pack = self._first.watching(self._pack)
+        self._checks.pack = self._first_segment.watch(self._pack)
         for env in range(self.num_envs):
             obs[env] = self.begin_episode(env, 0, log)
         self.sub_envs.begin_segment(log)
@@ -112,7 +112,7 @@ class EnvGroup:
                 log.episodes.append(checked.finished(info, log.step + 1))
                 next_obs = self.begin_episode(env, checked.episode + 1, log)
             obs[env] = next_obs
-        for complete in self._afterwards:
+        for complete in self._step_hooks:
             complete(rows, log)
         log.step += 1
         log.seconds += time.perf_counter() - began
@@ -126,7 +126,7 @@ class EnvGroup:
     def _follow_interruptions(self, rows: StepRows, log: EnvLog) -> None:
         """Begin the next episodes of sub-environments that were reset with all others of their environment."""
         _, obs, _, _, truncated, valid = rows
-        for env, episode, lost_steps in self.sub_envs.interrupted():
+        for env, episode, lost_steps in self.sub_envs.interruptions():
             if lost_steps:
                 log.incidents.append(self._abandoned_with_all(env, lost_steps))
                 if valid[env]:
@@ -190,7 +190,9 @@ class EnvGroup:
             log.info = self.meter.take()
         if first:
             self._checks.pack = self._pack
-            log.incidents += self._first.findings(returned, offers_mask=self._envs[0].offers_mask)
+            log.incidents += self._first_segment.take_findings(
+                returned, offers_mask=self._envs[0].offers_mask
+            )
 
     def _report(self, outside: BadResult, steps: int, log: EnvLog, *, wrong: bool) -> None:
         """Raise for floats beyond a limit of their space, if the space is `wrong`; else log them.
@@ -233,7 +235,7 @@ class EnvGroup:
                 message = f"{self._settings.owner}, env {env}: {text}"
                 incidents.append(Incident(kind, message, env=env, lost_steps=length))
                 self.begin_episode(env, episode + 1, log)
-            obs[env] = self.sub_envs.shown(env)
+            obs[env] = self.sub_envs.shown_obs(env)
         self.sub_envs.begin_segment(log)
         seconds = time.perf_counter() - began
         log.seconds += seconds

@@ -190,14 +190,15 @@ class OwnStates:
                 _start(checked, state) for checked, state in zip(envs, states, strict=True)
             ]
         if self._files is not None:
-            arrays |= self._names(self._files, moment, log)
+            self._files.collect(moment)
+            self._report_copies(self._files.copied_bytes, log)
+            names = self._files.names(moment)
+            if names:
+                arrays["files"] = np.frombuffer("\n".join(names).encode(), np.uint8)
         self._measure(time.perf_counter() - began, sum(map(len, states)), log)
         return arrays
 
-    def _names(self, files: StateFiles, moment: int, log: EnvLog) -> dict[str, np.ndarray]:
-        """Return the names of kept files, for `SamplerCarry`, and remove older files."""
-        files.collect(moment)
-        copied = files.copied_bytes
+    def _report_copies(self, copied: int, log: EnvLog) -> None:
         if copied >= NOTICEABLE_BYTES and self.sampler_id == 0 and not self._copies_reported:
             self._copies_reported = True
             message = (
@@ -206,8 +207,6 @@ class OwnStates:
                 f"files below it are kept without a copy."
             )
             log.incidents.append(Incident(IncidentKind.OWN_STATE, message))
-        names = files.names(moment)
-        return {"files": np.frombuffer("\n".join(names).encode(), np.uint8)} if names else {}
 
     def _packed(self, checked: CheckedEnv, moment: int) -> bytes:
         state = packed(self._current(checked), partial(self._keep, moment))

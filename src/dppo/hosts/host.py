@@ -168,7 +168,7 @@ class ThreadedHost:
         self._progress.begin()
         thread = self._thread(sampler_id)
         call = thread.worker.begin(partial(thread.host.spaces, sampler_id))
-        spaces: list[Spaces] = self._results({call: thread})
+        spaces: list[Spaces] = self._wait_for({call: thread})
         return spaces[0]
 
     def collect(
@@ -180,7 +180,7 @@ class ThreadedHost:
         calls = self._begin(requests, policy, spaces)
         self._progress.begin(_steps_to_replay(requests))
         try:
-            answers: list[Answer] = self._results(calls)
+            answers: list[Answer] = self._wait_for(calls)
         finally:
             with self._turns:
                 self._num_over += 1
@@ -259,7 +259,7 @@ class ThreadedHost:
         if self._failure is not None:
             raise ClusterError("the samplers of this process are closed")
 
-    def _results(self, calls: dict[Future[Any], SamplerThread]) -> list[Any]:
+    def _wait_for(self, calls: dict[Future[Any], SamplerThread]) -> list[Any]:
         """Return the results of all calls; the first exception ends all threads, each after its current step."""
         try:
             done: set[Future[Any]] = set()

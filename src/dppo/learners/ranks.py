@@ -132,10 +132,10 @@ class RayTrainers:
             if time.monotonic() > ends_at:
                 self._link.watch.check()
 
-        return self._link.calls.call(self._fetched_state, "fetching the optimizer's state", check)
+        return self._link.calls.call(self._fetch_state, "fetching the optimizer's state", check)
 
     @calls_ray
-    def _fetched_state(self) -> dict[str, np.ndarray]:
+    def _fetch_state(self) -> dict[str, np.ndarray]:
         for number, ref in enumerate(self._states, start=1):
             try:
                 # The reference is kept, because releasing it ends this process if the raylet has died.
@@ -345,7 +345,7 @@ class RayTrainers:
     def _load(self) -> None:
         """Load the state before the update into all ranks."""
         weights = ray.put(self._weights)
-        state = ray.put(self._fetched_state())
+        state = ray.put(self._fetch_state())
         rows = {} if self._replay_buffer is None else self._replay_buffer.state()
         calls = [
             handle.load.remote(weights, state, rows_of_rank(rows, rank, len(self.ranks)))

@@ -14,7 +14,7 @@ from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import LoadedCheckpoint, best_json
 
 
-def deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
+def find_deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
     """Return the checkpoint that a run deploys, by its best.json if it has `never_worse`, and its comparison.
 
     Args:

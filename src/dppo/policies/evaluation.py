@@ -93,13 +93,18 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
             _play_here(player, arguments, played, check_signals)
     if isinstance(player.policy, Policy):
         _log_actions_at_bound(player.policy, played)
-    return _result(player.env_name, played, keys)
+    result = _result(player.env_name, played, keys)
+    for key in keys:
+        if key not in result.info:
+            logger.warning("info_keys=%s: is not a number in the info of any step", key)
+    return result
 
 
 def _result(env_name: str, played: Sequence[Episode], keys: Sequence[str]) -> Evaluation:
     returns = tuple(episode.episode_return for episode in played)
     lengths = tuple(episode.length for episode in played)
-    return Evaluation(env_name, returns, lengths, _info_of(played, keys))
+    info = _info_of(played, keys)
+    return Evaluation(env_name, returns, lengths, info)
 
 
 def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[EpisodeInfo, ...]]:
@@ -108,8 +113,6 @@ def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[
         infos = tuple(episode.measured[key] for episode in played if key in episode.measured)
         if infos:
             numbers[key] = infos
-        else:
-            logger.warning("info_keys=%s: is not a number in the info of any step", key)
     return numbers
 
 

@@ -1,7 +1,7 @@
 """The policy of a run, a loaded one, or a controller of the user's, and its environment, for an evaluation."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -264,8 +264,9 @@ def _settings_of(policy: Policy) -> dict[str, Any]:
 
 
 def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the settings of a run, with the arguments for `env`; see `_arguments`.
+    """Return the settings of a run, with the arguments for `env`.
 
+    They are those of the run with the user's; only the user's, which is logged, if `env` is another environment.
     Raise ConfigError if the run had a Python object as an argument, and `env_kwargs` does not take its place.
     """
     user_kwargs = _checked_kwargs(env_kwargs)
@@ -278,22 +279,20 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     is_replaced = bool(lost) and (lost <= user_kwargs.keys() or not is_own)
     # raises ConfigError for a lost argument
     settings = settings_to_resume(run, {"env_kwargs": {}} if is_replaced else None)
-    return settings | {"env_kwargs": _arguments(run_kwargs, user_kwargs, is_own=is_own, env=env)}
-
-
-def _arguments(
-    run_kwargs: Mapping[str, Any], user_kwargs: Mapping[str, Any], *, is_own: bool, env: Any
-) -> dict[str, Any]:
-    """Return the arguments of the run's own environment with the user's; only the user's for another environment."""
     if is_own:
-        return {**run_kwargs, **user_kwargs}
-    left_out = ", ".join(map(str, run_kwargs.keys() - user_kwargs.keys()))
-    if left_out and not is_made(env):
+        return settings | {"env_kwargs": {**run_kwargs, **user_kwargs}}
+    if not is_made(env):
+        _log_unused_kwargs(run_kwargs.keys() - user_kwargs.keys())
+    return settings | {"env_kwargs": user_kwargs}
+
+
+def _log_unused_kwargs(names: Iterable[Any]) -> None:
+    unused = ", ".join(map(str, names))
+    if unused:
         logger.info(
             "env_kwargs of the run (%s) are not passed to another environment; pass those it needs",
-            left_out,
+            unused,
         )
-    return dict(user_kwargs)
 
 
 def _is_of_run(env: Any, env_id: Any) -> bool:

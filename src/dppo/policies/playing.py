@@ -87,7 +87,7 @@ class Playing:
         env = adapted(env, lambda: env)
         spaces = acting.spaces_of(env, env_name)
         self._sub_envs = sub_envs_of([env], GroupSettings(env_name, spaces, self._seed_of))
-        self._played = self._sub_envs.played_alone()
+        self._played_envs = self._sub_envs.played_envs()
         self._infos = [InfoSums(settings.info_keys)]
 
     def _seed_of(self, _: int, episode: int) -> int:
@@ -102,7 +102,7 @@ class Playing:
             EnvironmentFault: the environment raised, or returned something invalid.
             ControllerFault: a controller raised, or returned something invalid.
         """
-        sub_envs = self._played
+        sub_envs = self._played_envs
         self._infos = [InfoSums(self._settings.info_keys) for _ in sub_envs]
         self._acting.begin(sub_envs, episode)
         self._progress.enter(place_of(Phase.RESET), episode)
@@ -125,7 +125,7 @@ class Playing:
         step_arguments = self._sub_envs.step_arguments(actions)
         num_ended = 0
         for sub_env, infos, argument in zip(
-            self._played, self._infos, step_arguments, strict=False
+            self._played_envs, self._infos, step_arguments, strict=False
         ):
             try:
                 _, _, terminated, truncated, info = sub_env.step(argument)
@@ -138,14 +138,14 @@ class Playing:
                 success = sub_env.finished(info, sub_env.length).success
                 if success is not None:
                     successes.append(success)
-        return num_ended == len(self._played)
+        return num_ended == len(self._played_envs)
 
     def _episode(self, episode: int, success: bool | None = None) -> Episode:
         return Episode(
             env=0,
             index=episode,
-            episode_return=fmean(sub_env.episode_return for sub_env in self._played),
-            length=self._played[0].length,
+            episode_return=fmean(sub_env.episode_return for sub_env in self._played_envs),
+            length=self._played_envs[0].length,
             success=success,
             measured=mean_of(self._infos),
             at_bounds=self._acting.at_bounds,

@@ -14,7 +14,7 @@ from dppo.envs.checks.observations import check_inside
 from dppo.envs.checks.returned import BadResult, leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.files import user_path
-from dppo.policies.deployed import deployed
+from dppo.policies.deployed import find_deployed
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
@@ -318,7 +318,7 @@ def read(path: str | Path) -> LoadedCheckpoint:
     run = find(user_path(path))
     for problem in run.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
-    return deployed(run, user_path(path))
+    return find_deployed(run, user_path(path))
 
 
 def model_name(run: LoadedCheckpoint, replaced_by: ModelClass | None = None) -> str | None:

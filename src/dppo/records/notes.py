@@ -119,29 +119,29 @@ class LearningNotes(Observer):
         self._reported = set[str]()
         self._unread: list[dict[str, float]] = []
         for row in rows:
-            self.notes(row)
+            self.follow(row)
 
     def on_iteration(self, row: dict[str, float]) -> None:
         """Read the rows of ten iterations together: a sign lasts for many."""
         self._unread.append(row)
         if len(self._unread) == ROWS_AT_ONCE:
-            self._read()
+            self._log_notes()
 
-    def _read(self) -> None:
+    def _log_notes(self) -> None:
         """Log the notes that are due after the rows that have not been read."""
         for row in self._unread:
-            for note in self.notes(row):
+            for note in self.follow(row):
                 logger.warning("%s", note)
         self._unread.clear()
 
     def closing_notes(self) -> list[str]:
         """Return what to try first if the run was flat for a third of its steps; read the last rows."""
-        self._read()
+        self._log_notes()
         note = flat_note(self._scores, self._config, self._actions, self._solved_at)
         return [] if note is None else [note]
 
-    def notes(self, row: Mapping[str, float]) -> list[str]:
-        """List the notes that are due after `row`, the next one of the run."""
+    def follow(self, row: Mapping[str, float]) -> list[str]:
+        """Take in `row`, the next one of the run; return the notes that are due after it."""
         # a second row of an iteration adds an evaluation, and repeats the figures of training
         if row["iteration"] == self._iteration:
             return []

@@ -181,7 +181,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         self._seed = 0
         self._options: dict[str, Any] = {}
         self._actions: list[np.ndarray] = []  # actions of the episode so far
-        self._last: np.ndarray | None = None  # observation after these actions
+        self._last_numbers: np.ndarray | None = None  # observation after these actions
         self._restarts = 0  # restarts of the solver in the episode
 
     def reset(
@@ -198,7 +198,8 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
             step = self._live().reset(self._seed, self._options)
         except SolverEnded as error:
             step = self._begin_again(error, "in its reset")
-        return self._observed(step), self._info(step)
+        self._last_numbers = step.numbers
+        return self._observation(step), self._info(step)
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action; return what the solver hands over.
@@ -218,7 +219,8 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         self._actions.append(numbers)
         ended = bool(step.end & TERMINATED)
         truncated = bool(step.end & TRUNCATED)
-        return self._observed(step), step.reward, ended, truncated, self._info(step)
+        self._last_numbers = step.numbers
+        return self._observation(step), step.reward, ended, truncated, self._info(step)
 
     def _live(self) -> Session:
         if self._session is None:
@@ -246,7 +248,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
                 raise SolverError(f"the solver ended in each replay {place} {next_error}") from None
             self._restart_and_replay(next_error, place, attempts - 1)
             return
-        if self._last is None or step.numbers.tobytes() != self._last.tobytes():
+        if self._last_numbers is None or step.numbers.tobytes() != self._last_numbers.tobytes():
             raise SolverError(
                 f"the solver ended {place} {error}\nIt was started again, but the same actions led to another "
                 f"observation than before: its episodes do not follow from the seed and the actions"
@@ -267,8 +269,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         except SolverEnded as second:
             raise SolverError(f"the solver ended twice {place} {second}") from None
 
-    def _observed(self, step: SolverStep) -> Any:
-        self._last = step.numbers
+    def _observation(self, step: SolverStep) -> Any:
         if not isinstance(self.observation_space, gym.spaces.Dict):
             return step.numbers.reshape(self._opening.observation[0].shape)
         observation = {}
@@ -311,7 +312,7 @@ class RestartingSolverEnv(SolverEnv):
             self._path.unlink(missing_ok=True)
         self._saves += 1
         self._path = self._folder / f"restart-{self._saves}"
-        self._check(self._asked("save", self._path), self._last)
+        self._check(self._asked("save", self._path), self._last_numbers)
         if not self._path.exists():
             raise SolverError(f"the solver wrote nothing at {self._path}, which dppo_path is")
         shape = self.action_space.shape or ()
@@ -321,7 +322,7 @@ class RestartingSolverEnv(SolverEnv):
             "seed": self._seed,
             "options": self._options,
             "actions": actions.reshape(-1, *shape),
-            "last": self._last,
+            "last": self._last_numbers,
             "restarts": self._restarts,
         }
 
@@ -333,7 +334,7 @@ class RestartingSolverEnv(SolverEnv):
         self._seed = state["seed"]
         self._options = state["options"]
         self._actions = list(state["actions"].astype(self._opening.dtype))
-        self._last = step.numbers
+        self._last_numbers = step.numbers
         self._restarts = state["restarts"]
 
     def _asked(self, verb: str, path: Path) -> SolverStep:

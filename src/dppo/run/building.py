@@ -53,7 +53,7 @@ def build(
     Raise CheckpointError if the environment differs from the environment of the run to continue.
     """
     start = folder.start or folder.origin
-    variables = _numerics_in_force(config, stack)
+    variables = _set_numerics(config, stack)
     if start is None and config.freeze_norm_after == 0 and config.init_from is None:
         raise ConfigError(
             "freeze_norm_after=0: a new run has no statistics to keep. Use a larger number, or branch."
@@ -163,7 +163,7 @@ def _spaces(collector: Collector, config: Config, stop: StopSignals) -> Spaces:
         raise
 
 
-def _numerics_in_force(config: Config, stack: ExitStack) -> dict[str, str]:
+def _set_numerics(config: Config, stack: ExitStack) -> dict[str, str]:
     """Set the variables that choose the code of NumPy and torch, until `stack` is closed.
 
     Return them, for the processes that the run starts; {} if they have no effect in this process.

@@ -80,7 +80,7 @@ class Evaluations(Observer):
         self._waited_s = 0.0
         self._notices = Notices()
         if isinstance(players, InProcessPlayers):
-            players.stepped = self._stepped
+            players.on_step = self._on_step
         self._begun = False  # True if an evaluation has begun since the last checkpoint
         self._faults = 0
         self._open: dict[int, OpenEvaluation] = {}  # iteration of the policy -> evaluation
@@ -149,7 +149,7 @@ class Evaluations(Observer):
                 if not self._baseline_is_ready and self._notices.take_due():
                     self._log_progress(self._baseline_play)
 
-    def not_saved(self, number: int) -> None:
+    def drop_unsaved(self, number: int) -> None:
         """Leave out an evaluation whose checkpoint could not be written: the best one must have its checkpoint."""
         self._unsaved.add(number)
         self._best.drop(number)
@@ -194,7 +194,7 @@ class Evaluations(Observer):
             self._begun = True
         self._steps = steps
         self._row = row
-        results = self._over(wait=is_last or self._config.num_actors == 0)
+        results = self._take_ended(wait=is_last or self._config.num_actors == 0)
         if results:
             *earlier_results, last_result = results
             self._report(earlier_results)
@@ -212,7 +212,7 @@ class Evaluations(Observer):
     def finish(self) -> bool:
         """Wait for the evaluations that are not over, unless a signal has arrived; return whether there were any."""
         waiting = bool(self._open)
-        self._report(self._over(wait=True))
+        self._report(self._take_ended(wait=True))
         return waiting
 
     def _load(self, state: Any) -> None:
@@ -273,7 +273,7 @@ class Evaluations(Observer):
             stopped_by = self._observers.iteration(self._row)
             self.stopped_by = self.stopped_by or stopped_by
 
-    def _over(self, *, wait: bool) -> list[Row]:
+    def _take_ended(self, *, wait: bool) -> list[Row]:
         """Return the results of the evaluations that are over, in their order; log a wait that is long."""
         began = time.monotonic()
         try:
@@ -300,7 +300,7 @@ class Evaluations(Observer):
                 logger.info(WAITING, self.describe_open(), self._config.eval_timeout_s)
             self._take_in(outcomes)
 
-    def _stepped(self, length: int) -> None:
+    def _on_step(self, length: int) -> None:
         """Log now and then how far the episodes in this process are; the current one has `length` steps."""
         if not self._notices.take_due():
             return

@@ -134,6 +134,8 @@ class PartsFactory:
             trainers = self._local_trainer(plan, spaces)
         else:
             trainers = self._ray_trainers(plan, spaces, expected, self.session)
+            if plan.learners.num_learners > 1:
+                self._log_speedup(plan, trainers)
         stages: list[RunStage] = []
         if trace is not None:  # first, as it is about the newest segments alone
             stages.append(trace)
@@ -157,17 +159,19 @@ class PartsFactory:
         self, plan: TrainerPlan, spaces: Spaces, expected: Expected, session: RaySession
     ) -> RayTrainers:
         from dppo.learners.ranks import RayTrainers
-        from dppo.learners.speedup import describe_speedup
 
         link = session.link("learners")
         trainers = RayTrainers(
             plan, spaces, logger.warning, self.stop.check, link, expected=expected
         )
         self.stack.callback(trainers.close)
-        if plan.learners.num_learners > 1:
-            speedup = trainers.measure_speedup(plan.sizes.minibatch_rows)
-            logger.warning("%s", describe_speedup(plan, trainers.spec, speedup))
         return trainers
+
+    def _log_speedup(self, plan: TrainerPlan, trainers: RayTrainers) -> None:
+        from dppo.learners.speedup import describe_speedup
+
+        speedup = trainers.measure_speedup(plan.sizes.minibatch_rows)
+        logger.warning("%s", describe_speedup(plan, trainers.spec, speedup))
 
     def players(self, spaces: Spaces, spec: NetworkSpec) -> InProcessPlayers | ActorPlayers | None:
         """Return the players of the episodes of evaluations; None without evaluations."""

@@ -42,8 +42,8 @@ class InProcessPlayers:
         self._episodes = episodes
         self._timeout_s = timeout_s
         self._turn = turn
-        self.stepped: Callable[[int], object] = int
-        """Is called with the length of an episode after its reset and each step; of several players, now and then with
+        self.on_step: Callable[[int], object] = int
+        """Called with the length of an episode after its reset and each step; of several players, now and then with
         the length of the longest."""
         for player in players:
             player.progress = ActivityRecord()
@@ -78,10 +78,10 @@ class InProcessPlayers:
         except BaseException:  # a signal
             self._is_closed = True
             raise
-        self.stepped(max(self._lengths))
+        self.on_step(max(self._lengths))
         # those that began first are reported first
         in_order = [call for call in self._playing if call in ended]
-        return [outcome for call in in_order for outcome in self._ended(call)]
+        return [outcome for call in in_order for outcome in self._take_ended(call)]
 
     def _next_alone(self) -> list[Outcome]:
         if not self._tasks:
@@ -89,9 +89,9 @@ class InProcessPlayers:
         task = self._tasks.popleft()
         try:
             with self._turn():
-                return [(*task[:2], self._play(0, task, self.stepped))]
+                return [(*task[:2], self._play(0, task, self.on_step))]
         except DppoError as error:
-            return self._failed(task, error)
+            return self._take_failure(task, error)
 
     def _play(self, index: int, task: Task, stepped: Callable[[int], object]) -> Episode:
         player = self._players[index]
@@ -115,7 +115,7 @@ class InProcessPlayers:
         if self._is_closed:
             raise ClusterError("the run is over")
 
-    def _ended(self, call: Future[Episode]) -> list[Outcome]:
+    def _take_ended(self, call: Future[Episode]) -> list[Outcome]:
         """Return the outcome of a call that has ended; none if its evaluation was over before."""
         index, task = self._playing.pop(call)
         self._idle.append(index)
@@ -126,9 +126,9 @@ class InProcessPlayers:
         try:
             return [(*task[:2], call.result())]
         except DppoError as error:
-            return self._failed(task, error)
+            return self._take_failure(task, error)
 
-    def _failed(self, task: Task, error: DppoError) -> list[Outcome]:
+    def _take_failure(self, task: Task, error: DppoError) -> list[Outcome]:
         """Return a failure as an outcome; an episode that was not over in time ends its evaluation."""
         number, episode, _ = task
         if isinstance(error, ClusterError):

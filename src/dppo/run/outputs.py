@@ -118,7 +118,7 @@ def starting_line(config: Config) -> str:
     return f"Starting {counted(config.most_actors, 'Ray actor')} ..."
 
 
-def shown_at_once(display: Display) -> Callable[[str], None]:
+def notifier(display: Display) -> Callable[[str], None]:
     """Return a function that logs a line, and shows it at once, even while the run is not ready."""
 
     def notify(text: str) -> None:
@@ -129,7 +129,9 @@ def shown_at_once(display: Display) -> Callable[[str], None]:
 
 
 @contextmanager
-def opened(folder: AbstractContextManager[RunFolder], disk: OutsideThread) -> Iterator[RunFolder]:
+def open_run_folder(
+    folder: AbstractContextManager[RunFolder], disk: OutsideThread
+) -> Iterator[RunFolder]:
     """Open a run folder in the thread of its disk, and unlock it there in the end; close the thread."""
     in_thread = ExitStack()
     try:

@@ -91,7 +91,7 @@ def _run(
     forget_notes()
     outputs.check_code(config)
     display = make_display(config.progress)
-    notify = outputs.shown_at_once(display)
+    notify = outputs.notifier(display)
     stop = StopSignals(lambda text: watching.note(text))  # noqa: PLW0108  `watching` is created below
     watching = Observers(
         display, [*observers, *plugin("trackers")(config, notify, stop.seconds_since)]
@@ -101,7 +101,7 @@ def _run(
     )
     with ExitStack() as stack:
         opening = run_folder.open_run(config, resume, branch=branch)
-        folder = stack.enter_context(outputs.opened(opening, disk))
+        folder = stack.enter_context(outputs.open_run_folder(opening, disk))
         stack.enter_context(states_of_run(config, folder.path, disk))
         try:
             with stop:

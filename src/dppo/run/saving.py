@@ -124,7 +124,7 @@ class RunCheckpoints:
         incident = Incident(IncidentKind.CHECKPOINT_FAILED, str(error))
         self._learner.count(incident)
         if self.evaluations is not None:
-            self.evaluations.not_saved(self._learner.iteration)
+            self.evaluations.drop_unsaved(self._learner.iteration)
         if not self._has_failed:
             logger.warning("%s Further failures are counted, not reported.", error)
         self._has_failed = True

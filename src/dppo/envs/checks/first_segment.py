@@ -52,8 +52,8 @@ class FirstSegment:
     precise: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Numbers of more digits than float32 has, as they were returned, by the name of the leaf."""
 
-    def watching(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
-        """Return `pack` so that numbers of more digits than float32 has are remembered as they were returned."""
+    def watch(self, pack: Callable[[Any], np.ndarray]) -> Callable[[Any], np.ndarray]:
+        """Remember numbers of more digits than float32 has as they are returned; return `pack` so that it does that."""
         self.precise = {}
         if self.sampler_id:
             return pack
@@ -71,7 +71,7 @@ class FirstSegment:
 
         return watched
 
-    def findings(self, obs: np.ndarray, *, offers_mask: bool) -> list[Incident]:
+    def take_findings(self, obs: np.ndarray, *, offers_mask: bool) -> list[Incident]:
         """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered.
 
         `offers_mask`: the info of a reset has an action mask.

@@ -52,21 +52,23 @@ class JointAgents(JointEnv):
             if name in acting:
                 # the end of the episode of all agents truncates those that did not terminate
                 is_cut_off = truncated[name] or (over and not terminated[name])
-                sub_env.answer = (
+                sub_env.step_result = (
                     obs[name],
                     rewards[name],
                     terminated[name],
                     is_cut_off,
                     infos.get(name, {}),
                 )
-                sub_env.waiting = bool(terminated[name] or is_cut_off)
+                sub_env.is_waiting = bool(terminated[name] or is_cut_off)
             elif name in remaining:
                 # the agent has joined, and acts from the next step on
-                sub_env.answer = SkippedStep(over=False, arrival=(obs[name], infos.get(name, {})))
-                sub_env.waiting = False
+                sub_env.step_result = SkippedStep(
+                    over=False, arrival=(obs[name], infos.get(name, {}))
+                )
+                sub_env.is_waiting = False
             else:
-                sub_env.answer = SkippedStep(over=over)
-        if over and not self.once:
+                sub_env.step_result = SkippedStep(over=over)
+        if over and not self.plays_once:
             self._begin_all(self.next_seed(0))
 
     def begin(self, sub_env: SubEnv, seed: int) -> None:
@@ -87,7 +89,7 @@ class JointAgents(JointEnv):
         for name, sub_env in zip(self._names, self.sub_envs, strict=True):
             # the sub-environment of an absent agent shows the observation of another one
             source = name if name in obs else first_present
-            sub_env.first = obs[source], infos.get(source, {})
+            sub_env.reset_result = obs[source], infos.get(source, {})
 
     def _check_agents(self, part: str, by_agent: Any, needed: set[str]) -> None:
         """Raise BadResult unless a part of a result is a dict by agent that has all the `needed` ones."""

@@ -30,11 +30,11 @@ class SubEnv:
     def __init__(self, joint: JointEnv, index: int) -> None:
         self.index = index
         self.joint = joint
-        self.answer: Any = None
+        self.step_result: Any = None
         """Result of the next `step`, or a `SkippedStep`."""
-        self.first: Any = None
+        self.reset_result: Any = None
         """Result of the next `reset`, if that reset has been made."""
-        self.waiting = False
+        self.is_waiting = False
         """The episode has ended, and the next one begins in a later step."""
         self.restarts = -1
         """`JointEnv.restarts` at the last reset of this sub-environment."""
@@ -54,9 +54,9 @@ class SubEnv:
         """
         if self.index == 0:
             self.joint.step_all(actions)
-        if isinstance(self.answer, SkippedStep):
-            raise self.answer
-        return self.answer
+        if isinstance(self.step_result, SkippedStep):
+            raise self.step_result
+        return self.step_result
 
     def reset(self, *, seed: int, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; raise ValueError for options, which cannot be given to one sub-environment."""
@@ -64,15 +64,15 @@ class SubEnv:
             raise ValueError(
                 f"options={options} of a reset are not for environments with sub-environments"
             )
-        if self.first is None or (self.joint.once and self.index == 0):
+        if self.reset_result is None or (self.joint.plays_once and self.index == 0):
             try:
                 self.joint.begin(self, seed)
             except BaseException as error:
                 self.joint.error = error
                 raise
-        obs, info = self.first
-        self.first = None
-        self.waiting = False
+        obs, info = self.reset_result
+        self.reset_result = None
+        self.is_waiting = False
         mask = {}
         # Only the mask is copied: an info may be None, or hold objects that cannot be copied.
         if isinstance(info, dict) and MASK in info:
@@ -97,7 +97,7 @@ class JointEnv(ABC):
     """True if the sub-environments have their episodes in common."""
     unread_masks = False
     """The environments have a method for action masks that is never called."""
-    once = False
+    plays_once = False
     """No episode follows when all sub-environments have ended theirs, and the first reset of an episode resets all."""
     next_seed: Callable[[int], int]
     """Returns the seed of the next episode of a sub-environment."""
@@ -110,12 +110,12 @@ class JointEnv(ABC):
         """Times that all sub-environments were reset at once, which ended their episodes."""
         self.error: BaseException | None = None
         """The error that broke the environment."""
-        self.last: Any = None
+        self.last_obs: Any = None
         """Observations of all sub-environments; None before the first reset."""
 
     @abstractmethod
     def step(self, actions: Sequence[Any]) -> None:
-        """Step each sub-environment with its action; set `answer` of all, and `first` of those that were reset."""
+        """Step each sub-environment; set `step_result` of all, and `reset_result` of those that were reset."""
 
     @abstractmethod
     def begin(self, sub_env: SubEnv, seed: int) -> None:
@@ -130,23 +130,23 @@ class JointEnv(ABC):
         except BaseException as error:
             self.error = error
             for sub_env in self.sub_envs:
-                sub_env.answer = SkippedStep(over=False)
+                sub_env.step_result = SkippedStep(over=False)
             raise
 
-    def again(self, index: int) -> SubEnv:
+    def remake(self, index: int) -> SubEnv:
         """Open a failed sub-environment again and return it; make a new `env` if the failure closed the old one."""
         if self.env is None:
             fresh = self._make()
             self.env = fresh.env
             self.observation_space = fresh.observation_space
             self.action_space = fresh.action_space
-            self.last = None
+            self.last_obs = None
             self.restarts += 1
             for sub_env in self.sub_envs:
-                sub_env.first = None
+                sub_env.reset_result = None
                 sub_env.is_open = True
         self.sub_envs[index].is_open = True
-        self.sub_envs[index].waiting = False
+        self.sub_envs[index].is_waiting = False
         return self.sub_envs[index]
 
     def close_unused(self) -> None:
@@ -185,12 +185,12 @@ class JointSubEnvs:
         for checked in self.envs:
             checked.episode = -1  # the next one is the first
         joint.next_seed = lambda env: settings.episode_seed(env, self.envs[env].episode + 1)
-        self.make = joint.again
+        self.make = joint.remake
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Start an episode, unless the sub-environment waits for it: see `SubEnvs`."""
         sub_env = self._joint.sub_envs[env]
-        if sub_env.waiting and sub_env.first is None:
+        if sub_env.is_waiting and sub_env.reset_result is None:
             return self.envs[env].first_obs
         return self.envs[env].reset(episode, options)
 
@@ -202,13 +202,13 @@ class JointSubEnvs:
         """Repeat the actions of all sub-environments for each sub-environment: see `inputs`."""
         return [actions] * len(self.envs)
 
-    def interrupted(self) -> Iterator[Interruption]:
+    def interruptions(self) -> Iterator[Interruption]:
         """Yield the sub-environments whose episodes ended because another one has failed, so that all were reset."""
         for sub_env, checked in zip(self._joint.sub_envs, self.envs, strict=True):
             if sub_env.restarts == self._joint.restarts:
                 continue
-            lost_steps = 0 if sub_env.waiting else checked.length
-            sub_env.waiting = False
+            lost_steps = 0 if sub_env.is_waiting else checked.length
+            sub_env.is_waiting = False
             episode = checked.episode + 1
             if self._joint.shared:
                 episode = max(other.episode for other in self.envs)
@@ -246,7 +246,7 @@ class JointSubEnvs:
         if self._joint.shared:
             differ = [any(differ)] * len(self.envs)
         for sub_env, differs in zip(self._joint.sub_envs, differ, strict=True):
-            sub_env.waiting = sub_env.waiting and not differs
+            sub_env.is_waiting = sub_env.is_waiting and not differs
         reason = (
             "the replay ended in another state: the environment is not deterministic given its seed"
         )
@@ -268,8 +268,8 @@ class JointSubEnvs:
         lengths = np.array([len(env_actions) for env_actions in actions])
         longest = int(lengths.max())
         for sub_env in self._joint.sub_envs:
-            sub_env.first = None
-            sub_env.waiting = False
+            sub_env.reset_result = None
+            sub_env.is_waiting = False
         for step in range(longest + 1):
             beginning = (
                 range(num_envs) if step == 0 else np.flatnonzero(longest - lengths == step).tolist()
@@ -290,17 +290,17 @@ class JointSubEnvs:
                 self.settings.progress.replay()
         log.incidents += replay_log.incidents
 
-    def shown(self, env: int) -> np.ndarray:
+    def shown_obs(self, env: int) -> np.ndarray:
         """Return the latest observation of a sub-environment; if it waits, the first one of the ended episode."""
         checked = self.envs[env]
-        return checked.first_obs if self._joint.sub_envs[env].waiting else checked.last_obs
+        return checked.first_obs if self._joint.sub_envs[env].is_waiting else checked.last_obs
 
     def avoid(self, fatal: Sequence[FatalStep]) -> None:
         """Take all steps: a step of one sub-environment is a step of all."""
 
-    def played_alone(self) -> list[CheckedEnv]:
+    def played_envs(self) -> list[CheckedEnv]:
         """Return all agents, or the first sub-environment of a vector: the others have episodes of their own."""
-        self._joint.once = True
+        self._joint.plays_once = True
         self._joint.next_seed = lambda _: 0
         return self.envs if self._joint.shared else self.envs[:1]
 

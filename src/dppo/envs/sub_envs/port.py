@@ -59,7 +59,7 @@ class SubEnvs(Protocol):
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
         """Convert E actions of the environment's own space to E arguments of `CheckedEnv.step`."""
 
-    def interrupted(self) -> Iterable[Interruption]:
+    def interruptions(self) -> Iterable[Interruption]:
         """Yield those whose episodes were cut off in this step; each begins its next episode before the next step."""
 
     def make(self, env: int) -> Any:
@@ -92,10 +92,10 @@ class SubEnvs(Protocol):
         `actions`: for each sub-environment [n, *A], the actions since its reset; empty without a replay.
         """
 
-    def shown(self, env: int) -> np.ndarray:
+    def shown_obs(self, env: int) -> np.ndarray:
         """The observation from which the next action of a sub-environment follows."""
 
-    def played_alone(self) -> list[CheckedEnv]:
+    def played_envs(self) -> list[CheckedEnv]:
         """Return those that play an episode after which none follows: all agents, or the first sub-environment."""
 
     def close(self) -> None:

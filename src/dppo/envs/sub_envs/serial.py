@@ -102,7 +102,7 @@ class SerialSubEnvs:
         """Leave the actions as they are: each environment takes its own."""
         return actions
 
-    def interrupted(self) -> Iterable[Interruption]:
+    def interruptions(self) -> Iterable[Interruption]:
         return ()
 
     def make(self, env: int) -> Any:
@@ -137,10 +137,10 @@ class SerialSubEnvs:
             for env in range(len(self.envs))
         ]
 
-    def shown(self, env: int) -> np.ndarray:
+    def shown_obs(self, env: int) -> np.ndarray:
         return self.envs[env].last_obs
 
-    def played_alone(self) -> list[CheckedEnv]:
+    def played_envs(self) -> list[CheckedEnv]:
         return self.envs[:1]
 
     def close(self) -> None:

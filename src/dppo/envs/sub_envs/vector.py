@@ -59,33 +59,33 @@ class JointVector(JointEnv):
         batch: Any = create_empty_array(self.action_space, len(actions))
         answer = self.env.step(concatenate(self.action_space, actions, batch))
         self._check_step(answer)
-        self.last, rewards, terminated, truncated, info = answer
+        self.last_obs, rewards, terminated, truncated, info = answer
         columns = [np.asarray(column).tolist() for column in (rewards, terminated, truncated)]
         seeds: dict[int, int] = {}  # of sub-environments that are reset after this step
         for sub_env, reward, is_terminated, is_truncated in zip(
             self.sub_envs, *columns, strict=True
         ):
             ended = is_terminated or is_truncated
-            reads_info = MASK in info or ended or sub_env.waiting
-            obs, sub_env_info = self._result(self.last, info if reads_info else {}, sub_env)
-            if sub_env.waiting:
-                sub_env.first = obs, sub_env_info
-                sub_env.answer = SkippedStep(over=True)
+            reads_info = MASK in info or ended or sub_env.is_waiting
+            obs, sub_env_info = self._result(self.last_obs, info if reads_info else {}, sub_env)
+            if sub_env.is_waiting:
+                sub_env.reset_result = obs, sub_env_info
+                sub_env.step_result = SkippedStep(over=True)
                 continue
             if ended and self._same_step:
                 if "final_obs" not in info:
                     raise BadResult(
                         f"no info['final_obs'] in the step that ended an episode, as {self._mode} needs it"
                     )
-                sub_env.first = obs, sub_env_info
+                sub_env.reset_result = obs, sub_env_info
                 obs, sub_env_info = self._result(
                     info["final_obs"], info.get("final_info", {}), sub_env
                 )
             elif ended and self._seeded:
                 seeds[sub_env.index] = self.next_seed(sub_env.index)
                 obs = deepcopy(obs)  # the reset below may write to the same array
-            sub_env.answer = obs, reward, is_terminated, is_truncated, sub_env_info
-            sub_env.waiting = bool(ended) and not (self._same_step or self._seeded)
+            sub_env.step_result = obs, reward, is_terminated, is_truncated, sub_env_info
+            sub_env.is_waiting = bool(ended) and not (self._same_step or self._seeded)
         if seeds:
             self._reset(seeds)
 
@@ -93,7 +93,7 @@ class JointVector(JointEnv):
         """Reset this sub-environment; reset all if a single one cannot be reset, or none has been reset yet."""
         if not self._seeded:
             self._reset_all(seed)
-        elif self.last is None:
+        elif self.last_obs is None:
             seeds = {each.index: self.next_seed(each.index) for each in self.sub_envs}
             self._reset(seeds | {sub_env.index: seed})
         else:
@@ -105,7 +105,7 @@ class JointVector(JointEnv):
         has_fixed_seed = (
             isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys()
         )
-        self.last, info = self._checked_reset(
+        self.last_obs, info = self._checked_reset(
             self.env.reset() if has_fixed_seed else self.env.reset(seed=seed)
         )
         self.restarts += 1
@@ -116,21 +116,23 @@ class JointVector(JointEnv):
         if self._takes_seeds:
             self._reset_sub_envs(seeds, [seeds.get(sub_env.index) for sub_env in self.sub_envs])
             return
-        if self.last is None:  # some must begin with all sub-environments
-            self.last, _ = self._checked_reset(self.env.reset(seed=min(seeds.values())))
+        if self.last_obs is None:  # some must begin with all sub-environments
+            self.last_obs, _ = self._checked_reset(self.env.reset(seed=min(seeds.values())))
         for index, seed in seeds.items():
             self._reset_sub_envs([index], seed)
 
     def _reset_sub_envs(self, indices: Iterable[int], seed: Any) -> None:
         mask = np.isin(np.arange(len(self.sub_envs)), list(indices))
-        before = self.last if self._obeys else copy(self.last)  # it may write to the same array
-        self.last, info = self._checked_reset(
+        before = (
+            self.last_obs if self._obeys else copy(self.last_obs)
+        )  # it may write to the same array
+        self.last_obs, info = self._checked_reset(
             self.env.reset(seed=seed, options={"reset_mask": mask})
         )
         if (
             not self._obeys
             and isinstance(before, np.ndarray)
-            and (before != self.last)[~mask].any()
+            and (before != self.last_obs)[~mask].any()
         ):
             raise ValueError(
                 "reset(options={'reset_mask': ...}) changed observations of sub-environments outside of the mask"
@@ -139,7 +141,7 @@ class JointVector(JointEnv):
 
     def _note_resets(self, sub_envs: Iterable[SubEnv], info: Any) -> None:
         for sub_env in sub_envs:
-            sub_env.first = self._result(self.last, info, sub_env)
+            sub_env.reset_result = self._result(self.last_obs, info, sub_env)
 
     def _check_step(self, answer: Any) -> None:
         """Raise BadResult unless a step returned five parts, and a reward and two flags for each sub-environment."""

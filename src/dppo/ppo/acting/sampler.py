@@ -147,7 +147,7 @@ class PPOSampler:
         self.obs = rollout.obs[number, -1].copy()
         if rollout.memory is not None:
             self.memory = rollout.memory.before[number, -1].copy()
-        statistics = self._statistics(segment, rollout.snapshot.obs_scale)
+        statistics = self._next_statistics(segment, rollout.snapshot.obs_scale)
         self.envs.check(rollout.obs[number], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
         carry = SamplerCarry(
@@ -183,7 +183,7 @@ class PPOSampler:
         )
         return report, segment
 
-    def _statistics(self, segment: Segment, scale: ObsScale | None) -> Statistics:
+    def _next_statistics(self, segment: Segment, scale: ObsScale | None) -> Statistics:
         """Return moments for the normalizers; of returns R <- gamma R + r, which run on from segment to segment.
 
         Rows that are not transitions are not counted, and reset R. Source: detail 30; OpenAI baselines' VecNormalize.

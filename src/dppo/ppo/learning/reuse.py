@@ -54,7 +54,7 @@ class OlderPolicies(Stage):
             returns=estimates.returns,
         )
 
-    def figures(self, batch: Batch, network: CurrentNetwork, ppo: ResolvedPPO) -> dict[str, float]:
+    def finish(self, batch: Batch, network: CurrentNetwork, ppo: ResolvedPPO) -> dict[str, float]:
         """Adapt the learning rate; return how far the policy has moved from `pi_k`, over the rows of all ranks."""
         clip = ppo.clip_coef * reuse_clip_factor(ppo.reuse)
         distance, clipfrac = self._moved(batch, network, clip)

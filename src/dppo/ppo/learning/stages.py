@@ -113,8 +113,8 @@ class Stage:
     def renew(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
         return batch
 
-    def figures(self, batch: Batch, network: CurrentNetwork, ppo: ResolvedPPO) -> dict[str, float]:
-        """Return figures for the metrics, once the network has been trained on `batch`."""
+    def finish(self, batch: Batch, network: CurrentNetwork, ppo: ResolvedPPO) -> dict[str, float]:
+        """Finish the update, once the network has been trained on `batch`; return figures for the metrics."""
         return {}
 
     def state(self) -> dict[str, np.ndarray]:

@@ -157,7 +157,7 @@ class PPOTrainer:
         if scale is not None:
             figures |= value_figures(scale)
         for stage in self.stages:
-            figures |= stage.figures(batch, self._network(batch), ppo)
+            figures |= stage.finish(batch, self._network(batch), ppo)
         return Update(figures, self._learning_rate(ppo), scale)
 
     def _network(self, batch: Batch) -> CurrentNetwork:

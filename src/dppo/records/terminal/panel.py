@@ -163,8 +163,8 @@ def _lines(
 
 def _waiting(view: View, now: float) -> RenderableType:
     items = [Text("waiting for the first env steps"), _item("elapsed", duration(now - view.began))]
-    if view.at_work:
-        items.append(_item("actors", f"{view.at_work} of {view.actors} at work"))
+    if view.busy_processes:
+        items.append(_item("actors", f"{view.busy_processes} of {view.actors} at work"))
     return _Flow(items)
 
 

@@ -163,7 +163,7 @@ def _time_split(row: dict[str, float]) -> str:
 
 
 def _starting_line(view: View, progress: CollectionProgress) -> str:
-    return f"{view.at_work} of {view.actors} actors at work, {progress.elapsed_s:.0f} s, no env step yet"
+    return f"{view.busy_processes} of {view.actors} actors at work, {progress.elapsed_s:.0f} s, no env step yet"
 
 
 def _progress_line(view: View, progress: CollectionProgress) -> str:

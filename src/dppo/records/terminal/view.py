@@ -43,9 +43,9 @@ class View:
     evaluation: dict[str, float] = field(default_factory=dict)  # the row with the last evaluation
     first_row: tuple[float, float] = (math.nan, math.nan)
     """Env steps and time of the first iteration of this call, which makes the environments."""
-    at_work: int = 0  # processes that work on the present iteration, as last reported
+    busy_processes: int = 0  # processes that work on the present iteration, as last reported
     progress: CollectionProgress | None = None  # progress within a long iteration
-    first: CollectionProgress | None = None
+    first_progress: CollectionProgress | None = None
     """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
     moved_at: float = 0.0  # time at which `progress` last showed new env steps
     # mean returns after each iteration
@@ -93,18 +93,18 @@ class View:
 
     def add_progress(self, progress: CollectionProgress) -> bool:
         """Set the progress of a long iteration; return whether env steps have been made since the last progress."""
-        self.at_work = progress.processes
-        last = None if self.first is None else self.progress
+        self.busy_processes = progress.processes
+        last = None if self.first_progress is None else self.progress
         if last is not None and (
             progress.iteration != last.iteration or progress.steps < last.steps
         ):
-            self.first = None
+            self.first_progress = None
             last = None
         steps_before = 0 if last is None else last.steps
         if progress.steps == steps_before:
             return False
-        if self.first is None:
-            self.first = progress
+        if self.first_progress is None:
+            self.first_progress = progress
         self.progress = progress
         self.moved_at = time.monotonic()
         return True
@@ -112,7 +112,7 @@ class View:
     @property
     def steps_per_s(self) -> float:
         """Env steps per second of a long iteration, over all processes; NaN while unknown."""
-        first = self.first
+        first = self.first_progress
         last = self.progress
         if first is None or last is None or last.steps < first.steps + 2 * max(1, last.processes):
             # the time of so few steps depends mostly on resets, and on which process was first

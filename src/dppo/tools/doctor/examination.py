@@ -49,8 +49,8 @@ from dppo.tools.doctor.playing import (
     FIRST_SIZES,
     WITH_SECOND,
     StepFacts,
-    guarded,
-    restored,
+    difference_after_restoring,
+    guard_each,
     segments,
     spread,
     steps_of,
@@ -209,7 +209,7 @@ class Examination:
         self._report(
             make_s=self._instances.seconds["make"][0],
             env_mb=self._instances.env_mb / num_sub_envs,
-            changed_by_making=process.changes(),
+            changed_by_making=process.take_changes(),
             threads=process.new_threads(),
             packages=process.new_packages(self._instances.first()),
             children=process.usage().children,
@@ -231,7 +231,7 @@ class Examination:
         played = Played(memory=[(0, before.mb)])
         core = CoreClock()
         sizes_to_play = sizes or self._segment_sizes(self._end_of_stage(PLAY_SHARE))
-        for report, segment in guarded(segments([built.sampler], sizes_to_play)):
+        for report, segment in guard_each(segments([built.sampler], sizes_to_play)):
             played.add(report, segment, built.spaces)
             num_segments = len(played.sizes)
             is_due = num_segments % MEMORY_EVERY == 0
@@ -279,7 +279,7 @@ class Examination:
             ],
             lost=sum(incident.lost_steps for incident, _ in faults),
             leak_mb=played.leak_mb(stored_mb),
-            changed_by_playing=self._process.changes(),
+            changed_by_playing=self._process.take_changes(),
         )
 
     def _play_controllers(self, built: BuiltSampler, played: Played, step_s: float) -> None:
@@ -349,7 +349,7 @@ class Examination:
             first = instances.sampler(0).sampler
             compare("beside another instance", first, instances.sampler(1, 1).sampler)
             first = instances.sampler(0).sampler
-            self._report(state=restored(instances.sampler(1).sampler, first))
+            self._report(state=difference_after_restoring(instances.sampler(1).sampler, first))
         self._ask_checker(instances.last())
 
     def _second(self) -> PPOSampler | None:

@@ -83,7 +83,7 @@ def _empty_policy(sampler: PPOSampler) -> PolicySnapshot:
     return PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
 
 
-def guarded(made: Iterator[Any]) -> Iterator[Any]:
+def guard_each(made: Iterator[Any]) -> Iterator[Any]:
     """Yield the items of an iterator that plays; restore the state of the process after each of them."""
     while True:
         with guarded_steps("a step or reset"):
@@ -93,7 +93,7 @@ def guarded(made: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def restored(source: PPOSampler, target: PPOSampler) -> str | None:
+def difference_after_restoring(source: PPOSampler, target: PPOSampler) -> str | None:
     """Return how steps differ after the state of an environment was set in another one; None if it has none."""
     policy = _empty_policy(source)
     target.num_steps = source.num_steps

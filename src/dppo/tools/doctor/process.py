@@ -112,7 +112,7 @@ class ProcessWatch:
                 versions[name] = f"sha256 {sha256[:16]}"
         return versions
 
-    def changes(self) -> list[str]:
+    def take_changes(self) -> list[str]:
         """Return the names of process-wide state that has changed since the last call."""
         before = self._state
         self._state = global_state()

@@ -45,7 +45,7 @@ def of_run(run: Path, rows: Rows | None = None) -> Findings:
         epochs = value_of("update_epochs", config, facts_of(actions))
         notes = LearningNotes(config, actions)
         for row in rows:
-            for note in notes.notes(row):
+            for note in notes.follow(row):
                 yield "warning", note
     scores = [score for score in map(Score.of_row, rows) if score is not None]
     flat = flat_note(scores, config, actions, solved_at(config.env_name))

@@ -24,7 +24,7 @@ class SGDClock(Parallel):
         self._times: list[float] = []
         self._until = 0.0
 
-    def time_of(self, update: Callable[[], Any], sums: int, until: float) -> float:
+    def measure(self, update: Callable[[], Any], sums: int, until: float) -> float:
         """Return the seconds of an update, from the time of its first sums if it is not over at `until`.
 
         Args:

@@ -110,7 +110,7 @@ def _iterations(
         experience = Experience(collected.segments, policy, reward_scale, iteration)
         update_until = time.monotonic() + UPDATE_SHARE * (until - time.monotonic())
         update = partial(trainer.update, experience)
-        update_s = sgd.time_of(update, _sums(run_config, iteration), update_until)
+        update_s = sgd.measure(update, _sums(run_config, iteration), update_until)
         yield collect_s, update_s
         last_s = time.monotonic() - began
 

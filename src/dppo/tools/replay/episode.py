@@ -235,7 +235,7 @@ class _Replay:
         if difference:
             before = f"It had return {recorded.episode_return!r} after {counted(recorded.length, 'step')}"
             raise ReplayMismatch(
-                f"Episode {recorded.name} is not the same again. {before}; now {difference}. {self._cause(steps)}"
+                f"Episode {recorded.name} is not the same again. {before}; now {difference}. {self._find_cause(steps)}"
             )
         if film is not None:
             film.write()
@@ -268,7 +268,7 @@ class _Replay:
             difference += ", and another last observation"
         return difference
 
-    def _cause(self, steps: list[ReplayStep]) -> str:
+    def _find_cause(self, steps: list[ReplayStep]) -> str:
         """Play once more, and describe where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
         again = _Replay(self._config, self._recorded, self._check_signals, self._activity)

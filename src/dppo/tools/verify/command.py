@@ -176,7 +176,7 @@ def _computed_weights(run: Path, chosen: Sequence[Stretch], flags: Mapping[str, 
             except (NotEqual, NotReplayed) as difference:
                 print(printable(f"differs  {difference}"))
                 if isinstance(difference, NotEqual):
-                    print(printable(f"         {_cause(config, comparison, stretch, stop)}"))
+                    print(printable(f"         {_find_cause(config, comparison, stretch, stop)}"))
                 return ""
             except StopRequested as request:
                 request.progress = f"{number} of {len(chosen)} stretches were computed, all equal"
@@ -186,7 +186,7 @@ def _computed_weights(run: Path, chosen: Sequence[Stretch], flags: Mapping[str, 
     return weights_sha256
 
 
-def _cause(config: Config, comparison: Comparison, stretch: Stretch, stop: StopSignals) -> str:
+def _find_cause(config: Config, comparison: Comparison, stretch: Stretch, stop: StopSignals) -> str:
     """Return why an iteration may differ: this machine, or, after computing it once more, environment or folder."""
     if comparison.other_numerics:
         return (
