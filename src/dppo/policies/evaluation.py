@@ -22,6 +22,7 @@ from dppo.numerics.arithmetic import limit_blas
 from dppo.plugins import plugin
 from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, summary
 from dppo.policies.bounds import element_at_bound
+from dppo.policies.controller import Controller
 from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy
@@ -91,13 +92,9 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
             play_on_actors(player, arguments, played, check_signals)
         else:
             _play_here(player, arguments, played, check_signals)
-    if isinstance(player.policy, Policy):
-        _log_actions_at_bound(player.policy, played)
-    result = _result(player.env_name, played, keys)
-    for key in keys:
-        if key not in result.info:
-            logger.warning("info_keys=%s: is not a number in the info of any step", key)
-    return result
+    _log_actions_at_bound(player.policy, played)
+    _log_unused_keys(played, keys)
+    return _result(player.env_name, played, keys)
 
 
 def _result(env_name: str, played: Sequence[Episode], keys: Sequence[str]) -> Evaluation:
@@ -163,7 +160,15 @@ def _play_here(
                 close_in_time([made])
 
 
-def _log_actions_at_bound(policy: Policy, played: list[Episode]) -> None:
+def _log_unused_keys(played: list[Episode], keys: Sequence[str]) -> None:
+    for key in keys:
+        if not any(key in episode.measured for episode in played):
+            logger.warning("info_keys=%s: is not a number in the info of any step", key)
+
+
+def _log_actions_at_bound(policy: Policy | Controller, played: list[Episode]) -> None:
+    if not isinstance(policy, Policy):
+        return
     element = element_at_bound(policy.spaces.actions, played)
     if element is not None and element.is_frequent:
         logger.warning("%s", element)
