@@ -111,7 +111,7 @@ def test_environments_of_one_sampler_keep_their_own_episodes() -> None:
         assert_array_equal(actions, since_reset)
 
 
-@pytest.mark.proves("PPOSampler._statistics")
+@pytest.mark.proves("PPOSampler._next_statistics")
 @pytest.mark.parametrize("end", [{"truncate_after": 6}, {"terminate_after": 3}, {}], ids=str)
 def test_discounted_returns_run_through_segments_and_start_again_with_each_episode(
     end: dict[str, int],
