@@ -99,9 +99,9 @@ INVALID = REBUILD | {
     "env_kwargs": {"reward": None, "episodes": [1, 2, 5], "length": 30, "at_step": 17},
 }
 DRAWN = {"env_id": "worlds.drawn:Drawn"} | single(4, 16)
-THREE_ROWS = {"envs_per_sampler": 3}
-VECTOR = THREE_ROWS | {"env_id": "worlds.joint:vector"}
-AGENTS = THREE_ROWS | {"env_id": "worlds.joint:agents", "memory": "gru", "memory_size": 4}
+THREE_SUB_ENVS = {"envs_per_sampler": 3}
+VECTOR = THREE_SUB_ENVS | {"env_id": "worlds.joint:vector"}
+AGENTS = THREE_SUB_ENVS | {"env_id": "worlds.joint:agents", "memory": "gru", "memory_size": 4}
 INFORMED = {
     "env_id": "worlds.informed:Informed",
     "num_samplers": 3,

@@ -12,7 +12,7 @@ import pytest
 from builders import make_config
 from gymnasium.vector import SyncVectorEnv
 from kinds import small
-from matrix import AGENTS, THREE_ROWS, VECTOR
+from matrix import AGENTS, THREE_SUB_ENVS, VECTOR
 from worlds import joint
 from worlds.acting import Masked
 from worlds.observed import TEXTS
@@ -27,7 +27,7 @@ from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.records import EnvLog
 from dppo.streams import Stream
 
-THREE = THREE_ROWS | {"total_timesteps": 2 * 3 * 20 * 3}
+THREE = THREE_SUB_ENVS | {"total_timesteps": 2 * 3 * 20 * 3}
 
 
 def trained(folder: Path, **changes: Any) -> tuple[str, int]:
