@@ -64,6 +64,37 @@ def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next
     ]
 
 
+@pytest.mark.parametrize(
+    ("count", "run_s", "ended", "line"),
+    [
+        (50, 2.0, 3, "Time: about 1:40 for 50 trials of 400 env steps, if each takes as long as the first 3 (2.0 s "
+         "each)."),
+        (50, 6.0, 1, "Time: about 5:00 for 50 trials of 400 env steps, if each takes as long as the first (6.0 s "
+         "each)."),
+        # the rest is over at once
+        (4, 2.0, None, ""),
+        (3, 1.0, None, ""),
+    ],
+)  # fmt: skip
+def test_the_time_of_short_runs_is_shown_once_some_of_them_have_ended(
+    count: int, run_s: float, ended: int | None, line: str
+) -> None:
+    now = [0.0]
+    shown: list[str] = []
+    watch = WholeTime(SeveralRuns(count, 400, "trial"), shown.append, clock=lambda: now[0])
+    shown_after = None
+    for run in range(1, count + 1):
+        watch.on_start(Any)  # type: ignore[arg-type]
+        now[0] += run_s / 2
+        watch.on_iteration({"global_step": 400.0})
+        now[0] += run_s / 2
+        watch.on_end(None, None)
+        if shown and shown_after is None:
+            shown_after = run
+    assert shown == ([line] if line else [])
+    assert shown_after == ended
+
+
 @executes("tools/whole_time.py: Lower --total-timesteps ({} now) for less.")
 def test_runs_at_once_share_the_time_and_short_ones_need_no_advice() -> None:
     runs = SeveralRuns(5, 10_000, "trial", at_once=2, some_stop_early=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dppo.errors import counted
-from dppo.records.observer import Observer, RunInfo
+from dppo.records.observer import Observer, Result, RunInfo
 from dppo.records.terminal.figures import duration, speed
 
 LEAST_S = 5.0  # seconds of iterations, without the first, from which the speed is estimated
@@ -36,13 +36,25 @@ class SeveralRuns:
         pace = f"if each is as fast as the current one so far ({speed(steps_per_s)} steps/s)"
         runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
         line = f"Time: {bound} {duration(whole_s)} for {runs}, {pace}."
-        if whole_s > LONG_S:
-            line += f" Lower --total-timesteps ({self.steps:,} now) for less."
-        return line
+        return line + self._advice(whole_s)
+
+    def time_line_of_ended(self, run_s: float, ended: int) -> str:
+        """Return a line about the time of all runs, of which the `ended` ones took `run_s` seconds each."""
+        whole_s = math.ceil(self.count / self.at_once) * run_s
+        runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
+        first = "the first" if ended == 1 else f"the first {ended}"
+        pace = f"if each takes as long as {first} ({run_s:.1f} s each)"
+        line = f"Time: about {duration(whole_s)} for {runs}, {pace}."
+        return line + self._advice(whole_s)
+
+    def _advice(self, whole_s: float) -> str:
+        if whole_s <= LONG_S:
+            return ""
+        return f" Lower --total-timesteps ({self.steps:,} now) for less."
 
 
 class WholeTime(Observer):
-    """Show the estimated time of all runs once: during the first run that is long enough."""
+    """Show the estimated time of all runs once: during the first run that is long enough, or after a few short ones."""
 
     def __init__(
         self,
@@ -53,12 +65,16 @@ class WholeTime(Observer):
         self._runs = runs
         self._show = show
         self._clock = clock
+        self._began_at: float | None = None  # start of the first run
+        self._ended = 0
         self._started_at = 0.0
         self._first = (0.0, 0.0)  # env steps of the first iteration, and when it ended
         self._is_shown = False
 
     def on_start(self, run: RunInfo) -> None:
         self._started_at = self._clock()
+        if self._began_at is None:
+            self._began_at = self._started_at
         self._first = (0.0, 0.0)  # an earlier run was too short for an estimate
 
     def on_iteration(self, row: dict[str, float]) -> None:
@@ -74,6 +90,18 @@ class WholeTime(Observer):
         first_steps, first_at = self._first
         if now - first_at >= LEAST_S:
             self._show_time((steps - first_steps) / (now - first_at))
+
+    def on_end(self, result: Result | None, error: BaseException | None) -> None:
+        """Show the time after runs that were each too short to show it."""
+        if self._is_shown or self._began_at is None:
+            return
+        self._ended += 1
+        so_far_s = self._clock() - self._began_at
+        run_s = so_far_s / self._ended
+        left_s = run_s * (self._runs.count - self._ended) / self._runs.at_once
+        if so_far_s >= LEAST_S and left_s >= LEAST_S:
+            self._is_shown = True
+            self._show(self._runs.time_line_of_ended(run_s, self._ended))
 
     def _show_time(self, steps_per_s: float) -> None:
         self._is_shown = True
