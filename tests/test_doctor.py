@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shlex
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -391,6 +393,35 @@ def test_pythons_own_process_is_not_left_by_the_environment(
     [left] = [text for text in texts if "close() leaves" in text]
     assert "python" not in left
     assert f"leaves {len(SharesMemory.children)} of its processes" in left
+
+
+class LeavesGrandchild(Sick):
+    """Starts a solver that has a helper, and ends the solver alone."""
+
+    helpers: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        solver = ["sh", "-c", "sleep 1000 >/dev/null & echo $!; wait"]
+        self.solver = subprocess.Popen(solver, stdout=subprocess.PIPE)
+        assert self.solver.stdout is not None
+        self.helpers.append(int(self.solver.stdout.readline()))
+
+    def close(self) -> None:
+        self.solver.kill()
+        self.solver.wait()
+        self.solver.stdout.close()  # type: ignore[union-attr]
+
+
+def test_a_process_is_left_also_if_its_parent_was_ended() -> None:
+    try:
+        texts = examined(LeavesGrandchild)
+    finally:
+        for helper in LeavesGrandchild.helpers:
+            os.kill(helper, signal.SIGKILL)
+    [left] = [text for text in texts if "close() leaves" in text]
+    assert "'sleep'" in left
+    assert "'sh'" not in left
 
 
 def test_a_second_instance_may_need_another_place() -> None:

@@ -58,20 +58,24 @@ class ProcessWatch:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._children_before = set(self._process.children(recursive=True))
+        self._started = set[psutil.Process]()  # processes that earlier looks have found
         self._threads_before = threading.active_count()
         self._state = global_state()
         self._modules_before = set(sys.modules)
         forget_notes()
 
     def usage(self) -> Usage:
-        """Measure memory and CPU."""
+        """Measure memory and CPU, also of processes that earlier looks have found and whose parents have ended."""
         mb = self._process.memory_info().rss / 2**20
         cpu_s = 0.0
         names = list[str]()
         # Python's tracker of shared memory is started with the first, and runs until the process ends
         tracker_pid = getattr(resource_tracker._resource_tracker, "_pid", None)
         started = {*self._process.children(recursive=True), *processes_of_programs()}
-        for child in started - self._children_before:
+        started |= {child for child in self._started if _runs(child)}
+        started -= self._children_before
+        self._started |= started
+        for child in started:
             if child.pid == tracker_pid:
                 continue
             with suppress(psutil.Error):
@@ -123,6 +127,12 @@ class ProcessWatch:
         for change in take_changes():
             names += change.names
         return names
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @cache  # it reads the metadata of all packages, half a second
