@@ -30,7 +30,7 @@ SIDES = {
     "sac": "`--algo sac`",
     "sb3": "SB3, defaults",
 }
-OFF_POLICY_SIDES = {"sac": SIDES["sac"], "reuse": SIDES["reuse"], "sb3-sac": "SB3's SAC"}
+OFF_POLICY_SIDES = {"sac": SIDES["sac"], "reuse": SIDES["reuse"], "sb3-sac": "SB3's SAC", "crossq": "CrossQ"}
 API: dict[str, tuple[str, ...]] = {
     "Training": (
         "dppo.train",
