@@ -30,7 +30,12 @@ SIDES = {
     "sac": "`--algo sac`",
     "sb3": "SB3, defaults",
 }
-OFF_POLICY_SIDES = {"sac": SIDES["sac"], "reuse": SIDES["reuse"], "sb3-sac": "SB3's SAC", "crossq": "CrossQ"}
+OFF_POLICY_SIDES = {
+    "sac": SIDES["sac"],
+    "reuse": SIDES["reuse"],
+    "sb3-sac": "SB3's SAC",
+    "crossq": "CrossQ",
+}
 API: dict[str, tuple[str, ...]] = {
     "Training": (
         "dppo.train",
