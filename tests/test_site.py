@@ -47,7 +47,7 @@ def test_every_page_is_whole_and_the_search_works_without_a_server(tmp_path: Pat
         browser.open(site / "API.html")
         signatures = [" ".join(text.split()) for text in browser.evaluate(SIGNATURES)]
         assert any(
-            text.startswith("train( config: Config, *, resume: str | Path | None = None,")
+            text.startswith("train( config: Config, *, resume: Result | str | Path | None = None,")
             for text in signatures
         )
         assert not [text for text in signatures if "field(" in text]
