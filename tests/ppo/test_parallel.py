@@ -232,11 +232,14 @@ def test_ranks_equal_one_trainer_with_any_options(examples: int) -> None:
 
 
 def has_something_to_learn(case: dict[str, Any]) -> bool:
-    """Return False where only advantages count, and each minibatch may have one row: standardized, that is zero."""
-    options = {"norm_adv": True, "vf_coef": 0.5, "ent_coef": 0.01} | case
+    """Return False where only the advantages of two rows count.
+
+    The loss may clip both of them; and in a minibatch of one row, the standardized advantage is zero.
+    """
+    options = {"vf_coef": 0.5, "ent_coef": 0.01} | case
     if options["vf_coef"] > 0 or options["ent_coef"] > 0:
         return True
-    return not options["norm_adv"] or case.get("weighed") is not only_two
+    return case.get("weighed") is not only_two
 
 
 def assert_ranks_equal_one_trainer(case: dict[str, Any], size: int) -> dict[str, Any]:
