@@ -48,8 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from shapes import check_shapes
 
     check_shapes()  # imports torch, which reads the number of threads once
-    # No example has a deadline: on a busy machine any of them may take long. Fast tests decide whether a change lands, so
-    # they have the same examples each time; slow ones look for new examples.
+    # No example has a deadline: on a busy machine any of them may take long. Fast tests decide whether a change lands,
+    # so they have the same examples each time; slow ones look for new examples.
     is_fast = config.getoption("markexpr") == "not slow"
     settings.register_profile("tests", deadline=None, derandomize=is_fast)
     settings.load_profile("tests")
