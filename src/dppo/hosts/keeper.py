@@ -185,6 +185,8 @@ def _is_reachable(address: str) -> bool:
 def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> None:
     """Wait for the end of the process `pid`, append its exit code to its log, and end processes that it has left."""
     has_progress_file = os.path.exists(marker)
+    # the actor waits until this process has forked: later, its raylet may have ended already
+    raylet = _Raylet(pid)
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -193,7 +195,6 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
         pidfds = [os.pidfd_open(pid)]
     kills = [_kills_for_memory()]
     head = _Head(head_address)
-    raylet = _Raylet(pid)
     ending_since = 0.0
     while os.path.exists(f"/proc/{pid}") and not select.select(pidfds, [], [], POLL_S)[0]:
         if driver and not os.path.exists(f"/proc/{driver}"):
