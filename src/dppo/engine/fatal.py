@@ -8,7 +8,6 @@ from dppo.errors import counted
 from dppo.ppo.exchange.records import FatalStep
 
 MOST_GIVEN_UP = 3  # episodes of a sampler that one segment may give up
-NO_STEPS: dict[int, tuple[FatalStep, ...]] = {}
 
 
 class FatalSteps:
@@ -50,10 +49,9 @@ class FatalSteps:
 
     def of(self, samplers: Iterable[int], index: int) -> dict[int, tuple[FatalStep, ...]]:
         """Return the steps that segment `index` leaves out by sampler, of those that have some."""
-        if not (
-            self._steps or self._ledger.has_given_up
-        ):  # nearly always: there is a question for each segment
-            return NO_STEPS
+        # each question asks, and nearly no run gives up a step
+        if not self._steps and not self._ledger.has_given_up:
+            return {}
         by_sampler = {
             sampler: (*self._ledger.given_up(sampler, index), *self._steps.get(sampler, ()))
             for sampler in samplers

@@ -204,6 +204,7 @@ def limit_blas(threads: int) -> Any:
 
 @cache
 def openblas() -> Any:
+    """Return the OpenBLAS of NumPy, to limit its threads; it is found once."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(internal_api="openblas")

@@ -64,9 +64,8 @@ class PolicyActing:
         self._settings = settings
         self._generator: np.random.Generator | None = None
         self._state: np.ndarray | None = None
-        self._counter: BoundCounter | None = (
-            None  # of the episode that is being played, if deterministic
-        )
+        self._counter: BoundCounter | None = None
+        """The actions at a bound in the present episode, if actions are deterministic."""
         self._num_sub_envs = 1
 
     def spaces_of(self, env: Any, env_name: str) -> Spaces:

@@ -87,8 +87,7 @@ def _ending(result: Result, error: BaseException | None) -> str:
         speed = f" ({steps_per_s} steps/s while training)"
     progress = f"{counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')}"
     if result.resumed_at and not nothing_done:
-        steps_before = result.global_step // result.iterations * result.resumed_at
-        since = counted(result.global_step - steps_before, "step")
+        since = counted(round(result.steps_per_s * result.training_s), "step")
         return f"{ending} after {progress}; the {since} since the resume took {result.wall_s:.1f} s{speed}."
     return f"{ending} after {progress} in {result.wall_s:.1f} s{speed}."
 

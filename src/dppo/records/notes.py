@@ -15,9 +15,8 @@ from dppo.spaces.actions import Actions, BoxActions, boxes
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
 ROWS_AT_ONCE = 10  # rows that are examined together
 MAX_SCORES = 1000  # scores that are kept of a run, evenly spread
-MIN_STEPS_WITHOUT_END = (
-    1000  # steps of each environment without the end of an episode before it is named
-)
+# steps of each environment in which no episode has ended, before a note
+MIN_STEPS_WITHOUT_END = 1000
 MIN_EPISODES = 50  # finished episodes before a mean return counts
 RISE = 0.2  # rise of the mean return relative to its size: more than the noise of MIN_EPISODES episodes
 # nats. Usual are 1e-3 to 2e-2, and a hundredth of these values at a tenth of the learning rate.
@@ -151,10 +150,9 @@ class LearningNotes(Observer):
         self._times_in_a_row = Counter(
             {sign: self._times_in_a_row[sign] + 1 for sign in self._signs(figures)}
         )
+        # this sign has lasted since the first row
         if not figures.episodes and self._steps_of_each_env(row) >= MIN_STEPS_WITHOUT_END:
-            self._times_in_a_row["endless"] = (
-                PATIENCE  # its condition has lasted since the first row
-            )
+            self._times_in_a_row["endless"] = PATIENCE
         due = [
             sign
             for sign, times in self._times_in_a_row.items()

@@ -34,9 +34,7 @@ class View:
     batch_size: int = 0  # env steps of one iteration
     actors: int = 0  # the most that the run may have
     prior_iterations: int = 0  # first iterations, in which a controller acts
-    scales_rewards: bool = (
-        False  # True if critics learn from other rewards than those of the environment
-    )
+    scales_rewards: bool = False  # as in the settings
     began: float = 0.0
     row: dict[str, float] = field(default_factory=dict)  # metrics of the last finished iteration
     row_at: float = 0.0

@@ -27,9 +27,8 @@ PHASES = {  # what takes the time, and what to use
     "other": ("files and displays", LONGER),
 }
 MAX_NAMED_PHASES = 2
-MIN_SHARE = (
-    1 - 1 / MIN_GAIN
-)  # without a phase of a smaller share, a run would gain less than MIN_GAIN
+# without a phase of a smaller share, a run would be less than MIN_GAIN times as fast
+MIN_SHARE = 1 - 1 / MIN_GAIN
 
 
 def of_run(run: Path, rows: Rows | None = None) -> Findings:

@@ -21,9 +21,7 @@ from dppo.tools.doctor.playing import plan_of
 from dppo.transports.in_process import InProcessCollector
 
 MAX_ITERATIONS = 6
-UPDATE_SHARE = (
-    0.3  # share of the time left that an update may take; a longer update is measured in part
-)
+UPDATE_SHARE = 0.3  # of the time left, for an update; a longer one is measured in part
 SUMS_OF_SAC = 3  # sums of gradients in a step: critics, policy, temperature
 MAX_GRADIENT_STEPS = 256  # gradient steps of soft actor-critic in a timed iteration
 
