@@ -332,6 +332,27 @@ def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
     assert limit_of(driver, replaced=True) == ("segment_timeout_s", 600.0)
 
 
+@pytest.mark.parametrize(
+    ("phase", "limits_s"),
+    [(Phase.STEP, [60.0, 600.0, 60.0]), (Phase.MAKE, [300.0, 600.0, 600.0])],
+    ids=["step", "constructor"],
+)
+def test_a_step_that_hangs_again_after_the_whole_timeout_gets_no_more_of_it(
+    phase: Phase, limits_s: list[float]
+) -> None:
+    """Whether a step hangs is clear after two processes; a licence may be missing for longer."""
+    driver = Driver([[0]], PATIENT)
+    driver.request(driver.measure())
+    for number, limit_s in enumerate(limits_s, start=1):
+        if number > 1:
+            driver.wait(60)
+            driver.start(0, number)
+        driver.forget()
+        driver.progress[0] = moving(phase, 1, until=driver.now + 1)
+        killed_after(driver, limit_s)
+        assert f"={limit_s:g}, was last seen" in driver.incidents()[0].text
+
+
 def test_the_wait_of_an_answer_during_an_update_is_no_time_of_messages() -> None:
     """With a lag it arrives during an update of 40 s, in which nothing looks for answers."""
     driver = Driver([[0]], PATIENT)

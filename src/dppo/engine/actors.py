@@ -94,6 +94,12 @@ class Actor:
         return self.state in (ActorState.STARTING, ActorState.RUNNING, ActorState.LEAVING)
 
     @property
+    def may_be_slow(self) -> bool:
+        """True if its process was lost, and not twice in the same step: that may have been slow rather than hung."""
+        lost_again_there = self.losses > 1 and self.lost_in is not None
+        return self.losses > 0 and not lost_again_there
+
+    @property
     def current_question(self) -> Question:
         """The question that its process is working on."""
         return next(iter(self.queue.values()))
@@ -172,6 +178,7 @@ class Actor:
         name, seconds = self.deadline.limit
         progress = self.deadline.progress
         limit = f"{name}={seconds:g}"
+        call = "step or reset"
         if self.current_question.index < 0:
             return (
                 f"made no environment within {limit}; if its constructor takes longer, raise {name}"
@@ -182,4 +189,6 @@ class Actor:
             return f"has not begun its question within {seconds:g} s and counts as hung"
         else:
             fact = f"made no progress for {limit}, was last seen {progress}"
-        return f"{fact} and counts as hung; if a single step or reset takes longer, raise {name}"
+            if progress.phase in (Phase.MAKE, Phase.BUILD):
+                call = "constructor"
+        return f"{fact} and counts as hung; if a single {call} takes longer, raise {name}"

@@ -23,7 +23,7 @@ class Patience:
     """Timeouts per phase: the configured value, or else 20 times the measured duration, at most `segment_timeout_s`.
 
     An actor that has just been replaced gets the full `segment_timeout_s`, so that a rare slow event costs a replay
-    rather than the run.
+    rather than the run. If its successor is lost in the same step again, that step hangs, and nothing more is added.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -61,13 +61,13 @@ class Patience:
         """Return the seconds without progress after which an actor is replaced, wherever it is now."""
         progress = actor.deadline.progress
         if progress is None or not actor.queue:
-            return self.limit(Phase.STEP, replaced=actor.losses > 0)[1]
+            return self.limit(Phase.STEP, replaced=actor.may_be_slow)[1]
         return self._limit_of(actor, progress)[1]
 
     def _limit_of(self, actor: Actor, progress: Activity) -> Limit:
         no_restarts = self._limits.max_actor_restarts == 0
         still_imports = progress.moves == 0
-        replaced = actor.losses > 0 or no_restarts or still_imports
+        replaced = actor.may_be_slow or no_restarts or still_imports
         return self.limit(progress.phase, replaced=replaced)
 
     def went_on(self, actor: Actor) -> None:
