@@ -8,7 +8,7 @@ from __future__ import annotations
 REASONS: dict[str, tuple[str, ...]] = {
     "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster": (
         "engine/actors.py: made no environment within {}; if its constructor takes longer, raise ",
-        "engine/actors.py: {} and counts as hung; if a single step or reset takes longer, raise {}",
+        "engine/actors.py: {} and counts as hung; if a single {} takes longer, raise {}",
         "engine/balancing.py: actor {}{} needs {} s for a segment, a typical actor {} s, which costs",
         "engine/hosting.py: Make room in the cluster (see `ray status`), and resume",
         "engine/hosting.py: lower `num_actors` or `cpus_per_actor`; if starting takes longer, rais",
