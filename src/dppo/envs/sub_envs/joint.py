@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,10 @@ from dppo.envs.closing import close_all
 from dppo.envs.episode import CheckedEnv, GroupSettings, SkippedStep
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.envs.restoring import NO_REPLAY
-from dppo.envs.sub_envs.port import EnvState, Interruption, RestoredGroup
-from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry
+from dppo.envs.sub_envs.port import Interruption, RestoredGroup, SubEnvs
+from dppo.ppo.exchange.records import EnvLog, SamplerCarry
 from dppo.signals import INTERRUPTIONS
 from dppo.spaces.spaces import MASK
-
-if TYPE_CHECKING:
-    from dppo.envs.state_files import StatePlace
 
 
 class SubEnv:
@@ -163,8 +160,10 @@ class JointEnv(ABC):
             close_all([closing])
 
 
-class JointSubEnvs:
+class JointSubEnvs(SubEnvs):
     """The sub-environments of a `JointEnv` as the environments of a group: each takes its part of the common step."""
+
+    are_joint = True
 
     def __init__(self, joint: JointEnv, settings: GroupSettings) -> None:
         """Take over `joint`."""
@@ -177,7 +176,6 @@ class JointSubEnvs:
         checks = SpaceChecks(
             joint.sub_envs, settings.spaces, settings.owner, limits=settings.limits
         )
-        self.are_joint = True
         self.envs = [
             CheckedEnv(sub_env, sub_env.index, settings, checks, alone=False)
             for sub_env in joint.sub_envs
@@ -186,20 +184,21 @@ class JointSubEnvs:
             checked.episode = -1  # the next one is the first
         joint.next_seed = lambda env: settings.episode_seed(env, self.envs[env].episode + 1)
         self.make = joint.remake
+        self.inputs = self._inputs
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
-        """Start an episode, unless the sub-environment waits for it: see `SubEnvs`."""
+        """Start an episode, unless the sub-environment waits for it."""
         sub_env = self._joint.sub_envs[env]
         if sub_env.is_waiting and sub_env.reset_result is None:
             return self.envs[env].first_obs
         return self.envs[env].reset(episode, options)
 
-    def inputs(self, actions: np.ndarray) -> Sequence[Any]:
+    def _inputs(self, actions: np.ndarray) -> Sequence[Any]:
         """Return the actions of all sub-environments once for each: the first one steps all of them."""
         return self.step_arguments(self.settings.spaces.actions.each(actions))
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Repeat the actions of all sub-environments for each sub-environment: see `inputs`."""
+        """Repeat the actions of all sub-environments for each sub-environment."""
         return [actions] * len(self.envs)
 
     def interruptions(self) -> Iterator[Interruption]:
@@ -214,15 +213,6 @@ class JointSubEnvs:
                 episode = max(other.episode for other in self.envs)
             yield Interruption(sub_env.index, episode, lost_steps)
 
-    def keep_states(self, env_state: EnvState, place: StatePlace | None) -> None:
-        """Do nothing: sub-environments have no states of their own."""
-
-    def begin_segment(self, log: EnvLog) -> None:
-        """Do nothing: sub-environments have no states of their own."""
-
-    def states(self, log: EnvLog) -> dict[str, np.ndarray]:
-        return {}
-
     def restore(
         self,
         group: RestoredGroup,
@@ -230,7 +220,7 @@ class JointSubEnvs:
         actions: tuple[np.ndarray, ...],
         log: EnvLog,
     ) -> list[str]:
-        """Replay the open episodes side by side, so that they end at the same step: see `SubEnvs`."""
+        """Replay the open episodes side by side, so that they end at the same step."""
         for checked, episode in zip(self.envs, carry.episodes.tolist(), strict=True):
             checked.episode = episode
         if not actions:
@@ -295,9 +285,6 @@ class JointSubEnvs:
         checked = self.envs[env]
         return checked.first_obs if self._joint.sub_envs[env].is_waiting else checked.last_obs
 
-    def avoid(self, fatal: Sequence[FatalStep]) -> None:
-        """Take all steps: a step of one sub-environment is a step of all."""
-
     def played_envs(self) -> list[CheckedEnv]:
         """Return all agents, or the first sub-environment of a vector: the others have episodes of their own."""
         self._joint.plays_once = True
@@ -305,5 +292,4 @@ class JointSubEnvs:
         return self.envs if self._joint.shared else self.envs[:1]
 
     def close(self) -> None:
-        """Close the environment."""
         self._joint.close()

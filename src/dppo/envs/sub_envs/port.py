@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -44,8 +44,12 @@ class SubEnvs(Protocol):
 
     settings: GroupSettings
     envs: list[CheckedEnv]
-    are_joint: bool
+    are_joint = False
     """They are part of one environment, and can end each other's episodes."""
+    inputs: Callable[[np.ndarray], Sequence[Any]]
+    """Returns what `CheckedEnv.step` of each sub-environment takes, for the actions [E, *A] as sampled."""
+    make: Callable[[int], Any]
+    """Returns another environment in place of one that failed; raises EnvironmentFault if its constructor does."""
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         """Start an episode of a sub-environment, return its first observation; raise EnvironmentFault if that fails."""
@@ -53,17 +57,13 @@ class SubEnvs(Protocol):
     def avoid(self, fatal: Sequence[FatalStep]) -> None:
         """Let these steps raise EnvironmentFault in place of being taken. Environments that step together take them."""
 
-    def inputs(self, actions: np.ndarray) -> Sequence[Any]:
-        """Return what `CheckedEnv.step` of each sub-environment takes, for the actions [E, *A] as sampled."""
-
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
         """Convert E actions of the environment's own space to E arguments of `CheckedEnv.step`."""
+        return actions
 
     def interruptions(self) -> Iterable[Interruption]:
         """Yield those whose episodes were cut off in this step; each begins its next episode before the next step."""
-
-    def make(self, env: int) -> Any:
-        """Return another environment in place of one that failed; raise EnvironmentFault if its constructor does."""
+        return ()
 
     def keep_states(self, env_state: EnvState, place: StatePlace | None) -> None:
         """Keep the environments' own states after each segment, as the setting `env_state` asks; raise ConfigError.
@@ -79,6 +79,7 @@ class SubEnvs(Protocol):
 
         `log` receives the time and incidents.
         """
+        return {}
 
     def restore(
         self,
@@ -93,10 +94,12 @@ class SubEnvs(Protocol):
         """
 
     def shown_obs(self, env: int) -> np.ndarray:
-        """The observation from which the next action of a sub-environment follows."""
+        """Return the observation from which the next action of a sub-environment follows."""
+        return self.envs[env].last_obs
 
     def played_envs(self) -> list[CheckedEnv]:
         """Return those that play an episode after which none follows: all agents, or the first sub-environment."""
+        return self.envs[:1]
 
     def close(self) -> None:
         """Close every environment, also if some fail to close."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from dppo.envs.closing import close_all
 from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.envs.own_state import OwnStates, offers_state
 from dppo.envs.restoring import Restorer
-from dppo.envs.sub_envs.port import EnvState, Interruption, RestoredGroup
+from dppo.envs.sub_envs.port import EnvState, RestoredGroup, SubEnvs
 from dppo.envs.threads import Standby
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dppo.envs.state_files import StatePlace
 
 
-class SerialSubEnvs:
+class SerialSubEnvs(SubEnvs):
     """E environments of their own, which step one by one; or `EnvThread`s, of which some reset in the background."""
 
     def __init__(
@@ -42,13 +42,11 @@ class SerialSubEnvs:
         self._make = make
         num_envs = len(envs) // (1 + standby)
         self.checks = SpaceChecks(envs, settings.spaces, settings.owner, limits=settings.limits)
-        self.are_joint = False
         self._all = [self._checked(env, index % num_envs) for index, env in enumerate(envs)]
         self.envs = self._all[:num_envs]
         self._standby = Standby(self.envs, self._all[num_envs:]) if standby else None
         self._states: OwnStates | None = None
-        self.inputs: Callable[[np.ndarray], Sequence[Any]] = settings.spaces.actions.each
-        """Returns one action for each environment."""
+        self.inputs = settings.spaces.actions.each
 
     def _checked(self, env: Any, index: int) -> CheckedEnv:
         guidance = self.settings.guidance
@@ -86,7 +84,6 @@ class SerialSubEnvs:
             self._states.demanded = True
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
-        """Start an episode: see `SubEnvs`."""
         if self._standby is not None:
             return self._standby.reset(env, episode, options)
         return self.envs[env].reset(episode, options)
@@ -98,13 +95,6 @@ class SerialSubEnvs:
                 if step.env == checked.index:
                     checked.avoid(step)
 
-    def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Leave the actions as they are: each environment takes its own."""
-        return actions
-
-    def interruptions(self) -> Iterable[Interruption]:
-        return ()
-
     def make(self, env: int) -> Any:
         """Create the environment with this index again."""
         assert self._make is not None, (
@@ -113,7 +103,6 @@ class SerialSubEnvs:
         return self._make(env)
 
     def begin_segment(self, log: EnvLog) -> None:
-        """Note the environments' own states: see `SubEnvs`."""
         if self._states is not None:
             self._states.begin(self.envs, log.index)
 
@@ -127,7 +116,7 @@ class SerialSubEnvs:
         actions: tuple[np.ndarray, ...],
         log: EnvLog,
     ) -> list[str]:
-        """Bring back one episode after the other: see `SubEnvs`."""
+        """Bring back one episode after the other."""
         options = [None] * len(self.envs)
         if carry.options is not None:
             options = json.loads(carry.options.tobytes())
@@ -136,12 +125,6 @@ class SerialSubEnvs:
             restorer.restore(env, actions[env] if actions else None, options[env])
             for env in range(len(self.envs))
         ]
-
-    def shown_obs(self, env: int) -> np.ndarray:
-        return self.envs[env].last_obs
-
-    def played_envs(self) -> list[CheckedEnv]:
-        return self.envs[:1]
 
     def close(self) -> None:
         """Close every environment, those on standby included."""
