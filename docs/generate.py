@@ -158,16 +158,16 @@ def defaults() -> str:
 
 def metrics() -> str:
     """Return a table of metrics under each heading, and one of the kinds of incidents."""
-    from dppo.records.metrics.registry import INCIDENTS, METRICS
+    from dppo.records.metrics import registry
 
     tables = []
-    for heading, group in METRICS.items():
+    for heading, group in registry.metrics().items():
         rows = []
         for metric in group:
             condition = f" ({metric.condition})" if metric.condition else ""
             rows.append((f"`{metric.key}`", metric.unit, metric.meaning + condition))
         tables.append(f"## {heading}\n\n{_table(('key', 'unit', 'meaning'), rows)}")
-    kinds = [(f"`{kind}`", meaning) for kind, meaning in INCIDENTS.items()]
+    kinds = [(f"`{kind}`", meaning) for kind, meaning in registry.incident_kinds().items()]
     tables.append(f"### Kinds of incidents\n\n{_table(('kind', 'meaning'), kinds)}")
     return "\n\n".join(tables)
 

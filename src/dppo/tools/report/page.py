@@ -17,7 +17,7 @@ from dppo.config.plain import as_typed, plain
 from dppo.config.resolve import DEFAULTS
 from dppo.errors import counted
 from dppo.records.metrics.reading import Rows
-from dppo.records.metrics.registry import METRICS, SCALED, SHARE
+from dppo.records.metrics.registry import SCALED, SHARE, metrics
 from dppo.records.terminal.figures import number, signed
 from dppo.records.terminal.view import PHASES
 from dppo.tools.curves import (
@@ -232,7 +232,7 @@ def _charts(facts: Facts) -> Iterator[str]:
 def _unit(key: str, config: Config) -> str:
     """Return the unit of a metric; "" for a count, a share, and what the environment reports."""
     unit = next(
-        (metric.unit for group in METRICS.values() for metric in group if metric.key == key), ""
+        (metric.unit for group in metrics().values() for metric in group if metric.key == key), ""
     )
     if unit in WITHOUT_UNIT:
         return ""
