@@ -184,6 +184,10 @@ def test_zero_is_the_nearest_action_of_each_space() -> None:
     assert zero["gear"] == 5
     assert not zero["switches"].any()
     assert not zero["pair"][0].any()
+    # 0 is inside, not at the first choice
+    assert action_nearest_zero(gym.spaces.Discrete(5, start=-2)) == 0
+    around_zero = gym.spaces.MultiDiscrete([5, 3], start=[-2, 4])
+    assert action_nearest_zero(around_zero).tolist() == [0, 4]
 
 
 def first_position(seed: int) -> float:

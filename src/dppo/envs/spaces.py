@@ -225,6 +225,13 @@ def choices_of(space: gym.Space[Any]) -> Categories:
     return Categories(tuple(map(int, np.ravel(counts))), tuple(map(int, np.ravel(starts))))
 
 
+def limits_of(space: gym.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lowest and the highest value of each element of a space of `ARRAYS`."""
+    if isinstance(space, gym.spaces.Box):
+        return space.low, space.high
+    return choices_of(space).limits(space.shape or ())
+
+
 def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[str, ...]:
     """Return the names in `drop_obs` in dotted form; "a/b" is accepted for "a.b".
 

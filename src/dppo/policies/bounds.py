@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dppo.ppo.exchange.records import Episode
-from dppo.spaces.actions import Actions, BoxActions, NestedActions
+from dppo.spaces.actions import Actions, BoxActions, NestedActions, innermost
 
 REPORTED_SHARE = 1 / 3  # of the steps; a larger share is reported
 
@@ -16,7 +16,7 @@ class BoundCounter:
 
     def __init__(self, actions: Actions) -> None:
         """Prepare for the actions of a policy; choices, and numbers without bounds, are never at a bound."""
-        limits = [_limits(part) for part in _parts(actions)]
+        limits = [_limits(part) for part in innermost(actions)]
         self._lower = np.concatenate([lower for lower, _ in limits])
         self._upper = np.concatenate([upper for _, upper in limits])
         self.counts = np.zeros((2, actions.width), np.int64)
@@ -71,18 +71,9 @@ def element_at_bound(actions: Actions, episodes: Iterable[Episode]) -> ElementAt
     shares = counts / steps
     side, element = np.unravel_index(int(np.argmax(shares)), shares.shape)
     name = list(_names(actions, "the action"))[element]
-    can_be_mapped = np.concatenate([_could_be_mapped(part) for part in _parts(actions)])
+    can_be_mapped = np.concatenate([_could_be_mapped(part) for part in innermost(actions)])
     is_clipped = bool(can_be_mapped[element])
     return ElementAtBound(float(shares[side, element]), name, ("lower", "upper")[side], is_clipped)
-
-
-def _parts(actions: Actions) -> Iterator[Actions]:
-    """Yield the parts of an action space that hold no others, in the order of the policy's numbers."""
-    if isinstance(actions, NestedActions):
-        for part in actions.parts:
-            yield from _parts(part)
-    else:
-        yield actions
 
 
 def _limits(actions: Actions) -> tuple[np.ndarray, np.ndarray]:

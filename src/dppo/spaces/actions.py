@@ -48,12 +48,12 @@ class Actions(ABC):
         For a bound that no action of a policy reaches, as with tanh, return an action that is as good as the bound.
         """
 
-    @abstractmethod
     def half_widths(self) -> np.ndarray:
         """Return half the distance between the bounds of each element [width], in units of the policy's actions.
 
         It is 1 where there are no bounds, and for choices.
         """
+        return np.ones(self.width)
 
     def each(self, actions: np.ndarray) -> Any:
         """Convert `actions` [n, *A] to a sequence of n actions, each for one `env.step`."""
@@ -92,10 +92,6 @@ class DiscreteActions(Actions):
     @override
     def from_env(self, action: Any) -> np.ndarray:
         return np.array(int(action) - self.start)
-
-    @override
-    def half_widths(self) -> np.ndarray:
-        return np.ones(1)
 
     @override
     def each(self, actions: np.ndarray) -> Any:
@@ -168,9 +164,7 @@ class BoxActions(Actions):
 
     @override
     def from_env(self, action: Any) -> np.ndarray:
-        low = self.low.reshape(-1).astype(np.float64)
-        high = self.high.reshape(-1).astype(np.float64)
-        flat = np.clip(np.asarray(action, np.float64).reshape(-1), low, high)
+        flat = np.clip(np.asarray(action, np.float64).reshape(-1), *self._flat_limits())
         if self.bounds == "clip":
             return flat
         low, high = (end.reshape(-1) for end in self._ends)
@@ -185,15 +179,15 @@ class BoxActions(Actions):
     def half_widths(self) -> np.ndarray:
         if self.bounds != "clip":
             return np.ones(self.width)
-        low = self.low.reshape(-1).astype(np.float64)
-        high = self.high.reshape(-1).astype(np.float64)
-        has_bounds = (np.abs(low) < NO_BOUND) & (np.abs(high) < NO_BOUND)
-        return np.where(has_bounds, high / 2 - low / 2, 1.0)
+        low, high = self._flat_limits()
+        return np.where(has_bounds(low, high), high / 2 - low / 2, 1.0)
+
+    def _flat_limits(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.low.reshape(-1).astype(np.float64), self.high.reshape(-1).astype(np.float64)
 
     def saturated_at(self) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper limits [width]: a policy's action at or beyond a limit becomes a bound."""
-        low = self.low.reshape(-1).astype(np.float64)
-        high = self.high.reshape(-1).astype(np.float64)
+        low, high = self._flat_limits()
         if self.bounds == "clip":
             return low, high
         limit = 1.0
@@ -256,10 +250,6 @@ class MultiDiscreteActions(Actions):
     def from_env(self, action: Any) -> np.ndarray:
         flat = np.asarray(action).reshape(-1).astype(np.int64)
         return flat - np.array(self.starts)
-
-    @override
-    def half_widths(self) -> np.ndarray:
-        return np.ones(self.width)
 
     def __str__(self) -> str:
         """Return `MultiDiscrete[3, 2]`; only the number of elements where that would be long."""
@@ -356,13 +346,18 @@ class NestedActions(Actions):
             yield part, part_actions
 
 
+def innermost(actions: Actions) -> Iterator[Actions]:
+    """Yield the parts of `actions` that hold no others, in the order of the policy's numbers."""
+    if isinstance(actions, NestedActions):
+        for part in actions.parts:
+            yield from innermost(part)
+    else:
+        yield actions
+
+
 def boxes(actions: Actions) -> Iterator[BoxActions]:
     """Yield the parts of `actions` that are continuous."""
-    if isinstance(actions, BoxActions):
-        yield actions
-    elif isinstance(actions, NestedActions):
-        for part in actions.parts:
-            yield from boxes(part)
+    return (part for part in innermost(actions) if isinstance(part, BoxActions))
 
 
 def is_continuous(actions: Actions) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dppo.envs.checks.observations import at_index
 from dppo.envs.checks.returned import BadResult, leaf_packer
-from dppo.envs.spaces import choices_of, short
+from dppo.envs.spaces import ARRAYS, limits_of, short
 from dppo.spaces.spaces import joined
 
 CheckAction = Callable[[Any], Any]
@@ -36,7 +36,7 @@ def action_checker(space: gym.Space[Any], name: str = "") -> CheckAction:
     if isinstance(space, gym.spaces.Discrete):
         check = _array_checker(space, np.dtype(np.int64), label)
         return lambda returned: int(check(returned))
-    if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+    if isinstance(space, ARRAYS):
         return _array_checker(space, np.dtype(space.dtype), label)
     return _other_checker(space, label)
 
@@ -44,11 +44,7 @@ def action_checker(space: gym.Space[Any], name: str = "") -> CheckAction:
 def _array_checker(space: gym.Space[Any], dtype: np.dtype[Any], label: str) -> CheckAction:
     shape = space.shape or ()
     pack = leaf_packer(dtype, shape, label)
-    if isinstance(space, gym.spaces.Box):
-        low = space.low
-        high = space.high
-    else:
-        low, high = choices_of(space).limits(shape)
+    low, high = limits_of(space)
 
     def check(returned: Any) -> np.ndarray:
         # rounded before it is compared: 0.1 in float64 is less than a bound of 0.1 in float32
@@ -109,11 +105,7 @@ def action_nearest_zero(space: gym.Space[Any]) -> Any:
         return {key: action_nearest_zero(part) for key, part in space.items()}
     if isinstance(space, gym.spaces.Tuple):
         return tuple(action_nearest_zero(part) for part in space.spaces)
-    if isinstance(space, gym.spaces.Box):
-        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
-    if isinstance(space, gym.spaces.Discrete):
-        return int(space.start)
-    if isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
-        low, _ = choices_of(space).limits(space.shape or ())
-        return low.astype(space.dtype)
+    if isinstance(space, ARRAYS):
+        nearest = np.clip(np.zeros(space.shape), *limits_of(space)).astype(space.dtype)
+        return int(nearest) if isinstance(space, gym.spaces.Discrete) else nearest
     raise TypeError(f"{short(space)} has no zero")

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from dppo.envs.checks.returned import LARGEST, BadResult, leaf_named, packer
-from dppo.envs.spaces import ARRAYS, choices_of, leaf_spaces, short
+from dppo.envs.spaces import ARRAYS, leaf_spaces, limits_of, short
 from dppo.errors import EnvironmentFault
 from dppo.spaces.spaces import Spaces, leaves
 
@@ -133,11 +133,7 @@ def _limits_as_stored(space: gym.Space[Any], obs: np.dtype[Any]) -> Limits:
         if name not in stored or not isinstance(leaf, ARRAYS):  # a OneOf has no limits of its own
             continue
         dtype = stored[name].base
-        if isinstance(leaf, gym.spaces.Box):
-            low = leaf.low
-            high = leaf.high
-        else:
-            low, high = choices_of(leaf).limits(leaf.shape or ())
+        low, high = limits_of(leaf)
         if dtype.kind == "f":  # floats must be finite
             largest = min(LARGEST, np.finfo(dtype).max)
             limits[name] = (
