@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "policies.controller": "envs.checks signals",
     "policies.controller_acting": "envs ppo.exchange.records",
     "policies.player": "config envs ppo.exchange.records ppo.networks.network records",
-    "policies.arguments": "ppo.exchange.records",
+    "policies.arguments": "ppo.exchange.records records",
     "policies.on_actors": "engine transports.ray config.parts envs ppo.exchange.records",
     "policies.evaluation": "config envs ppo.exchange.records ppo.networks.network records signals",
     "policies.playing": "config.parts envs ppo signals",

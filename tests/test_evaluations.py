@@ -27,7 +27,7 @@ from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.envs import closing
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError
-from dppo.policies.acting import PlaySettings, policy_acting_for
+from dppo.policies.acting import PlaySettings, PolicyActingFor
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
@@ -283,7 +283,7 @@ def test_an_observer_stops_a_run_at_an_evaluation_that_ends_beside_another(
 def actor_on_port(number: int) -> EvaluationActor:
     play_settings = PlaySettings(1)
     spaces = describe_spaces(gym.make("CartPole-v1"))
-    acting_for = policy_acting_for(spaces, None, play_settings)  # type: ignore[arg-type]
+    acting_for = PolicyActingFor(spaces, None, play_settings)  # type: ignore[arg-type]
     player = EpisodePlayer(Env(env_id=OnPort), acting_for, play_settings, 8)
     return EvaluationActor(packed_model(player), number)
 

@@ -29,7 +29,7 @@ from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.policies.acting import PlaySettings, policy_acting_for
+from dppo.policies.acting import PlaySettings, PolicyActingFor
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.tools.doctor import examination
@@ -139,7 +139,7 @@ def test_an_evaluation_with_others_says_so_and_one_in_training_refuses_them(tmp_
     env = sampler_plan(small(tmp_path, env_id=normalized)).env
     policy = dppo.load_policy(result.run_dir)
     settings = PlaySettings(1)
-    acting_for = policy_acting_for(policy.spaces, policy.spec, settings)
+    acting_for = PolicyActingFor(policy.spaces, policy.spec, settings)
     player = EpisodePlayer(env, acting_for, settings, 1)
     with pytest.raises(ConfigError, match="running_statistics=refuse: NormalizeObservation"):
         player.play(PolicySnapshot(0, np.zeros(policy.spec.num_parameters)), 0, 9.0)

@@ -288,7 +288,7 @@ def test_the_words_of_each_launcher(mpich: None, monkeypatch: pytest.MonkeyPatch
     assert agent.endswith("slots/guard.py agent")
 
     variables = {"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_MCA_btl": "self"}
-    assert launchers.without_launcher(variables) == {"OMPI_MCA_btl": "self"}
+    assert launchers.without(variables, launchers.OF_LAUNCHERS) == {"OMPI_MCA_btl": "self"}
 
 
 @executes("slots/launchers.py: Install Python and dppo at a path without these, or use")
@@ -322,7 +322,7 @@ def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_ch
     variables["SLURM_NTASKS_PER_NODE"] = "1"
     assert "--nodelist=n1,n1,n2,n2" in launchers.launcher_words(SPREAD, variables)
     kept = {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}
-    assert launchers.without_shape(variables) == kept
+    assert launchers.without(variables, launchers.OF_SLURM) == kept
 
 
 class Asking(gym.Env):

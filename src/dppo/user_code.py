@@ -1,13 +1,14 @@
 """Code of others: find the user's by its import path, import it, put its errors in a line; optional packages."""
 
 import contextlib
+import difflib
 import importlib
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from operator import attrgetter
@@ -41,10 +42,10 @@ def import_path(named: Any) -> str:
     return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', text)}"
 
 
-def imported_module(name: str, advice: str) -> Any:
+def imported_module(name: str, advice: str = "") -> Any:
     """Import the module `name`; raise ImportError with whatever it raised, its place, and what to do.
 
-    `advice`: what to do if there is no such module.
+    `advice`: what to do if there is no such module; by default, where Python looks for it.
     """
     from dppo.process_state.borders import user_code  # which loads NumPy
 
@@ -69,7 +70,9 @@ def _failed_import(error: BaseException, name: str, advice: str) -> str:
     if isinstance(error, ModuleNotFoundError):
         missing = error.name
     if missing and not frames and f"{name}.".startswith(f"{missing}."):
-        return f"{in_a_line(error)}. {advice}"
+        places = f"{os.getcwd()}, in PYTHONPATH, and among the packages of {sys.executable}"
+        usual = f"Check the name, and that the module is installed here and on every node. Python looks in {places}."
+        return f"{in_a_line(error)}. {advice or usual}"
     if isinstance(error, SystemExit):
         parses = any(Path(frame.filename).name == "argparse.py" for frame in frames)
         frames = frames[:1]
@@ -118,6 +121,13 @@ def imported(path: str, kind: str) -> Any:
         if module_name == "__main__":
             raise ImportError(of_a_program(name)) from None
         raise ImportError(f"the module {module_name} has no {name}. Check the spelling") from None
+
+
+def spelled_alike(module: str, name: str, names: Collection[str]) -> str:
+    """Return the remedy for a name that a module lacks: the closest of the `names` that it has, if there is one."""
+    alike = [other for other in names if other.lower() == name.lower()]
+    close = alike or difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
 
 
 def of_a_program(name: str) -> str:

@@ -1,9 +1,7 @@
 """Find the function or class that makes an environment by its id, and advise on ids that cannot be found."""
 
-import difflib
 import importlib.util
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from dppo.errors import ConfigError, unknown_name
-from dppo.user_code import imported_module, of_a_program
+from dppo.user_code import imported_module, of_a_program, spelled_alike
 
 EnvId = str | Callable[..., Any]
 ATARI_ID = re.compile(r"([A-Z][A-Za-z]*?)(NoFrameskip|Deterministic)?-v\d")
@@ -64,14 +62,8 @@ def factory_of(env_id: str) -> Callable[..., Any]:
             f"env_id={env_id}: is a file. Write {file.stem}:{factory_name}, its module and what makes the "
             f"environment{folder}."
         )
-    advice = (
-        f"Check the name, and that the module is installed here and on every node. Python looks in {os.getcwd()}, in "
-        f"PYTHONPATH, and among the packages of {sys.executable}."
-    )
     try:
-        module = None
-        if module_name:
-            module = imported_module(module_name, advice)
+        module = imported_module(module_name) if module_name else None
     except ImportError as error:
         raise ConfigError(f"env_id={env_id}: {error}") from None
     if name.startswith("dppo/"):
@@ -79,7 +71,7 @@ def factory_of(env_id: str) -> Callable[..., Any]:
 
         register()
     if name.startswith("ALE/") and importlib.util.find_spec("ale_py"):
-        imported_module("ale_py", advice)  # the import registers its games
+        imported_module("ale_py")  # the import registers its games
     if module is not None and name not in gym.registry and hasattr(module, name):
         factory: Callable[..., Any] = getattr(module, name)
         if not callable(factory):
@@ -150,7 +142,7 @@ def _is_atari_game(name: str) -> bool:
     """Return whether ale-py, if it is installed, has a game of this name."""
     if not importlib.util.find_spec("ale_py"):
         return False
-    imported_module("ale_py", "")  # the import registers its games
+    imported_module("ale_py")  # the import registers its games
     return f"ALE/{name}-v5" in gym.registry
 
 
@@ -165,9 +157,5 @@ def _unknown_in_module(module: str, name: str) -> str:
         for attribute, value in vars(sys.modules[module]).items()
         if callable(value) and not attribute.startswith("_")
     ]
-    alike = [other for other in functions if other.lower() == name.lower()]
-    close = alike or difflib.get_close_matches(name, [*functions, *gym.registry], n=1)
-    remedy = "Check the spelling."
-    if close:
-        remedy = f"Did you mean {module}:{close[0]}?"
+    remedy = spelled_alike(module, name, [*functions, *gym.registry])
     return f"the module has no {name} and registers no such environment. {remedy}"

@@ -101,13 +101,8 @@ class PolicyActing:
         return self._counter.counts / self._num_sub_envs
 
 
-def policy_acting_for(spaces: Spaces, spec: NetworkSpec, settings: PlaySettings) -> ActingFor:
-    """Let snapshots of a policy play episodes, one after the other: see `Acting`."""
-    return _PolicyActingFor(spaces, spec, settings)
-
-
-class _PolicyActingFor:
-    """Loads each snapshot into the same agent, because a user's network may take seconds to build."""
+class PolicyActingFor:
+    """Lets snapshots of a policy play; loads each into the same agent: a user's network may take seconds to build."""
 
     def __init__(self, spaces: Spaces, spec: NetworkSpec, settings: PlaySettings) -> None:
         self._spaces = spaces

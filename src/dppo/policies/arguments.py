@@ -15,6 +15,7 @@ from dppo.plugins import plugin
 from dppo.policies.acting import PlaySettings
 from dppo.policies.player import Player
 from dppo.ppo.exchange.records import Episode
+from dppo.records.terminal.figures import duration
 
 REPORT_EVERY_S = 5.0
 
@@ -86,8 +87,6 @@ def summary(played: Sequence[Episode], episodes: int, seconds: float | None = No
     if played:
         parts.append(f"mean return {fmean(episode.episode_return for episode in played):.1f}")
     if played and seconds is not None:
-        left = round(seconds / len(played) * (episodes - len(played)))
-        hours, minutes = divmod(left // 60, 60)
-        time_left = f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
-        parts.append(f"about {time_left} left")
+        left_s = round(seconds / len(played) * (episodes - len(played)))
+        parts.append(f"about {duration(left_s)} left")
     return ", ".join(parts)

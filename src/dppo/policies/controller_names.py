@@ -1,6 +1,5 @@
 """Find a user's controller by its import path, `module:name` or `file.py:name`."""
 
-import difflib
 import importlib.util
 import inspect
 import os
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import ConfigError
-from dppo.user_code import imported_module
+from dppo.user_code import imported_module, spelled_alike
 
 FORMS = (
     "Name a function action = f(obs), or a class or an object with act(obs), or with predict(obs, deterministic) as "
@@ -46,11 +45,7 @@ def imported_controller(text: str, setting: str) -> Any:
             for attribute, value in vars(module).items()
             if method_name(value) is not None and not attribute.startswith("_")
         ]
-        alike = [other for other in names if other.lower() == name.lower()]
-        close = alike or difflib.get_close_matches(name, names, n=1)
-        remedy = "Check the spelling."
-        if close:
-            remedy = f"Did you mean {module_name}:{close[0]}?"
+        remedy = spelled_alike(module_name, name, names)
         raise ConfigError(f"{setting}={text}: the module has no {name}. {remedy}") from None
 
 
@@ -65,11 +60,7 @@ def _example_for(word: str) -> str:
 def _module(name: str) -> Any:
     if name.endswith(".py"):
         return _module_of_file(Path(name))
-    advice = (
-        f"Check the name, and that the module is installed here and on every node. Python looks in {os.getcwd()}, in "
-        f"PYTHONPATH, and among the packages of {sys.executable}."
-    )
-    return imported_module(name, advice)
+    return imported_module(name)
 
 
 def _module_of_file(file: Path) -> Any:

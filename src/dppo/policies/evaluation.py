@@ -26,7 +26,7 @@ from dppo.policies.controller import Controller
 from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy
-from dppo.ppo.exchange.records import Episode, EpisodeInfo
+from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.network import ModelClass
 from dppo.process_state.borders import dppo_computes, guarded_steps, take_changes
 from dppo.records.observer import Evaluation, Result
@@ -93,24 +93,23 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
         else:
             _play_here(player, arguments, played, check_signals)
     _log_actions_at_bound(player.policy, played)
-    _log_unused_keys(played, keys)
     return _result(player.env_name, played, keys)
 
 
 def _result(env_name: str, played: Sequence[Episode], keys: Sequence[str]) -> Evaluation:
-    returns = tuple(episode.episode_return for episode in played)
-    lengths = tuple(episode.length for episode in played)
-    info = _info_of(played, keys)
-    return Evaluation(env_name, returns, lengths, info)
-
-
-def _info_of(played: Sequence[Episode], keys: Sequence[str]) -> dict[str, tuple[EpisodeInfo, ...]]:
-    numbers: dict[str, tuple[EpisodeInfo, ...]] = {}
-    for key in keys:
-        infos = tuple(episode.measured[key] for episode in played if key in episode.measured)
-        if infos:
-            numbers[key] = infos
-    return numbers
+    infos = {
+        key: tuple(episode.measured[key] for episode in played if key in episode.measured)
+        for key in keys
+    }
+    for key, numbers in infos.items():
+        if not numbers:
+            logger.warning("info_keys=%s: is not a number in the info of any step", key)
+    return Evaluation(
+        env_name,
+        tuple(episode.episode_return for episode in played),
+        tuple(episode.length for episode in played),
+        {key: numbers for key, numbers in infos.items() if numbers},
+    )
 
 
 def _play_here(
@@ -158,12 +157,6 @@ def _play_here(
             progress.enter(place_of(Phase.CLOSE))
             if not is_made(player.env):
                 close_in_time([made])
-
-
-def _log_unused_keys(played: list[Episode], keys: Sequence[str]) -> None:
-    for key in keys:
-        if not any(key in episode.measured for episode in played):
-            logger.warning("info_keys=%s: is not a number in the info of any step", key)
 
 
 def _log_actions_at_bound(policy: Policy | Controller, played: list[Episode]) -> None:

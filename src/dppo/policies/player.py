@@ -20,7 +20,7 @@ from dppo.envs.preparation import Preparation, make_prepared
 from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, refuse
 from dppo.files import user_path
 from dppo.log import logger
-from dppo.policies.acting import ActingFor, PlaySettings, policy_acting_for
+from dppo.policies.acting import ActingFor, PlaySettings, PolicyActingFor
 from dppo.policies.controller import Controller
 from dppo.policies.controller_acting import controller_acting_for
 from dppo.policies.policy import Policy, model_name, policy_from, read
@@ -67,7 +67,7 @@ class Player:
         """Return what plays episodes, given a snapshot; it can be sent to other processes."""
         if isinstance(self.policy, Controller):
             return controller_acting_for(self.policy, settings)
-        return policy_acting_for(self.policy.spaces, self.policy.spec, settings)
+        return PolicyActingFor(self.policy.spaces, self.policy.spec, settings)
 
     def describe(self, settings: PlaySettings) -> str:
         """Name what plays, and how it takes actions."""

@@ -129,13 +129,7 @@ class Connection:
         self._socket.sendall(message)
 
     def receive_into(self, buffer: memoryview) -> None:
-        """Fill the buffer; raise EOFError if the solver has closed its side."""
-        received = 0
-        while received < len(buffer):
-            count = self._socket.recv_into(buffer[received:])
-            if not count:
-                raise EOFError
-            received += count
+        _fill(self._socket, buffer)
 
     def receive(self, size: int) -> bytes:
         return _receive(self._socket, size)
@@ -145,11 +139,16 @@ class Connection:
 
 
 def _receive(connected: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes; raise ConnectionResetError if the other side has closed, or TimeoutError."""
-    pieces = b""
-    while len(pieces) < size:
-        piece = connected.recv(size - len(pieces))
-        if not piece:
+    content = bytearray(size)
+    _fill(connected, memoryview(content))
+    return bytes(content)
+
+
+def _fill(connected: socket.socket, buffer: memoryview) -> None:
+    """Receive exactly as many bytes; raise ConnectionResetError if the other side has closed, or TimeoutError."""
+    received = 0
+    while received < len(buffer):
+        count = connected.recv_into(buffer[received:])
+        if not count:
             raise ConnectionResetError("closed")
-        pieces += piece
-    return pieces
+        received += count

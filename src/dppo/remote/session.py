@@ -88,7 +88,7 @@ class Session:
             for _ in range(infos):
                 name, number = self._info.unpack(connection.receive(self._info.size))
                 info[name.rstrip(b"\0").decode("utf-8", "replace")] = number
-        except (EOFError, OSError):
+        except OSError:
             raise SolverEnded(self._how_it_ended()) from None
         return SolverStep(self._numbers.astype(self._native), reward, end, info)
 

@@ -15,7 +15,7 @@ from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.log import logger
 from dppo.machine import cores_in_words, usable_cores
 from dppo.numerics.fingerprint import Expected
-from dppo.policies.acting import ActingFor, PlaySettings, policy_acting_for
+from dppo.policies.acting import ActingFor, PlaySettings, PolicyActingFor
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.instance_lines import together_line
@@ -193,7 +193,7 @@ class PartsFactory:
         settings = PlaySettings(
             run.seed, deterministic=not run.eval_stochastic, info_keys=config.info_keys
         )
-        acting_for = policy_acting_for(spaces, spec, settings)
+        acting_for = PolicyActingFor(spaces, spec, settings)
         if run.baseline is not None:
             acting_for = _with_baseline(acting_for, run.baseline, settings)
         player = EpisodePlayer(

@@ -83,17 +83,12 @@ def _slurm_nodes(layout: Layout, variables: Mapping[str, str]) -> list[str]:
     return ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
 
 
-def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
-    """Remove the variables that a launcher has set for this process."""
-    return {name: value for name, value in variables.items() if not name.startswith(OF_LAUNCHERS)}
-
-
-def without_shape(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of Slurm that describe another step."""
+def without(variables: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables without those that describe the launch of this process, or another step of Slurm."""
     return {
         name: value
         for name, value in variables.items()
-        if name in KEPT_OF_SLURM or not name.startswith(OF_SLURM)
+        if name in KEPT_OF_SLURM or not name.startswith(prefixes)
     }
 
 

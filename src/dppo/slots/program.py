@@ -232,15 +232,7 @@ class Program:
                 self._code = report["ended"]
                 self._close()
                 continue
-            rank = Rank(
-                report["rank"],
-                report["host"],
-                report["pid"],
-                report.get("code"),
-                report.get("was_ended", False),
-                report.get("unbound", ""),
-                report.get("is_silent", False),
-            )
+            rank = Rank(number=report.pop("rank"), **report)
             if rank.unbound and rank.number not in self.ranks:
                 logger.warning(
                     "rank %d on %s is not bound to %s", rank.number, rank.host, rank.unbound

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 
 from dppo.slots.cores import Lease
-from dppo.slots.launchers import launcher_words, without_launcher, without_shape
+from dppo.slots.launchers import OF_LAUNCHERS, OF_SLURM, launcher_words, without
 from dppo.slots.layout import PLAIN, Layout
 from dppo.slots.node import MARK, NodeLease
 from dppo.slots.program import GUARD, Program, SolverError
@@ -87,9 +87,9 @@ class Slots:
             raise SolverError("command=[]: is empty, and cannot be started")
         variables = {**os.environ}
         if self.layout.ranks > 1:
-            variables = without_launcher(variables)
+            variables = without(variables, OF_LAUNCHERS)
             if not as_it_is:
-                variables = without_shape(variables)
+                variables = without(variables, OF_SLURM)
                 variables["DPPO_RANKS"] = str(self.layout.ranks)
         if self.layout.cores:
             variables["OMP_NUM_THREADS"] = str(self.layout.cores_per_rank)
