@@ -193,7 +193,7 @@ class PartsFactory:
         settings = PlaySettings(
             run.seed, deterministic=not run.eval_stochastic, info_keys=config.info_keys
         )
-        acting_for = PolicyActingFor(spaces, spec, settings)
+        acting_for: ActingFor = PolicyActingFor(spaces, spec, settings)
         if run.baseline is not None:
             acting_for = _with_baseline(acting_for, run.baseline, settings)
         player = EpisodePlayer(

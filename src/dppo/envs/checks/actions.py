@@ -106,6 +106,6 @@ def action_nearest_zero(space: gym.Space[Any]) -> Any:
     if isinstance(space, gym.spaces.Tuple):
         return tuple(action_nearest_zero(part) for part in space.spaces)
     if isinstance(space, ARRAYS):
-        nearest = np.clip(np.zeros(space.shape), *limits_of(space)).astype(space.dtype)
+        nearest = np.clip(0, *limits_of(space)).astype(space.dtype)
         return int(nearest) if isinstance(space, gym.spaces.Discrete) else nearest
     raise TypeError(f"{short(space)} has no zero")

@@ -44,7 +44,7 @@ class SubEnvs(Protocol):
 
     settings: GroupSettings
     envs: list[CheckedEnv]
-    are_joint = False
+    are_joint: bool = False
     """They are part of one environment, and can end each other's episodes."""
     inputs: Callable[[np.ndarray], Sequence[Any]]
     """Returns what `CheckedEnv.step` of each sub-environment takes, for the actions [E, *A] as sampled."""
@@ -56,6 +56,7 @@ class SubEnvs(Protocol):
 
     def avoid(self, fatal: Sequence[FatalStep]) -> None:
         """Let these steps raise EnvironmentFault in place of being taken. Environments that step together take them."""
+        return
 
     def step_arguments(self, actions: Sequence[Any]) -> Sequence[Any]:
         """Convert E actions of the environment's own space to E arguments of `CheckedEnv.step`."""
@@ -70,9 +71,11 @@ class SubEnvs(Protocol):
 
         Sub-environments of one environment have none. `place`: where files of states are kept.
         """
+        return
 
     def begin_segment(self, log: EnvLog) -> None:
         """Note the states of the environments before the segment of `log`."""
+        return
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:
         """Return the environments' own states after a segment, under their names in `SamplerCarry`, if they have any.
