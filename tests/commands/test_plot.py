@@ -190,7 +190,8 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
         row = json.loads(lines[-1]) | evaluation | {"eval/baseline_return": 7.0}
         metrics.write_text("\n".join([*lines[:-1], json.dumps(row)]) + "\n")
     text = typed("plot run1 run2")
-    assert "(2 seeds), on the evaluations' episodes: 4.5\n" in text
+    assert "(2 seeds), training, with noise: 10, 95 % interval 10 to 10\n" in text
+    assert "(2 seeds), evaluations, without noise: 4.5, 95 % interval 4 to 5\n" in text
     assert "your controller pi:PI, on the evaluations' episodes: 7\n" in text
 
     [figure] = drawn
@@ -202,12 +203,35 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
         curve_line.get_label(),
-        "points: evaluations",
+        "points: evaluations, without noise",
         "your controller pi:PI, on the evaluations' episodes: 7",
     ]
 
     typed("plot run1 --metric time/training_s")
     assert len(drawn[1].axes[0].lines) == 1
+
+
+def test_evaluations_are_drawn_of_every_run_that_has_them(
+    desk: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The returns of training contain noise, which may hide that a policy is good."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save", lambda figure, _: drawn.append(figure))
+    a_run("sampled", -1000.0, eval_every=512, eval_stochastic=True)
+    a_run("greedy", -1000.0, eval_every=512, seed=2)
+    a_run("none", -1000.0, gamma=0.9)
+    for run, mean_return in (("sampled", -900.0), ("greedy", -90.0)):
+        row = {"iteration": 5, "global_step": 2560, "time/training_s": 11.0}
+        evaluation = {"eval/episodic_return": mean_return, "eval/global_step": 2048}
+        with Path(run, "metrics.jsonl").open("a") as metrics:
+            metrics.write(json.dumps(row | evaluation) + "\n")
+    text = typed("plot sampled greedy none")
+    assert "eval_stochastic=false (1 seed), training, with noise: -1000\n" in text, text
+    assert "eval_stochastic=false (1 seed), evaluations, without noise: -90\n" in text, text
+    assert "eval_stochastic=true (1 seed), evaluations, with noise: -900\n" in text, text
+    [legend] = drawn[0].legends
+    points = [text.get_text() for text in legend.get_texts() if "points" in text.get_text()]
+    assert points == ["points: evaluations, with noise", "points: evaluations, without noise"]
 
 
 def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, typed: Typed) -> None:

@@ -40,7 +40,7 @@ class Curve(NamedTuple):
     baseline: float | None = None
     """Mean return of the user's controller on the evaluations' episodes; None without one."""
     evaluations: "Curve | None" = None
-    """Mean returns of the policy on these episodes; None if they are not drawn."""
+    """Mean returns of the policy in evaluations, perhaps empty; None if they are not drawn."""
 
     def time_to(self, target: float | None) -> float | None:
         """Return the seconds of training until the value reached `target`; None if it never did."""
@@ -58,6 +58,15 @@ class CurveGroup(NamedTuple):
     runs: Sequence[Curve]
     noise: bool = False
     """True if the group's speed-up is measurement noise and must not be shown as a result."""
+
+    @property
+    def has_evaluations(self) -> bool:
+        return any(run.evaluations is not None and len(run.evaluations.values) for run in self.runs)
+
+    @property
+    def eval_stochastic(self) -> bool:
+        """Whether its evaluations sample actions, as training does."""
+        return bool(self.runs[0].settings.get("eval_stochastic"))
 
     def __str__(self) -> str:
         seeds = {run.settings.get("seed") for run in self.runs}
@@ -228,12 +237,7 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def with_evaluations(run: Path, curve: Curve) -> Curve:
-    """Return the curve of a run with its evaluations, if it was compared with the user's controller.
-
-    Only evaluations play the same episodes as the controller.
-    """
-    if curve.baseline is None:
-        return curve
+    """Return the curve of a run with the mean returns of its evaluations, which show the policy without its noise."""
     return curve._replace(evaluations=read_curve(run, EVALUATED_RETURN))
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from dppo.records.files.disk import writing
 from dppo.tools.curves import (
     EVALUATED_RETURN,
     RETURN,
+    Curve,
     CurveGroup,
     baselines_of,
     grouped_by_settings,
@@ -22,7 +22,13 @@ from dppo.tools.curves import (
     with_evaluations,
 )
 from dppo.tools.pictures.comparison import draw_together
-from dppo.tools.pictures.style import MEAN_RETURN, ON_EVALUATIONS
+from dppo.tools.pictures.style import (
+    IN_TRAINING,
+    MEAN_OF_EPISODE,
+    MEAN_RETURN,
+    ON_EVALUATIONS,
+    evaluations_name,
+)
 
 PROG = "dppo plot"
 DESCRIPTION = (
@@ -78,17 +84,16 @@ def plot(
     drawn = [run for group in groups for run in group.runs]
     environments = dict.fromkeys(str(run.settings.get("env_id")) for run in drawn)
     title = printable(", ".join(environments))[:MAX_TITLE_LENGTH]
-    axis_label = printable(MEAN_RETURN if metric == RETURN else metric)
+    axis_label = printable(metric)
+    if metric == RETURN:
+        are_evaluated = any(group.has_evaluations for group in groups)
+        axis_label = MEAN_OF_EPISODE if are_evaluated else MEAN_RETURN
     baselines = baselines_of(groups) if metric in (RETURN, EVALUATED_RETURN) else {}
     with writing(f"out={out}"):
         draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
-        last_values = np.array([run.values[-1] for run in group.runs])
-        mean, low, high = interval([last_values])
-        spread = ""
-        if len(group.runs) > 1:
-            spread = f", 95 % interval {low:.4g} to {high:.4g}"
-        yield f"{group}: {mean:.4g}{spread}"
+        kind = f", {IN_TRAINING}" if group.has_evaluations else ""
+        yield f"{group}{kind}: {_last_values(group.runs)}"
     yield from _last_evaluations(groups)
     for name, mean_return in baselines.items():
         yield f"your controller {name}, {ON_EVALUATIONS}: {mean_return:.4g}"
@@ -96,12 +101,22 @@ def plot(
 
 
 def _last_evaluations(groups: Sequence[CurveGroup]) -> Iterator[str]:
-    """Yield the mean return of the last evaluations of each group, which compares with that of a controller."""
+    """Yield the result of the last evaluations of each group."""
     for group in groups:
-        evaluations = [run.evaluations for run in group.runs if run.evaluations is not None]
-        last_values = [curve.values[-1] for curve in evaluations if len(curve.values)]
-        if last_values:
-            yield f"{group}, {ON_EVALUATIONS}: {fmean(last_values):.4g}"
+        if group.has_evaluations:
+            evaluations = [run.evaluations for run in group.runs if run.evaluations is not None]
+            name = evaluations_name(stochastic=group.eval_stochastic)
+            yield f"{group}, {name}: {_last_values(evaluations)}"
+
+
+def _last_values(curves: Sequence[Curve]) -> str:
+    """Return the mean of the last values of curves, with its interval if there are several."""
+    last_values = np.array([curve.values[-1] for curve in curves if len(curve.values)])
+    mean, low, high = interval([last_values])
+    spread = ""
+    if len(last_values) > 1:
+        spread = f", 95 % interval {low:.4g} to {high:.4g}"
+    return f"{mean:.4g}{spread}"
 
 
 def _named(groups: Sequence[CurveGroup], labels: Sequence[str]) -> list[CurveGroup]:

@@ -18,6 +18,7 @@ from dppo.tools.pictures.style import (
     LEGEND,
     STEPS,
     draw_baseline,
+    evaluations_name,
     save,
     style,
     time_axis,
@@ -81,8 +82,8 @@ def draw_together(
 ) -> None:
     """Draw groups into the PNG or SVG `path`: means over env steps or time; `label` names the values.
 
-    `baselines` are mean returns of the user's controllers, each drawn as a horizontal line. Evaluations of the policy
-    on the same episodes are points in the colour of the group.
+    `baselines` are mean returns of the user's controllers, each drawn as a horizontal line. Evaluations are points in
+    the colour of the group.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -118,7 +119,7 @@ def draw_together(
 def _draw_evaluations(
     axis: Any, groups: Sequence[CurveGroup], scale: float, *, over_time: bool
 ) -> None:
-    label = "points: evaluations"
+    labels = set[str]()
     for index, group in enumerate(groups):
         for run in group.runs:
             evaluations = run.evaluations
@@ -127,8 +128,10 @@ def _draw_evaluations(
             x = evaluations.seconds / scale if over_time else evaluations.steps
             colour = COLOURS[index % len(COLOURS)]
             points = {"color": colour, "markeredgecolor": "white", "markersize": 6}
-            axis.plot(x, evaluations.values, "o", label=label, **points)
-            label = "_another run"  # names with this prefix are not in a legend
+            name = f"points: {evaluations_name(stochastic=group.eval_stochastic)}"
+            prefix = "_" if name in labels else ""  # names with this prefix are not in a legend
+            labels.add(name)
+            axis.plot(x, evaluations.values, "o", label=prefix + name, **points)
 
 
 def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float | None:
