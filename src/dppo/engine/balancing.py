@@ -173,10 +173,8 @@ class Balancing:
         self.typical_s = 0.0
         if paces:
             self.typical_s = paces[len(paces) // 2]
-        as_now_s = [self.segments_s(actor, len(actor.samplers)) for actor in self._actors.values()]
-        longest_s = max(as_now_s, default=0.0)
-        with_one_more_s = [self.segments_s(actor, len(actor.samplers) + 1) for actor in running]
-        least_s = min(with_one_more_s, default=math.inf)
+        longest_s = max(map(self._hosted_s, self._actors.values()), default=0.0)
+        least_s = min(map(self._with_one_more_s, running), default=math.inf)
         # without an actor that would be done sooner with one sampler more, no move gains anything
         if least_s < (1 + MARGIN) * longest_s:
             self._move(running, end, now)

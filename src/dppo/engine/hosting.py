@@ -224,7 +224,8 @@ class Hosting:
                     rule = f"no other actor has room (samplers_per_actor={self.limit})"
                     waiting = f"{samplers_named(actor.samplers)} must wait for it"
                     commands.append(Log(f"{absence}; {waiting}: {rule}"))
-                self.strand(actor)
+                actor.stranded = True
+                self._stranded[actor.actor_id] = actor
             if not moved:
                 continue
             actor.samplers_moved = True
@@ -259,11 +260,6 @@ class Hosting:
         host.samplers = tuple(sorted((*host.samplers, sampler)))
         position.host = host
         self._ready.add(host.actor_id)
-
-    def strand(self, actor: Actor) -> None:
-        """Let the samplers of an actor wait until it is back, or until another one that starts has room."""
-        actor.stranded = True
-        self._stranded[actor.actor_id] = actor
 
     def take_stranded(self) -> list[Actor]:
         """Forget and return the actors whose samplers wait for room, if some actor has room now."""

@@ -1,8 +1,8 @@
-"""The observers that write the files of a run: a table of names and factories."""
+"""The observers that write the files of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,19 +21,15 @@ from dppo.records.outside import FileWriter, OnDisk
 from dppo.run.context import RunContext
 from dppo.run.outputs import call_disk
 
-Factory = Callable[[RunContext], FileWriter | Observer | None]
-"""Runs in the thread of the disk; a FileWriter writes there, too. Returns None if the settings do not ask for it."""
-
 
 def file_observers(context: RunContext) -> list[Observer]:
-    """Return the observers of the table that this run has, in the order in which they are called."""
+    """Return the observers of the files of a run, in the order in which they are called."""
     observers: list[Observer] = []
-    for name, factory in FACTORIES:
-        observer = call_disk(context.disk, f"opening {name}", partial(factory, context))
+    for name, factory in _factories(context):
+        observer = call_disk(context.disk, f"opening {name}", factory)
         if isinstance(observer, FileWriter):
             observer = OnDisk(observer, context.disk, name)
-        if observer is not None:
-            observers.append(observer)
+        observers.append(observer)
     return observers
 
 
@@ -49,65 +45,36 @@ def cut_row_files(path: Path, last_iteration: int | None) -> list[dict[str, floa
     return []
 
 
-def _metrics(context: RunContext) -> FileWriter:
-    return MetricsWriter(context.path / METRICS)
-
-
-def _tensorboard(context: RunContext) -> Observer:
-    last_step = max((int(row["global_step"]) for row in context.rows), default=0)
-    return TensorBoard(context.path, last_step + 1, context.stop.seconds_since)
-
-
-def _trace(context: RunContext) -> FileWriter | None:
-    if context.trace is None:
-        return None
-    return MetricsWriter(context.path / TRACE, context.trace)
-
-
-def _episodes(context: RunContext) -> FileWriter | None:
-    if context.config.record_episodes == "none":
-        return None
-    learner = context.learner
-    return EpisodeWriter(
-        context.path,
-        context.config,
-        learner.ledger.actions_before,
-        lambda: learner.reports,
-        learner.episodes,
-    )
-
-
-def _learning_notes(context: RunContext) -> Observer:
+def _factories(context: RunContext) -> Iterator[tuple[str, Callable[[], FileWriter | Observer]]]:
+    """Yield name and factory of each observer of this run; a factory runs in the thread of the disk."""
     config = context.config
-    return LearningNotes(config, context.actions, context.rows, solved_at(config.env_name))
-
-
-def _clone_note(context: RunContext) -> Observer | None:
-    if context.config.prior is None:
-        return None
-    return CloneNote(context.config)
-
-
-def _baseline_note(context: RunContext) -> Observer | None:
-    if context.config.baseline is None:
-        return None
-    return BaselineNote(context.config, context.rows)
-
-
-def _learning_curve(context: RunContext) -> FileWriter:
-    curve: FileWriter = plugin("learning_curve")(
-        f"{context.config.env_name}, seed {context.config.seed}"
+    learner = context.learner
+    yield METRICS, partial(MetricsWriter, context.path / METRICS)
+    last_step = max((int(row["global_step"]) for row in context.rows), default=0)
+    seconds_since = context.stop.seconds_since
+    yield (
+        "the events of TensorBoard",
+        partial(TensorBoard, context.path, last_step + 1, seconds_since),
     )
-    return curve
-
-
-FACTORIES: list[tuple[str, Factory]] = [
-    (METRICS, _metrics),
-    ("the events of TensorBoard", _tensorboard),
-    (TRACE, _trace),
-    (EPISODES, _episodes),
-    ("notes on learning", _learning_notes),
-    ("the note on a clone", _clone_note),
-    ("the note on a baseline", _baseline_note),
-    ("learning_curve.png", _learning_curve),
-]
+    if context.trace is not None:
+        yield TRACE, partial(MetricsWriter, context.path / TRACE, context.trace)
+    if config.record_episodes != "none":
+        yield (
+            EPISODES,
+            partial(
+                EpisodeWriter,
+                context.path,
+                config,
+                learner.ledger.actions_before,
+                lambda: learner.reports,
+                learner.episodes,
+            ),
+        )
+    solved = solved_at(config.env_name)
+    yield "notes on learning", partial(LearningNotes, config, context.actions, context.rows, solved)
+    if config.prior is not None:
+        yield "the note on a clone", partial(CloneNote, config)
+    if config.baseline is not None:
+        yield "the note on a baseline", partial(BaselineNote, config, context.rows)
+    title = f"{config.env_name}, seed {config.seed}"
+    yield "learning_curve.png", lambda: plugin("learning_curve")(title)

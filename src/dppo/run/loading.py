@@ -95,7 +95,7 @@ def _resume(checkpoint: Checkpoint, parts: Parts, config: Config) -> None:
     learner = parts.learner
     RunState(arrays, checkpoint.state).restore(learner)
     warn_of_other_prior(checkpoint.state, config)
-    parts.ledger.check(learner.iteration, config.envs_per_sampler, learner.trainers.spec)
+    learner.ledger.check(learner.iteration, config.envs_per_sampler, learner.trainers.spec)
 
 
 def _warn_of_other_numerics(state: dict[str, Any], numerics: Expected) -> None:

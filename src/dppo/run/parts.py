@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dppo.config.resolve import Choice
 from dppo.engine.collector import Collector
-from dppo.engine.ledger import ReplayLedger
 from dppo.numerics.fingerprint import Expected
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
@@ -24,7 +23,6 @@ class Parts:
 
     collector: Collector
     learner: PPOLearner
-    ledger: ReplayLedger
     model: dict[str, Any]
     """Spaces and network as JSON values, as checkpoints store them."""
     numerics: Expected

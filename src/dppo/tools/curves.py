@@ -230,10 +230,7 @@ def _may_change_results(setting: str) -> bool:
 
 def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`."""
-    texts = []
-    for name in names:
-        texts.append(f"{name}={as_typed(settings[name])}")
-    return ", ".join(texts)
+    return ", ".join(f"{name}={as_typed(settings[name])}" for name in names)
 
 
 def with_evaluations(run: Path, curve: Curve) -> Curve:

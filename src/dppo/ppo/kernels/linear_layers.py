@@ -34,6 +34,12 @@ class LayerArrays(NamedTuple):
     bias: np.ndarray | None
     """[m]"""
 
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None) -> LayerArrays:
+        return LayerArrays(
+            weight.numpy(force=True), None if bias is None else bias.numpy(force=True)
+        )
+
 
 class Activation(NamedTuple):
     """An activation function and its derivative."""
@@ -114,24 +120,15 @@ def layer_forward(layer: nn.Linear, input: Tensor) -> Tensor:
     ):
         return linear(input, layer.weight, layer.bias)
     bias: Tensor | None = parameters["bias"]
-    arrays = _arrays_of(layer)
-    learns = (
-        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
-    if learns and torch.is_grad_enabled():
-        return _Chain.apply(input, (arrays,), (None,), weight, bias)  # type: ignore[no-untyped-call]
-    return torch.from_numpy(_affine(input.numpy(force=True), arrays))
+    return _chain(input, (_arrays_of(layer),), (None,), (weight, bias))
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs [..., k] times weight [m, k] transposed, plus bias [m]; differentiable, as `F.linear`."""
     if not numpy_can_multiply(inputs, weight):
         return F.linear(inputs, weight, bias)
-    arrays = LayerArrays(weight.numpy(force=True), None if bias is None else bias.numpy(force=True))
-    if inputs.dim() == 2:
-        return _chain(inputs, (arrays,), (None,), (weight, bias))
     rows = inputs.reshape(-1, inputs.shape[-1])
-    outputs = _chain(rows, (arrays,), (None,), (weight, bias))
+    outputs = _chain(rows, (LayerArrays.of(weight, bias),), (None,), (weight, bias))
     return outputs.view(*inputs.shape[:-1], len(weight))
 
 
@@ -170,9 +167,7 @@ def _arrays_of(layer: nn.Linear) -> LayerArrays:
     address = (weight.data_ptr(), weight.stride(), None if bias is None else bias.data_ptr())
     stored_address, arrays = attributes.get(VIEWS, (None, None))
     if stored_address != address:
-        arrays = LayerArrays(
-            weight.numpy(force=True), None if bias is None else bias.numpy(force=True)
-        )
+        arrays = LayerArrays.of(weight, bias)
         attributes[VIEWS] = address, arrays
     return arrays
 

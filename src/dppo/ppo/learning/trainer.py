@@ -154,8 +154,7 @@ class PPOTrainer:
         figures = self._figures(steps, ppo.clip_coef) if steps else dict(NO_FIGURES)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
-        if scale is not None:
-            figures |= value_figures(scale)
+        figures |= value_figures(scale)
         for stage in self.stages:
             figures |= stage.finish(batch, self._network(batch), ppo)
         return Update(figures, self._learning_rate(ppo), scale)

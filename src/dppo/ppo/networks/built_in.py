@@ -155,8 +155,8 @@ class BuiltInSpec(NetworkSpec):
         described: dict[str, Any] = {
             "hidden_sizes": list(layers.hidden_sizes),
             "activation": layers.activation,
+            "dtype": self.dtype,
         }
-        described["dtype"] = self.dtype
         if layers.state_dependent_std:
             described["state_dependent_std"] = True
         return described

@@ -158,8 +158,6 @@ def differing_seeds(runs: Sequence[MeasuredRun]) -> dict[int, dict[int, str]]:
     hashes: dict[int, dict[int, str]] = {}
     for run in runs:
         hashes.setdefault(run.config.seed, {})[run.config.most_actors] = run.result.weights_sha256
-    differing = {}
-    for seed, by_number in hashes.items():
-        if len(set(by_number.values())) > 1:
-            differing[seed] = by_number
-    return differing
+    return {
+        seed: by_number for seed, by_number in hashes.items() if len(set(by_number.values())) > 1
+    }

@@ -175,10 +175,8 @@ class Examination:
             if not sizes:
                 self._play_controllers(built, played, step_s)
                 self._compare(built.spaces, played, step_s)
-        except Exception:
+        finally:
             self._iterate(built, updates)
-            raise
-        self._iterate(built, updates)
 
     def _end_of_stage(self, share: float) -> float:
         """Return the time at which a stage must end if it may take `share` of the time left."""

@@ -117,11 +117,10 @@ def plans(facts: Facts, config: Config) -> Iterator[Plan]:
         samplers = max(config.num_samplers, actors)
         if limit and math.ceil(samplers / max(1, actors)) > limit:
             continue
-        yield _plan(facts, config, samplers, Collecting(actors, lag=config.lag > 0))
+        collecting = Collecting(actors, lag=config.lag > 0)
+        yield _plan(facts, config, samplers, collecting)
         if not limit and config.num_samplers > max(1, actors) and facts["busy"] < BUSY:
-            yield _plan(
-                facts, config, samplers, Collecting(actors, threads=True, lag=config.lag > 0)
-            )
+            yield _plan(facts, config, samplers, collecting._replace(threads=True))
 
 
 def _plan(facts: Facts, config: Config, samplers: int, collecting: Collecting) -> Plan:

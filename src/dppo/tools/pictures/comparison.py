@@ -96,7 +96,7 @@ def draw_together(
     with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
         figure = Figure(size, DPI, facecolor="white", layout="constrained")
         axis = figure.add_subplot()
-        style(axis, labelsize=9)
+        style(axis)
         for index, (band, name) in enumerate(zip(bands, names, strict=True)):
             x = band.seconds / scale if over_time else band.steps
             line = {

@@ -11,7 +11,7 @@ from dppo.records.files.disk import cause, remedy
 from dppo.records.metrics.reading import Rows, read_metrics
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
-from dppo.tools.curves import RETURN, baseline_return, curve_of, thinned
+from dppo.tools.curves import EVALUATED_RETURN, RETURN, baseline_return, curve_of, thinned
 from dppo.tools.pictures.style import (
     COLOURS,
     GREY,
@@ -60,7 +60,7 @@ def learning_curve(rows: Rows, path: Path, title: str, *, stochastic: bool = Fal
     `stochastic`: evaluations sample actions, as training does.
     """
     training = curve_of(rows, RETURN)
-    evaluations = curve_of(rows, "eval/episodic_return")
+    evaluations = curve_of(rows, EVALUATED_RETURN)
     scale, time_label = time_axis(training.seconds)
     figure, (over_steps, over_time) = two_panels(
         STEPS, time_label, top=0.86, bottom=0.15, y_label=MEAN_OF_EPISODE

@@ -47,7 +47,7 @@ def two_panels(
     axes = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=LEFT, right=0.98, top=top, bottom=bottom, wspace=0.1)
     for axis, label in zip(axes, (left_label, right_label), strict=True):
-        style(axis, labelsize=9)
+        style(axis)
         axis.set_xlabel(label, color=INK)
     axes[0].set_ylabel(y_label, color=INK, fontsize=9)
     return figure, axes
@@ -58,13 +58,13 @@ def evaluations_name(*, stochastic: bool) -> str:
     return "evaluations, with noise" if stochastic else "evaluations, without noise"
 
 
-def style(axis: Any, *, labelsize: int) -> None:
+def style(axis: Any) -> None:
     """Draw a pale grid, no frame, and large numbers in short form along the horizontal axis."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(PALE)
     axis.grid(color=PALE, linewidth=0.6)
     axis.set_axisbelow(True)
-    axis.tick_params(colors=GREY, length=0, labelsize=labelsize)
+    axis.tick_params(colors=GREY, length=0, labelsize=9)
     axis.xaxis.set_major_formatter(short)
 
 

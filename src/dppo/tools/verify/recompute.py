@@ -147,7 +147,7 @@ def _leave_out_given_up(stretch: Stretch, parts: Parts) -> None:
     """Let the segments of a stretch leave out the steps that the run gave up, which may hang or end this process."""
     given_up = checkpoints.load(stretch.end).state.get("given_up", [])
     try:
-        parts.ledger.load_given_up(given_up)
+        parts.learner.ledger.load_given_up(given_up)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{stretch.end}: the steps that were given up are damaged ({error})."
@@ -167,7 +167,7 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
         owner = stack.enter_context(locked(Path(folder)))
         run_folder = RunFolder(Path(folder), owner, start=start)
         parts = build(config, run_folder, stop, stack, lambda progress: None)
-        if not parts.ledger.replays:
+        if not parts.learner.ledger.replays:
             raise NotReplayed(
                 f"{config.env_name}: open episodes are not replayed, as it is nondeterministic, resets rows by itself, "
                 f"or has replay=False. No iteration of such a run can be computed again."

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import wraps
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -46,18 +47,15 @@ def calls_ray(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
+@dataclass(eq=False, slots=True)
 class _Call:
     """A function to be called, and its result."""
 
-    __slots__ = ("abandoned", "action", "function", "result")
-
-    def __init__(
-        self, function: Callable[[], Any], action: str, result: Future[Any] | None
-    ) -> None:
-        self.function = function
-        self.action = action
-        self.result = result
-        self.abandoned = False
+    function: Callable[[], Any]
+    action: str
+    result: Future[Any] | None = None
+    """None if nobody waits for the result."""
+    abandoned: bool = False
 
 
 class RayCalls:
@@ -78,7 +76,7 @@ class RayCalls:
 
     def post(self, function: Callable[[], object], action: str) -> None:
         """Let the thread call `function` after all earlier calls; does not wait."""
-        self._tasks.put(_Call(function, action, None))
+        self._tasks.put(_Call(function, action))
 
     def call(
         self,

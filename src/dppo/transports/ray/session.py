@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from dppo.signals import leave_at_exit
 from dppo.transports.ray import capacity, environment
 from dppo.transports.ray.calls import RayCalls, calls_ray
 from dppo.transports.ray.capacity import PER_NODE, Demand
+from dppo.transports.ray.claim import is_connected
 from dppo.transports.ray.clock import RunClock
 from dppo.transports.ray.connecting import check_answers, check_connected, connect, wanted_cluster
 from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
@@ -89,7 +89,7 @@ class RaySession:
         Raise ClusterError if Ray cannot be reached or started, and ConfigError if the cluster or this machine has no
         room for the processes, or another Ray is in use already.
         """
-        self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+        self._ours = not is_connected()
         source = "address"
         cluster = actors.address
         if self._ours:
@@ -187,7 +187,7 @@ class RaySession:
         if self.pool is not None:
             self.pool.close()
         if self._ours:
-            self._calls.post(_shut_down, "disconnecting")
+            self._calls.post(self._ray.shutdown, "disconnecting")
         deadline = time.monotonic() + CLOSE_S
         for calls in reversed(self._all_calls):
             if not calls.close(max(0.0, deadline - time.monotonic())):
@@ -208,13 +208,6 @@ def _pool(ray: Any, demand: Demand, notify: Callable[[str], None]) -> ElasticPoo
     free = capacity.free_room(demand)
     grows = capacity.has_autoscaler(ray)
     return ElasticPool(demand, usable_nodes, notify, free=free, grows=grows)
-
-
-@calls_ray
-def _shut_down() -> None:
-    import ray
-
-    ray.shutdown()
 
 
 def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand:

@@ -257,7 +257,10 @@ class RayTransport:
         events += self._not_started()
         ended = self._ended_calls(0 if events else TICK_S)
         began = time.monotonic()
-        self._look_if_due(began)
+        if began - self._looked_at > POLL_S and not self._looking:
+            self._looked_at = began
+            self._looking = True
+            self._link.calls.post(self._look, "looking at all actors")
         for ref, result in ended:
             call = self._calls.pop(ref, None)
             # otherwise it has been killed
@@ -293,12 +296,6 @@ class RayTransport:
         while self._unreported:
             ended.append(self._unreported.popleft())
         return ended
-
-    def _look_if_due(self, now: float) -> None:
-        if now - self._looked_at > POLL_S and not self._looking:
-            self._looked_at = now
-            self._looking = True
-            self._link.calls.post(self._look, "looking at all actors")
 
     @calls_ray
     def _look(self) -> None:
