@@ -11,7 +11,7 @@ from dppo.learners.staged import RunStage
 from dppo.learners.trainers import Trainers
 from dppo.ppo.exchange.records import Experience, Segment
 from dppo.ppo.learning.reuse import joined
-from dppo.spaces.spaces import leaves, walk
+from dppo.spaces.spaces import leaves
 
 PREFIX = "kept."  # begins the names of stored arrays in the state
 # columns, and the number of axes before an observation's
@@ -83,23 +83,21 @@ class StoredSegments(RunStage):
 
 
 def _arrays(segment: Segment) -> dict[str, np.ndarray]:
-    arrays = {}
-    for column in Segment.__slots__:
-        value = getattr(segment, column)
-        if value is None:
-            continue
-        for name, leaf, is_leaf in walk(value, name=column):
-            if is_leaf:
-                arrays[name] = np.ascontiguousarray(leaf)
-    return arrays
+    columns = {column: getattr(segment, column) for column in Segment.__slots__}
+    return {
+        name: np.ascontiguousarray(leaf)
+        for column, value in columns.items()
+        if value is not None
+        for name, leaf in leaves(value, name=column).items()
+    }
 
 
 def _segment(arrays: Mapping[str, np.ndarray], obs: np.dtype[Any]) -> Segment:
     """Return the segment of copies of these arrays, whose observations have dtype `obs`."""
     columns = {name: array.copy() for name, array in arrays.items() if name in Segment.__slots__}
     for column, axes in OBSERVATIONS.items():
-        names = [name for name, _, is_leaf in walk(obs, name=column) if is_leaf]
-        columns[column] = np.empty(arrays[names[0]].shape[:axes], obs)
-        for name, leaf in zip(names, leaves(columns[column]).values(), strict=True):
+        first_leaf = next(iter(leaves(obs, name=column)))
+        columns[column] = np.empty(arrays[first_leaf].shape[:axes], obs)
+        for name, leaf in leaves(columns[column], name=column).items():
             leaf[...] = arrays[name]
     return Segment(**columns)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, GPUFailed, OutOfMemory
 from dppo.hosts.builders import build_trainer
 from dppo.hosts.plans import TrainerPlan
 from dppo.log import logger
@@ -180,13 +180,10 @@ class LocalTrainer:
         if self.device.type == "cpu":
             return
         try:
-            needed = self.gpu_bytes(batch_rows)
-        except RuntimeError as error:
-            meaning = explained(error, self.device, self._rows())
-            if meaning is None:
-                raise
-            release(error)
-            raise ConfigError(str(meaning)) from error
+            with self._explained_errors():
+                needed = self.gpu_bytes(batch_rows)
+        except (GPUFailed, OutOfMemory) as error:
+            raise ConfigError(str(error)) from error
         logger.info("%s", gpu_memory_line(needed, self._rows(), self.device))
 
     def gpu_bytes(self, batch_rows: int) -> int:

@@ -61,9 +61,9 @@ def _cpu_is_usual() -> bool:
 class Arithmetic:
     """Settings of a thread's arithmetic that a user's code has changed; None for the usual ones."""
 
-    environment: bytes | None
+    environment: bytes | None = None
     """C's `fenv_t`: rounding mode, denormals."""
-    errors: tuple[tuple[str, Any], ...] | None
+    errors: tuple[tuple[str, Any], ...] | None = None
     """NumPy's error state."""
 
     @property
@@ -92,20 +92,15 @@ def current() -> Arithmetic | None:
 
 def use(arithmetic: Arithmetic | None) -> None:
     """Let this thread compute with these settings; None: as usual."""
-    numpy_errors = None
-    if arithmetic is not None:
-        numpy_errors = arithmetic.errors
-    environment = None
-    if arithmetic is not None:
-        environment = arithmetic.environment
+    settings = arithmetic or Arithmetic()
     if _error_state is not None:
         _error_state.set(USUAL)
-    elif numpy_errors is None:
+    elif settings.errors is None:
         np.seterr(**USUAL_ERRORS)
-    if numpy_errors is not None:
-        np.seterr(**dict(numpy_errors))
-    if environment is not None:
-        _library().fesetenv(environment)
+    if settings.errors is not None:
+        np.seterr(**dict(settings.errors))
+    if settings.environment is not None:
+        _library().fesetenv(settings.environment)
     elif not _cpu_is_usual():
         _library().fesetenv(ctypes.c_void_p(FE_DFL_ENV))
 

@@ -63,12 +63,7 @@ def build(
     place = state_place(config, folder)
     session = None if config.num_actors == 0 else open_session(config, variables, stop, stack)
     factory = PartsFactory(config, stop, stack, session, f"{folder.path}/logs", place)
-    ledger = ReplayLedger(
-        config.num_samplers,
-        replay=config.replay,
-        policy_lag=config.lag,
-        sets_states=config.env_state == "own",
-    )
+    ledger = _ledger(config)
     collector = factory.collector(ledger, on_progress)
     spaces = _spaces(collector, config, stop)
     _warn_about_start(folder)
@@ -120,6 +115,13 @@ def _limit_replays(ledger: ReplayLedger, config: Config, spaces: Spaces) -> None
             config.env_name,
             NOT_REPLAYED,
         )
+
+
+def _ledger(config: Config) -> ReplayLedger:
+    sets_states = config.env_state == "own"
+    return ReplayLedger(
+        config.num_samplers, replay=config.replay, policy_lag=config.lag, sets_states=sets_states
+    )
 
 
 def _import_torch(stack: ExitStack) -> threading.Thread:

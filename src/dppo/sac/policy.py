@@ -5,14 +5,13 @@ The head [rows, 2 A] is [mean, log std] of u, as that of `SquashedGaussian`; act
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dppo.ppo.distributions.base import HALF_LOG_TWO_PI
+from dppo.ppo.distributions.simple import log_slope
 from dppo.ppo.kernels.mlp import HandwrittenMLP
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.choice import learning_network
@@ -48,8 +47,7 @@ def sample(head: Tensor, noise: Tensor) -> Sample:
     mean, log_std = head.split(noise.shape[1], dim=1)
     deviations = log_std.exp() * noise
     u = mean + deviations
-    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
-    logprobs = (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI - log_slope).sum(dim=1)
+    logprobs = (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI - log_slope(u)).sum(dim=1)
     return Sample(torch.tanh(u), logprobs, deviations)
 
 

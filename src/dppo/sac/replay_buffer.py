@@ -10,7 +10,7 @@ import numpy as np
 
 from dppo.ppo.exchange.records import Segment
 from dppo.ppo.learning.batch import merged
-from dppo.spaces.spaces import leaves, walk
+from dppo.spaces.spaces import leaves
 
 PREFIX = "rows."  # begins the names of all arrays of the state
 COLUMNS = ("obs", "actions", "logprobs", "rewards", "terminated", "valid")
@@ -244,9 +244,9 @@ class ReplayBuffer:
             return {}
         state: dict[str, np.ndarray] = {}
         for name, column in self._columns.items():
-            state |= _leaves(PREFIX + name, self._in_order(column))
+            state |= leaves(self._in_order(column), name=PREFIX + name)
         state[EXIT_PLACES] = self._exits.places - self._first * self.num_envs
-        return state | _leaves(EXIT_OBS, self._exits.obs)
+        return state | leaves(self._exits.obs, name=EXIT_OBS)
 
     def _in_order(self, column: np.ndarray) -> np.ndarray:
         start = self._first % self._capacity
@@ -307,17 +307,11 @@ def _exits_of(segments: Sequence[Segment], step: int) -> Exits:
     return Exits(places[chosen], merged(segments, "successors", axis=0)[chosen])
 
 
-def _leaves(name: str, column: np.ndarray) -> dict[str, np.ndarray]:
-    """List the leaves of a column by name."""
-    return {leaf: array for leaf, array, is_leaf in walk(column, name=name) if is_leaf}
-
-
 def _structured(
     name: str, state: Mapping[str, np.ndarray], shape: tuple[int, ...], obs: np.dtype[Any]
 ) -> np.ndarray:
-    """Put the leaves of `_leaves` together as observations."""
+    """Put the leaves of a column together as observations."""
     column = np.empty(shape, obs)
-    names = [leaf for leaf, _, is_leaf in walk(obs, name=name) if is_leaf]
-    for leaf_name, leaf in zip(names, leaves(column).values(), strict=True):
+    for leaf_name, leaf in leaves(column, name=name).items():
         leaf[...] = state[leaf_name]
     return column

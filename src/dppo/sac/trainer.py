@@ -302,14 +302,18 @@ class SACTrainer:
 
     def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
         """Return the state that is equal on all ranks: critics, temperature and optimizers; no replay buffer."""
-        state = {
-            "critics.weights": self._critics.parameters.weights.numpy(force=True),
-            "critics.targets": self._critics.targets.numpy(force=True),
-            "temperature.log": self._log_temperature.weights.numpy(force=True),
-        }
+        state = {name: vector.numpy(force=True) for name, vector in self._vectors().items()}
         for part in self._parts:
             state |= part.state()
         return _copied(state) if copy else state
+
+    def _vectors(self) -> dict[str, Tensor]:
+        """Name what is learned besides the policy."""
+        return {
+            "critics.weights": self._critics.parameters.weights,
+            "critics.targets": self._critics.targets,
+            "temperature.log": self._log_temperature.weights,
+        }
 
     def load(self, weights: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
         """Restore `weights` [P] and the result of `state`; what that lacks stays, and the replay buffer is emptied."""
@@ -317,13 +321,8 @@ class SACTrainer:
         self._replay_buffer.load(state)
 
     def _load_learned(self, weights: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
-        vectors = {
-            "critics.weights": self._critics.parameters.weights,
-            "critics.targets": self._critics.targets,
-            "temperature.log": self._log_temperature.weights,
-        }
         self._network.parameters.weights.data.copy_(torch.tensor(weights))
-        for name, vector in vectors.items():
+        for name, vector in self._vectors().items():
             if name in state:
                 vector.data.copy_(torch.tensor(state[name]))
         for part in self._parts:

@@ -51,8 +51,7 @@ class WideExploration:
         """
         marked = []
         for episode in episodes:
-            earlier = math.ceil((episode.length - episode.end) / self._num_steps)
-            segments = range(index - max(0, earlier), index + 1)
+            segments = episode.segments(index, self._num_steps)
             explored = episode.length <= LONGEST_WITHOUT and any(map(self.covers, segments))
             marked.append(replace(episode, explored=True) if explored else episode)
         return marked

@@ -60,17 +60,16 @@ class Joint(Distribution):
     def sample(self, head: Head, noise: Noise) -> Shaped[np.ndarray, "*rows A"]:
         heads = self.heads(head, np.concatenate)
         noises = _columns(noise, [part.noise_size for part in self.parts])
-        actions = []
-        for part, part_head, part_noise in zip(self.parts, heads, noises, strict=True):
-            actions.append(part.sample(part_head, part_noise))
+        actions = [
+            part.sample(part_head, part_noise)
+            for part, part_head, part_noise in zip(self.parts, heads, noises, strict=True)
+        ]
         return self._side_by_side(actions, str(head.dtype))
 
     @override
     def mode(self, head: Head) -> Shaped[np.ndarray, "*rows A"]:
         heads = self.heads(head, np.concatenate)
-        actions = []
-        for part, part_head in zip(self.parts, heads, strict=True):
-            actions.append(part.mode(part_head))
+        actions = [part.mode(part_head) for part, part_head in zip(self.parts, heads, strict=True)]
         return self._side_by_side(actions, str(head.dtype))
 
     @override

@@ -258,7 +258,7 @@ class SquashedGaussian(_Gaussian):
     @override
     def log_prob(self, head: Head, actions: Float[np.ndarray, "*rows A"]) -> LogProbs:
         """Compute log N(u) - sum(log(1 - tanh(u)^2))."""
-        slope = 2 * (math.log(2) - actions - np.logaddexp(0, -2 * actions))  # as in `_log_slope`
+        slope = 2 * (math.log(2) - actions - np.logaddexp(0, -2 * actions))  # as in `log_slope`
         return super().log_prob(head, actions) - slope.sum(axis=-1)
 
     @override
@@ -271,12 +271,12 @@ class SquashedGaussian(_Gaussian):
         mean, log_std = head.split(self.size, dim=1)
         nodes, weights = (head.new_tensor(values) for values in _quadrature())
         u = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes
-        return logprobs - _log_slope(actions).sum(dim=1), entropies + (_log_slope(u) @ weights).sum(
+        return logprobs - log_slope(actions).sum(dim=1), entropies + (log_slope(u) @ weights).sum(
             dim=1
         )
 
 
-def _log_slope(u: Tensor) -> Tensor:
+def log_slope(u: Tensor) -> Tensor:
     """Return log(1 - tanh(u)^2) without rounding to minus infinity: 2 (log 2 - u - softplus(-2u))."""
     from torch.nn.functional import softplus
 

@@ -23,13 +23,13 @@ class NumberReader:
 
     def __init__(self, obs_dtype: np.dtype[Any], dtype: str | np.dtype[Any]) -> None:
         """Read observations of `obs_dtype` for a network of `dtype`."""
+        self._obs_dtype = obs_dtype
         self._dtype = dtype
-        self._scale_dtype = "float64" if obs_dtype.base == np.float64 else dtype
         self._scale: ObsScale | None = None
 
     def load(self, scale: ObsScale | None) -> None:
         """Normalize with `scale` from now on, in float64 if observations hold it; None: leave them as they are."""
-        self._scale = None if scale is None else scale.astype(self._scale_dtype)
+        self._scale = scale_for(scale, self._obs_dtype, self._dtype)
 
     def read(self, obs: np.ndarray) -> np.ndarray:
         """Convert stored observations [..., *O] to inputs of the network."""

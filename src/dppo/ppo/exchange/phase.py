@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -39,7 +38,6 @@ class ControllerPhase:
         """
         marked = []
         for episode in episodes:
-            earlier = math.ceil((episode.length - episode.end) / num_steps)
-            began_in_phase = index - max(0, earlier) < self.segments
+            began_in_phase = episode.segments(index, num_steps)[0] < self.segments
             marked.append(replace(episode, explored=True) if began_in_phase else episode)
         return marked

@@ -5,6 +5,7 @@ T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -176,6 +177,11 @@ class Episode:
     explored: bool = field(default=False, compare=False)
     # False: an episode of a sub-environment, which depends on the others
     alone: bool = field(default=True, compare=False)
+
+    def segments(self, last: int, num_steps: int) -> range:
+        """Return the indices of the segments of `num_steps` steps that it was in; it ended in the `last`."""
+        earlier = math.ceil((self.length - self.end) / num_steps)
+        return range(last - max(0, earlier), last + 1)
 
 
 class IncidentKind(str, Enum):

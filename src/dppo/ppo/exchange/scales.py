@@ -187,18 +187,17 @@ class Statistics:
         """List the statistics as named arrays, for a checkpoint."""
         arrays: dict[str, np.ndarray] = {}
         for name, moments in self._moments().items():
-            arrays[f"{name}.count"] = np.asarray(moments.count)
-            arrays[f"{name}.mean"] = np.asarray(moments.mean)
-            arrays[f"{name}.m2"] = np.asarray(moments.m2)
+            for part in Moments.__slots__:
+                arrays[f"{name}.{part}"] = np.asarray(getattr(moments, part))
         return arrays
 
     def loaded(self, arrays: dict[str, np.ndarray]) -> Statistics:
         """Return the statistics stored in `arrays`, for the normalizers that are on here; ValueError if they misfit."""
         loaded: dict[str, Any] = {}
         for name, moments in self._moments().items():
-            count = np.asarray(arrays[f"{name}.count"], np.float64)
-            mean = np.asarray(arrays[f"{name}.mean"], np.float64)
-            m2 = np.asarray(arrays[f"{name}.m2"], np.float64)
+            count, mean, m2 = (
+                np.asarray(arrays[f"{name}.{part}"], np.float64) for part in Moments.__slots__
+            )
             fits = mean.shape == m2.shape == moments.mean.shape
             if not fits or not count >= 0 or (m2 < 0).any():
                 raise ValueError(f"{name} has statistics of {count} samples of shape {mean.shape}")

@@ -138,7 +138,7 @@ class Cloning:
         epochs = max(1, min(EPOCHS, STEPS // per_epoch))
         per_round = math.ceil(epochs / ROUNDS)
         weights = self._model.parameters.weights
-        best: tuple[float, CloneFigures, Tensor] | None = None
+        best: tuple[CloneFigures, Tensor] | None = None
         for epoch in range(epochs):
             if epoch % per_round == 0:
                 rows = self._with_returns(rows, experience, network)
@@ -147,12 +147,12 @@ class Cloning:
                 self._step(rows.take(index), LEARNING_RATE * (1 - done))
             if (epoch + 1) % per_round == 0 or epoch == epochs - 1:
                 figures = self._figures(rows.take(held_out), network)
-                if best is None or figures.badness < best[0]:
-                    best = (figures.badness, figures, weights.detach().clone())
+                if best is None or figures.badness < best[0].badness:
+                    best = (figures, weights.detach().clone())
         assert best is not None, "no round of cloning"
         with torch.no_grad():
-            weights.copy_(best[2])
-        return best[1]
+            weights.copy_(best[1])
+        return best[0]
 
     def _with_returns(
         self, rows: Demonstrations, experience: Experience, network: CurrentNetwork

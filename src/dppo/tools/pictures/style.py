@@ -58,13 +58,13 @@ def evaluations_name(*, stochastic: bool) -> str:
     return "evaluations, with noise" if stochastic else "evaluations, without noise"
 
 
-def style(axis: Any) -> None:
+def style(axis: Any, *, labelsize: int = 9) -> None:
     """Draw a pale grid, no frame, and large numbers in short form along the horizontal axis."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(PALE)
     axis.grid(color=PALE, linewidth=0.6)
     axis.set_axisbelow(True)
-    axis.tick_params(colors=GREY, length=0, labelsize=9)
+    axis.tick_params(colors=GREY, length=0, labelsize=labelsize)
     axis.xaxis.set_major_formatter(short)
 
 
