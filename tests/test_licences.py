@@ -51,7 +51,7 @@ def test_the_environments_of_a_lost_process_count_until_its_keeper_has_ended_the
     assert slots.take_waiting() == [other]
     assert slots.grant(first, samplers, 1.0) == samplers  # it has them
 
-    slots.ended(first)
+    slots.record_end(first)
     first.end(1.0)
     assert slots.grant(first, samplers, 2.0) == ()
 

@@ -327,7 +327,7 @@ def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
     driver = Driver([[0]], PATIENT)
     made = (replace(report(0, 0, 0), env_s=20.0), "segment")
     for _ in range(MEASURED):  # of 8 samplers in threads, which are in it as long as one sampler
-        driver.engine.patience.answered(Answer((made,) * 8, Timings(env_s=20.0)))
+        driver.engine.patience.measure(Answer((made,) * 8, Timings(env_s=20.0)))
     assert limit_of(driver) == ("step_timeout_s", 400.0)
     assert limit_of(driver, replaced=True) == ("segment_timeout_s", 600.0)
 

@@ -112,7 +112,7 @@ class Actor:
         patience_s = limits.move_after_s if self.ever_started else limits.start_timeout_s
         return self.missing_since + patience_s
 
-    def wanted(self, now: float) -> None:
+    def want_process(self, now: float) -> None:
         """Let a process be started now."""
         self.state = ActorState.ABSENT
         self.start_at = now
@@ -120,7 +120,7 @@ class Actor:
         self.unwanted = False
         self.stranded = False
 
-    def started(self, node: str) -> None:
+    def record_start(self, node: str) -> None:
         """Record that its process accepts questions."""
         self.state = ActorState.RUNNING
         self.node = node
@@ -131,7 +131,7 @@ class Actor:
         """Abandon its process; a new one is due now, unless there is no room for one."""
         kill = Kill(self.process)
         unwanted = self.unwanted
-        self.wanted(now)
+        self.want_process(now)
         if unwanted:
             self.state = ActorState.LEFT
         self.process = Process(self.actor_id, self.process.number + 1)
@@ -162,7 +162,7 @@ class Actor:
             del holds[sampler]
         return to_rebuild
 
-    def answered(self, ask_id: int, now: float, limits: Limits) -> None:
+    def record_answer(self, ask_id: int, now: float, limits: Limits) -> None:
         """Record the answer to the first question."""
         del self.queue[ask_id]
         if self.queue:

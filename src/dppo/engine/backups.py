@@ -29,9 +29,9 @@ class Backups:
         # last question whose answer is too late, by actor and sampler
         self._void: dict[tuple[int, int], int] = {}
         self._look_at = 0.0
-        self.asked = 0
+        self.num_requests = 0
         """Segments that were asked for again."""
-        self.won = 0
+        self.num_sooner = 0
         """Segments that the helper sent first."""
         self.wasted_steps = 0
 
@@ -59,7 +59,7 @@ class Backups:
             needs_s = [balancing.needs_s(helper, share, rebuilt=True) for helper, share in shares]
             if shares and max(needs_s) < left_s[owner.actor_id]:
                 del idle[: len(helpers)]
-                self.asked += len(late)
+                self.num_requests += len(late)
                 for helper, share in shares:
                     self._helpers.update(dict.fromkeys(share, helper))
                 yield from shares
@@ -68,7 +68,7 @@ class Backups:
         late = []
         for sampler in owner.current_question.samplers:
             position = self._hosting.positions[sampler]
-            is_making = position.maker is owner and position.arrived == index
+            is_making = position.maker is owner and position.next_arrival == index
             if is_making and sampler not in self._helpers:
                 late.append(sampler)
         return late
@@ -94,17 +94,17 @@ class Backups:
             self._void[slower.actor_id, sampler] = max(slower.queue, default=0)
             slower.holds.pop(sampler, None)
         if helper is actor:
-            self.won += 1
+            self.num_sooner += 1
             if self._hosting.has_room(actor):  # otherwise its own actor rebuilds it
                 self._hosting.rehost(sampler, actor)
-            self._hosting.asked((sampler,), report.index, actor)
+            self._hosting.record_question((sampler,), report.index, actor)
 
-    def ended(self, actor: Actor) -> None:
+    def record_end(self, actor: Actor) -> None:
         """Forget the requests to a process that is abandoned."""
         self._helpers = {
             sampler: helper for sampler, helper in self._helpers.items() if helper is not actor
         }
 
     def notes(self) -> list[str]:
-        facts = f"{self.won:,} of them sooner, {self.wasted_steps:,} env steps wasted"
-        return [f"Backup requests: {self.asked:,} segments asked for again, {facts}."]
+        facts = f"{self.num_sooner:,} of them sooner, {self.wasted_steps:,} env steps wasted"
+        return [f"Backup requests: {self.num_requests:,} segments asked for again, {facts}."]

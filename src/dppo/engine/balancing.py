@@ -124,7 +124,7 @@ class Balancing:
 
     def _open_steps(self, sampler: int) -> float:
         position = self._hosting.positions[sampler]
-        return self._ledger.open_steps(sampler, position.arrived)
+        return self._ledger.open_steps(sampler, position.next_arrival)
 
     def needs_s(self, actor: Actor, samplers: Sequence[int], *, rebuilt: bool) -> float:
         """Return the seconds that an actor would need for a segment of each of some samplers.
@@ -154,7 +154,7 @@ class Balancing:
         hosted = max(1, len(actor.samplers))
         each_s = self.segments_s(actor, hosted) / hosted
         positions = [self._hosting.positions[sampler] for sampler in actor.samplers]
-        to_do = sum(end - position.arrived for position in positions)
+        to_do = sum(end - position.next_arrival for position in positions)
         if not actor.queue:
             return each_s * to_do
         queued = sum(len(question.samplers) for question in actor.queue.values())
@@ -261,7 +261,7 @@ class Balancing:
             # a new actor takes a sampler at once, wherever that is
             if taker.samplers or taker.pace.segment_s:
                 position = self._hosting.positions[sampler]
-                if position.asked > position.arrived:
+                if position.next_request > position.next_arrival:
                     giver.waits = bool(giver.queue)
                     return
                 replay_s = self.replay_s(sampler, taker)
@@ -291,7 +291,7 @@ class Balancing:
             host = position.host
             if len(host.samplers) > 1 and host.state is ActorState.RUNNING:
                 # A sampler that has been asked for moves when its segments have arrived, and has to replay these, too.
-                asked_for = position.asked - position.arrived
+                asked_for = position.next_request - position.next_arrival
                 cost_s = self.replay_s(sampler, actor) + segment_s * asked_for
                 costs.append((cost_s, -len(host.samplers), sampler))
         cost_s, _, sampler = min(costs, default=(math.inf, 0, 0))

@@ -27,7 +27,7 @@ class Deadline:
     """Activity of the actor at the last look since then."""
     moved_at: float = 0.0
     """Time of the first look that found the actor where it is now."""
-    stood: tuple[Phase, float] = NOWHERE
+    standstill: tuple[Phase, float] = NOWHERE
     """Phase in which the actor is, and the seconds for which looks have found it in the same place."""
     unseen_since: float = math.inf
     """Time of the first look whose result has not arrived."""
@@ -42,7 +42,7 @@ class Deadline:
         self.began = now
         self.progress = None
         self.moved_at = now
-        self.stood = NOWHERE
+        self.standstill = NOWHERE
         self.unseen_since = math.inf
         self.extended = False
 
@@ -57,7 +57,7 @@ class Deadline:
         """Record that a look has been sent."""
         self.unseen_since = min(self.unseen_since, now)
 
-    def looked(self, progress: Activity, now: float, limit: Limit) -> float:
+    def record_look(self, progress: Activity, now: float, limit: Limit) -> float:
         """Record a look; if the actor has progressed since the last one, its deadline counts from now, with `limit`.
 
         This ends: a question asks for a finite number of steps and resets. Return the seconds without progress.

@@ -96,7 +96,7 @@ class CollectionEngine:
         self.requests.began = now
         self.wait_log.news_at = now
         for actor in self._actors.values():
-            actor.wanted(now)
+            actor.want_process(now)
             self._alarms.set(actor)
         return self.tick(now)
 
@@ -145,12 +145,12 @@ class CollectionEngine:
             if event.ask_id in actor.queue:  # duplicate answers are ignored
                 self._on_answer(actor, event, now)
         elif isinstance(event, Progressed):
-            self.patience.looked(actor, event.progress, now)
+            self.patience.record_look(actor, event.progress, now)
         elif isinstance(event, Started):
             if actor.samplers_moved or actor.stranded:
                 self._commands.append(Log(f"actor {actor.actor_id} is back"))
-            actor.started(event.node)
-            self.hosting.started(actor)
+            actor.record_start(event.node)
+            self.hosting.record_start(actor)
             self._commands += self.hosting.vacate(self.hosting.take_stranded(), now)
         elif event.error is not None:
             raise event.error
@@ -162,7 +162,7 @@ class CollectionEngine:
         actor.unwanted = False
         if actor.state is ActorState.LEFT:
             actor.losses = 0  # it was lost on nodes that have left since
-            actor.wanted(now)
+            actor.want_process(now)
         self._alarms.set(actor)
 
     def _leave(self, actor_id: int, now: float) -> None:
@@ -197,7 +197,7 @@ class CollectionEngine:
             # the first question of a run asks for spaces
             assert not isinstance(answer, Episode), "it was not asked to play"
             self.spaces = answer
-        actor.answered(ask_id, now, self.limits)
+        actor.record_answer(ask_id, now, self.limits)
         if actor.state is ActorState.LEAVING and not actor.queue:
             self._replace(actor, now)
         elif actor.waits:
@@ -206,20 +206,20 @@ class CollectionEngine:
     def _record(self, actor: Actor, ask_id: int, question: Question, answer: Answer) -> None:
         """Store the segments of an answer that count, and measure the speed of its actor."""
         self.balancing.measure(actor, question, answer)
-        self.hosting.answered(actor, question)
-        self.patience.went_on(actor)
+        self.hosting.record_instances(actor, question)
+        self.patience.record_standstill(actor)
         # An answer may have waited while the learner computed: that time does not count.
         read_at = min(self.wait_log.news_at, self._ticked_at + TICKS_S)
-        self.patience.answered(answer, read_at - actor.deadline.began)
+        self.patience.measure(answer, read_at - actor.deadline.began)
         made: Sequence[tuple[SegmentReport, Any]] = answer.made
         if self.backups is not None:
             made = self.backups.counted(actor, ask_id, answer)
         end = self.requests.end
         for report, _ in made:
             self._ledger.record(report)
-            self._fatal.arrived(report.sampler_id)
-            self.hosting.arrived(report.sampler_id, question.index, end)
-        self.requests.arrived(question.index, actor.actor_id, made, answer.timings)
+            self._fatal.record_arrival(report.sampler_id)
+            self.hosting.record_arrival(report.sampler_id, question.index, end)
+        self.requests.record_answer(question.index, actor.actor_id, made, answer.timings)
         actor.losses = 0
 
     def _on_error(self, actor: Actor, question: Question, error: DppoError, now: float) -> None:
@@ -356,7 +356,7 @@ class CollectionEngine:
         if is_asked or actor.state is not ActorState.RUNNING:
             return
         if self.hosting.slots.grant(actor, (0,), now):
-            self.hosting.asked((0,), NO_SEGMENT, actor)
+            self.hosting.record_question((0,), NO_SEGMENT, actor)
             question = Question(NO_SEGMENT, samplers=(0,), hosted=(0,))
             ask_id = self._enqueue(actor, question, now)
             self._commands.append(Describe(actor.process, ask_id, 0))
@@ -375,7 +375,7 @@ class CollectionEngine:
         if backup:
             hosted = tuple(sorted({*hosted, *samplers}))
         else:
-            self.hosting.asked(samplers, index, actor)
+            self.hosting.record_question(samplers, index, actor)
         to_rebuild = actor.assign(samplers, index, hosted)
         rebuilds = {}
         for sampler in to_rebuild:
@@ -409,9 +409,9 @@ class CollectionEngine:
     def _replace(self, actor: Actor, now: float) -> None:
         """Abandon the process of an actor with its queue; start a new process now, if there is room for one."""
         if self.backups is not None:
-            self.backups.ended(actor)
+            self.backups.record_end(actor)
         # its segments are asked for again, and its slots count until its keeper has ended
-        self.hosting.ended(actor)
+        self.hosting.record_end(actor)
         self._commands.append(actor.end(now))  # kills the process, whose later events are ignored
         self._alarms.set(actor)  # at the start of the next process
 
@@ -439,7 +439,7 @@ class CollectionEngine:
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
         if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
-            given_up = self._fatal.lost(actor, place, limit)
+            given_up = self._fatal.record_loss(actor, place, limit)
             if given_up is None:
                 raise too_many_losses(message, limit, fault, len(self.hosting.positions))
             message += given_up

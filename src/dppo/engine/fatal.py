@@ -18,7 +18,7 @@ class FatalSteps:
         self._ledger = ledger
         self._steps: dict[int, tuple[FatalStep, ...]] = {}
 
-    def lost(self, actor: Actor, place: Place | None, limit: int) -> str | None:
+    def record_loss(self, actor: Actor, place: Place | None, limit: int) -> str | None:
         """Count a loss of an actor, and the place of its process; return None if the run has to end.
 
         After `limit` losses in a row, the loss after them gives up the episode in which all were, if there is one: then
@@ -58,7 +58,7 @@ class FatalSteps:
         }
         return {sampler: steps for sampler, steps in by_sampler.items() if steps}
 
-    def arrived(self, sampler: int) -> None:
+    def record_arrival(self, sampler: int) -> None:
         """Forget the steps of a sampler, whose episodes have been given up in the segment that arrived."""
         if self._steps:
             self._steps.pop(sampler, None)

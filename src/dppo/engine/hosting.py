@@ -23,9 +23,9 @@ class SamplerPosition:
 
     host: Actor
     """The actor that makes its next segments; earlier ones may still be on their way from another."""
-    arrived: int = 0
+    next_arrival: int = 0
     """Index of the first segment that has not arrived."""
-    asked: int = 0
+    next_request: int = 0
     """Index of the first segment that has not been asked for."""
     maker: Actor | None = None
     """The actor that has been asked for the segments that have not arrived."""
@@ -75,12 +75,12 @@ class Hosting:
     def begin(self, index: int) -> None:
         """Let all samplers start with segment `index`; nothing has been asked for."""
         for position in self.positions.values():
-            position.arrived = index
-            position.asked = index
+            position.next_arrival = index
+            position.next_request = index
 
     # ------------------------------------------------------------------ actors come and go
 
-    def started(self, actor: Actor) -> None:
+    def record_start(self, actor: Actor) -> None:
         """Record that an actor accepts questions."""
         self.running[actor.actor_id] = actor
         self._ready.add(actor.actor_id)
@@ -89,17 +89,17 @@ class Hosting:
         if self._above_limit:
             self.limit_to(self.limit)
 
-    def ended(self, actor: Actor) -> None:
+    def record_end(self, actor: Actor) -> None:
         """Record that the process of an actor, and its queue, are abandoned."""
         for question in actor.queue.values():
             for sampler in question.samplers:
                 position = self.positions[sampler]
                 # otherwise another actor makes these segments, too
                 if position.maker is actor:
-                    position.asked = position.arrived
+                    position.next_request = position.next_arrival
                     self._ready.add(position.host.actor_id)
         self.running.pop(actor.actor_id, None)
-        self.slots.ended(actor)
+        self.slots.record_end(actor)
 
     def leave(self, actor: Actor) -> bool:
         """Let an actor accept no more questions; return False if it is leaving already, or is the only one running."""
@@ -145,21 +145,21 @@ class Hosting:
         samplers = []
         for sampler in actor.samplers:
             position = self.positions[sampler]
-            if position.asked != index:
+            if position.next_request != index:
                 continue
             goes_on = position.maker is actor and actor.holds.get(sampler) == index
-            if goes_on or position.arrived == index:
+            if goes_on or position.next_arrival == index:
                 samplers.append(sampler)
         return tuple(samplers)
 
-    def asked(self, samplers: Iterable[int], index: int, maker: Actor) -> None:
+    def record_question(self, samplers: Iterable[int], index: int, maker: Actor) -> None:
         """Record that an actor has been asked for segment `index` of some samplers."""
         for sampler in samplers:
             position = self.positions[sampler]
-            position.asked = index + 1
+            position.next_request = index + 1
             position.maker = maker
 
-    def answered(self, actor: Actor, question: Question) -> None:
+    def record_instances(self, actor: Actor, question: Question) -> None:
         """Record of which samplers a process has environments at once, as its answer to a question shows."""
         instantiated = question.hosted
         if instantiated != question.samplers:  # others may never have been asked for
@@ -168,12 +168,12 @@ class Hosting:
         actor.instantiated = instantiated
         self.most_instantiated = max(self.most_instantiated, len(instantiated))
 
-    def arrived(self, sampler: int, index: int, end: int) -> None:
+    def record_arrival(self, sampler: int, index: int, end: int) -> None:
         """Record that segment `index` of a sampler has arrived, of the requested ones before `end`."""
         position = self.positions[sampler]
-        position.arrived = index + 1
+        position.next_arrival = index + 1
         # the sampler is moving to its host, which may be asked for it now
-        if position.asked < end:
+        if position.next_request < end:
             self._ready.add(position.host.actor_id)
 
     # ------------------------------------------------------------------ moving samplers

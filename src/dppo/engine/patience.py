@@ -46,16 +46,16 @@ class Patience:
             return self._limits.segment_limit
         return setting, measured_s
 
-    def looked(self, actor: Actor, progress: Activity, now: float) -> None:
+    def record_look(self, actor: Actor, progress: Activity, now: float) -> None:
         """Record the activity of an actor; if it has progressed, its deadline counts from now."""
         deadline = actor.deadline
         limit = self._limit_of(actor, progress)
         stood_s = 0.0
         if actor.queue:
-            stood_s = deadline.looked(progress, now, limit)
+            stood_s = deadline.record_look(progress, now, limit)
         if not stood_s:
-            self.went_on(actor)
-        deadline.stood = (progress.phase, 0.0 if progress.phase is Phase.IDLE else stood_s)
+            self.record_standstill(actor)
+        deadline.standstill = (progress.phase, 0.0 if progress.phase is Phase.IDLE else stood_s)
 
     def longest_wait_s(self, actor: Actor) -> float:
         """Return the seconds without progress after which an actor is replaced, wherever it is now."""
@@ -70,13 +70,13 @@ class Patience:
         replaced = actor.may_be_slow or no_restarts or still_imports
         return self.limit(progress.phase, replaced=replaced)
 
-    def went_on(self, actor: Actor) -> None:
+    def record_standstill(self, actor: Actor) -> None:
         """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
-        phase, stood_s = actor.deadline.stood
+        phase, stood_s = actor.deadline.standstill
         if stood_s > self._longest_s.get(phase, math.inf):
             self._longest_s[phase] = stood_s
 
-    def answered(self, answer: Answer, after_s: float = 0.0) -> None:
+    def measure(self, answer: Answer, after_s: float = 0.0) -> None:
         """Measure the mean step of each sampler, and the share of messages in the time since the question."""
         longest_s = self._longest_s
         for report, _ in answer.made:

@@ -93,7 +93,7 @@ class PlayEngine:
         self._tasks = deque[_Task]()
         self._outcomes: list[Outcome] = []
         self._commands: list[Command] = []
-        self._asked = 0  # questions so far
+        self._num_questions = 0  # questions so far
 
     def start(self, now: float) -> list[Command]:
         """Start all actors."""
@@ -136,7 +136,7 @@ class PlayEngine:
             self._lose(actor, event.reason, now, IncidentKind.ACTOR_LOST)
         elif isinstance(event, Progressed):
             if actor.ask_id:
-                actor.deadline.looked(event.progress, now, ("", self._limits.hung_s))
+                actor.deadline.record_look(event.progress, now, ("", self._limits.hung_s))
         elif event.ask_id == actor.ask_id:
             self._finish(actor, event)
         return self._take_commands()
@@ -175,8 +175,8 @@ class PlayEngine:
         self._commands.append(Start(actor.process))
 
     def _ask(self, actor: _PlayingActor, task: _Task, now: float) -> None:
-        self._asked += 1
-        actor.ask_id = self._asked
+        self._num_questions += 1
+        actor.ask_id = self._num_questions
         limits = self._limits
         # deadline until looks show progress; the progress of some processes cannot be read
         due = now + limits.timeout_s + limits.hung_s

@@ -53,7 +53,7 @@ class Requests:
         self._missing += self._num_samplers
         return is_only
 
-    def arrived(
+    def record_answer(
         self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings
     ) -> None:
         """Store the part of an answer that counts, and its timings."""

@@ -61,7 +61,7 @@ class InstanceSlots:
         self._waiting = {}
         return waiting
 
-    def ended(self, actor: Actor) -> None:
+    def record_end(self, actor: Actor) -> None:
         """Record that the process of an actor was lost or killed."""
         if actor.process in self._granted:
             self._ending[actor.process] = math.inf

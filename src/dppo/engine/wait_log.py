@@ -52,7 +52,7 @@ class WaitLog:
             return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
         positions = hosting.positions
         owed = sorted(
-            sampler for sampler, position in positions.items() if position.arrived <= self._index
+            sampler for sampler, position in positions.items() if position.next_arrival <= self._index
         )
         named = samplers_named(owed[:NAMED])
         if len(owed) > NAMED:
@@ -98,7 +98,7 @@ class WaitLog:
             name = f"actor {actor.actor_id}"
             if actor.node:
                 name += f" on {actor.node}"
-            stood_s = deadline.stood[1]
+            stood_s = deadline.standstill[1]
             unseen_s = now - deadline.unseen_since
             duration = ""
             if stood_s > 0:
