@@ -127,10 +127,14 @@ class CollectionEngine:
 
     def on(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
-        if isinstance(event, Joined):
-            self._join(event.actor_id, now)
-        elif isinstance(event, Left):
-            self._leave(event.actor_id, now)
+        if isinstance(event, Joined | Left):
+            new = Actor(event.actor_id, state=ActorState.LEFT)
+            actor = self._actors.setdefault(event.actor_id, new)
+            if isinstance(event, Joined):
+                self._join(actor, now)
+            else:
+                self._leave(actor, now)
+            self._alarms.set(actor)
         else:
             actor = self._actors[event.process.actor_id]
             if event.process == actor.process:  # events of abandoned processes are ignored
@@ -157,19 +161,15 @@ class CollectionEngine:
         else:
             self._lose(actor, event.reason, now, activity=event.activity)
 
-    def _join(self, actor_id: int, now: float) -> None:
-        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=ActorState.LEFT))
+    def _join(self, actor: Actor, now: float) -> None:
         actor.unwanted = False
         if actor.state is ActorState.LEFT:
             actor.losses = 0  # it was lost on nodes that have left since
             actor.want_process(now)
-        self._alarms.set(actor)
 
-    def _leave(self, actor_id: int, now: float) -> None:
-        actor = self._actors.setdefault(actor_id, Actor(actor_id, state=ActorState.LEFT))
+    def _leave(self, actor: Actor, now: float) -> None:
         if self.hosting.leave(actor) and actor.has_process and not actor.queue:
             self._replace(actor, now)
-        self._alarms.set(actor)
 
     # ------------------------------------------------------------------ answers
 

@@ -52,7 +52,9 @@ class WaitLog:
             return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
         positions = hosting.positions
         owed = sorted(
-            sampler for sampler, position in positions.items() if position.next_arrival <= self._index
+            sampler
+            for sampler, position in positions.items()
+            if position.next_arrival <= self._index
         )
         named = samplers_named(owed[:NAMED])
         if len(owed) > NAMED:

@@ -31,26 +31,23 @@ class SeveralRuns:
 
     def time_line(self, steps_per_s: float) -> str:
         """Return a line about the time of all runs, and above an hour about the setting that shortens it."""
-        whole_s = self.whole_s(steps_per_s)
         bound = "at most about" if self.some_stop_early else "about"
         pace = f"if each is as fast as the current one so far ({speed(steps_per_s)} steps/s)"
-        runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
-        line = f"Time: {bound} {duration(whole_s)} for {runs}, {pace}."
-        return line + self._advice(whole_s)
+        return self._line(bound, self.whole_s(steps_per_s), pace)
 
     def time_line_of_ended(self, run_s: float, ended: int) -> str:
         """Return a line about the time of all runs, of which the `ended` ones took `run_s` seconds each."""
         whole_s = math.ceil(self.count / self.at_once) * run_s
-        runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
         first = "the first" if ended == 1 else f"the first {ended}"
         pace = f"if each takes as long as {first} ({run_s:.1f} s each)"
-        line = f"Time: about {duration(whole_s)} for {runs}, {pace}."
-        return line + self._advice(whole_s)
+        return self._line("about", whole_s, pace)
 
-    def _advice(self, whole_s: float) -> str:
+    def _line(self, bound: str, whole_s: float, pace: str) -> str:
+        runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
+        line = f"Time: {bound} {duration(whole_s)} for {runs}, {pace}."
         if whole_s <= LONG_S:
-            return ""
-        return f" Lower --total-timesteps ({self.steps:,} now) for less."
+            return line
+        return f"{line} Lower --total-timesteps ({self.steps:,} now) for less."
 
 
 class WholeTime(Observer):

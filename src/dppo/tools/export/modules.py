@@ -82,10 +82,9 @@ class ExportedPolicy(nn.Module):
         if self._spaces.mask is not None:
             head = self._spec.distribution.limited_in_torch(head, self._masks(inputs))
         decisions = dict(decided(self._spaces.actions, self._spec.distribution, head))
-        actions = {}
-        for name, tensor in decisions.items():
-            if name.partition(".")[0] == "action":
-                actions[name] = tensor
+        actions = {
+            name: tensor for name, tensor in decisions.items() if name.partition(".")[0] == "action"
+        }
         return actions | next_state | decisions
 
     def _masks(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -118,9 +117,9 @@ def named(kind: str, key: str) -> str:
 
 def _network(spec: NetworkSpec, weights: np.ndarray) -> nn.Module:
     module = spec.module(0)
-    parameters = {}
-    for name, array in spec.unflatten(weights).items():
-        parameters[name] = torch.from_numpy(array.copy())
+    parameters = {
+        name: torch.from_numpy(array.copy()) for name, array in spec.unflatten(weights).items()
+    }
     module.load_state_dict(parameters, strict=False)  # it may have buffers
     if isinstance(module, MLP):
         del module.value

@@ -171,9 +171,7 @@ def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
     settings = policy.state.get("config")
     if not isinstance(settings, dict):
         settings = {}
-    inputs = {}
-    for name, dtype in module.inputs.items():
-        inputs[name] = [str(dtype.base), list(dtype.shape)]
+    inputs = {name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}
     prepared = {name: settings[name] for name in PREPARED if name in settings}
     return {
         "dppo_version": versions()["dppo"],
