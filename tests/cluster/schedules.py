@@ -204,7 +204,9 @@ class Laboratory:
         """Count what has happened in a run."""
         backups = engine.backups
         if backups is not None:
-            self.seen += Counter(asked=backups.num_requests, won=backups.num_sooner, wasted=backups.wasted_steps)
+            self.seen += Counter(
+                asked=backups.num_requests, won=backups.num_sooner, wasted=backups.wasted_steps
+            )
         if piece.limits.samplers_per_actor is None:
             self.seen["limits found"] += engine.hosting.limit < sys.maxsize
 
