@@ -12,13 +12,15 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
+import pytest
 from processes import command_line
 
 import dppo
 from dppo.commands.train import COMMAND, Arguments, arguments_of
+from dppo.records.files.run_folder import describe_process
 
 SOURCE = Path(dppo.__file__).resolve().parents[1]
 TESTS = Path(__file__).resolve().parent
@@ -50,6 +52,20 @@ def fresh_environment(**changes: str) -> dict[str, str]:
     }
     ours = {"PYTHONPATH": os.pathsep.join((str(SOURCE), str(TESTS))), "RAY_worker_niceness": "0"}
     return inherited | ours | changes
+
+
+def run_as_program(text: str, file: Path | None = None) -> dict[str, Any]:
+    """Run a program in this process, as `python FILE` does, or as a notebook without a file; return its names."""
+    program = ModuleType("__main__")
+    if file is not None:
+        file.write_text(text, encoding="utf8")
+        program.__file__ = str(file)
+    describe_process.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", program)
+        exec(text, vars(program))
+    describe_process.cache_clear()
+    return vars(program)
 
 
 class Command:

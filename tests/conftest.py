@@ -12,6 +12,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,15 @@ os.environ |= {"RAY_worker_niceness": "0"}
 # Several processes of tests share the cores, and torch's threads of all of them would wait for each other: the tests in
 # process took four times as long. A run of dppo sets its own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The files that use `sources`.
+READ_SOURCE = (
+    "test_architecture.py",
+    "test_invocation.py",
+    "test_readability.py",
+    "test_readme.py",
+    "test_remedies.py",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -108,7 +118,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let one process run all tests that use `ray_session`, so that one Ray starts; the others run the rest.
 
     The others of a file stay together, because they share what they set up. Those of schedules are too many for one.
-    Those of networks come last, one by one, so that no process has a long file left when the others are done.
+    Those of networks come last, one by one, so that no process has a long file left when the others are done. Files
+    that read the source share its syntax trees.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -118,6 +129,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         file = nodeid.partition("::")[0]
         if file.endswith(("test_engine.py", "test_networks.py")):
             return nodeid
+        if file.endswith(READ_SOURCE):
+            return "source"
         return file
 
     config.option.loadscopereorder = False
@@ -136,7 +149,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_files() -> Iterator[Callable[..., None]]:
-    """Leave out what takes as long as small runs: learning curves, waits for the disk, a fingerprint of each run."""
+    """Leave out what takes as long as small runs: learning curves, waits for the disk, a fingerprint of each run.
+
+    Installed packages stay the same: they are looked up once.
+    """
     from dppo.numerics.fingerprint import fingerprint
     from dppo.tools.pictures import learning_curve as plots
 
@@ -145,6 +161,9 @@ def quick_files() -> Iterator[Callable[..., None]]:
         patch.setattr(plots, "learning_curve", lambda rows, path, title, **_: None)
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr("dppo.run.building.fingerprint", functools.cache(fingerprint))
+        patch.setattr("dppo.commands.versions.version", functools.cache(metadata.version))
+        packages = functools.cache(metadata.packages_distributions)
+        patch.setattr(metadata, "packages_distributions", packages)
         yield draw
 
 

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import SRC, trees
 
 import dppo
 
-SRC = Path(dppo.__file__).parent
 # every module may import these
 BASE = (
     "errors files invocation log machine numerics plain_data plugins process_state slots.layout spaces streams "
@@ -77,12 +77,12 @@ MAY_IMPORT = {
 @cache
 def modules() -> dict[str, ast.Module]:
     """Return the syntax tree of every module by its name within the package, such as "ppo.agent"."""
-    trees = {}
-    for path in sorted(SRC.rglob("*.py")):
-        parts = path.relative_to(SRC).with_suffix("").parts
+    by_name = {}
+    for path, tree in trees().items():
+        parts = Path(path).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-        trees[name] = ast.parse(path.read_text(encoding="utf8"))
-    return trees
+        by_name[name] = tree
+    return by_name
 
 
 def imports(tree: ast.AST, *, at_import: bool = False) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import tiny_run
+from commandline import run_as_program
 from recorder import Notes
 from worlds.faulty import Brittle, line_that_raises
 
@@ -309,15 +309,13 @@ def test_a_result_knows_the_objects_that_it_was_trained_with(tmp_path: Path) -> 
 
 
 def test_an_environment_of_a_program_is_found_in_one_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
+    desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
 ) -> None:
-    program = tmp_path / "mine.py"
+    program = desk / "mine.py"
     sizes = "num_samplers=1, num_steps=32, total_timesteps=32, progress='off', run_dir='run'"
     train = f"dppo.train(dppo.Config(env_id=make, {sizes}))"
     train = f"\nif __name__ == '__main__':\n    import dppo\n    {train}\n"
-    program.write_text(FACTORY + train, encoding="utf8")
-    monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, program], check=True, timeout=120)
+    run_as_program(FACTORY + train, program)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["eval", "run", "--episodes", "1"]) != 0
 

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sources import trees
 
-import dppo
 from dppo import invocation
 from dppo.__main__ import main
 from dppo.commands.discovery import command_modules
 from dppo.invocation import VARIABLE, as_called, command, program, take_called_as
 
-SRC = Path(dppo.__file__).parent
 BIN = Path(sys.executable).parent
 Patch = pytest.MonkeyPatch
 
@@ -106,9 +105,9 @@ def test_no_text_has_a_command_that_is_written_out() -> None:
     """Use `command(...)`, or `as_called` for a text that is shown later."""
     written_out = re.compile(rf"(?<![/.\w-])dppo ({'|'.join(command_modules())})\b(?!:)")
     written_commands = [
-        f"{path.relative_to(SRC)}:{line}: {text}"
-        for path in SRC.rglob("*.py")
-        for line, text in strings(ast.parse(path.read_text("utf8")))
+        f"{path}:{line}: {text}"
+        for path, tree in trees().items()
+        for line, text in strings(tree)
         if written_out.search(text)
     ]
     assert written_commands == []

@@ -15,10 +15,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import SRC, trees
 
-import dppo
-
-SRC = Path(dppo.__file__).parent
 TESTS = Path(__file__).parent
 TREES = {"src": SRC, "tests": TESTS}
 NO_NOUN = {
@@ -44,10 +42,13 @@ def sources(tree: str) -> dict[str, str]:
 @cache
 def nodes(tree: str) -> list[tuple[str, ast.AST]]:
     """Return each assignment, name, parameter, class and function, with its file."""
+    parsed = trees()
+    if tree == "tests":
+        parsed = {name: ast.parse(text) for name, text in sources(tree).items()}
     return [
         (name, node)
-        for name, text in sources(tree).items()
-        for node in ast.walk(ast.parse(text))
+        for name, module in parsed.items()
+        for node in ast.walk(module)
         if isinstance(node, READ)
     ]
 

@@ -17,6 +17,7 @@ import pytest
 from builders import make_config
 from commandline import parse as parse_training
 from commandline import run
+from sources import trees
 
 from dppo.__main__ import main
 from dppo.commands.discovery import command_modules
@@ -356,11 +357,11 @@ def test_quoted_messages_are_those_of_the_code() -> None:
     ]
     assert len(quoted) > 15
 
-    trees = [
-        ast.parse(file.read_text(encoding="utf8")) for file in (ROOT / "src" / "dppo").rglob("*.py")
-    ]
     constants = {
-        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+        node.value
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
     }
     # an f-string as its constant pieces
     texts = [text for text in constants if isinstance(text, str)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandline import run_as_program
 from remedies import executes
 
 import dppo
@@ -83,25 +84,19 @@ def test_a_run_of_a_program_is_resumed_and_branched_with_the_commands_of_the_mes
 
 
 @pytest.fixture
-def run_of_program(tmp_path: Path) -> Path:
-    """Return the folder of a program, mine.py, with its run."""
-    folder = tmp_path / "program"
-    folder.mkdir()
-    program = folder / "mine.py"
-    program.write_text(PROGRAM.replace("wrappers=[same], ", ""), encoding="utf8")
-    subprocess.run([sys.executable, program], check=True, timeout=120, cwd=folder)
-    return folder
+def run_of_program(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a program, mine.py, with its run; it is the current one."""
+    run_as_program(PROGRAM.replace("wrappers=[same], ", ""), desk / "mine.py")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return desk
 
 
 @executes(
     "config/programs.py: Pass what its file defines: from {} import {}; dppo.evaluate({}{})",
     "records/files/run_folder.py: {}: contains a run already. Continue it with `{}`, or use another folder",
 )
-def test_messages_within_a_program_name_calls_of_python(
-    run_of_program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(run_of_program)
-    monkeypatch.setattr(sys, "path", [str(run_of_program), *sys.path])
+def test_messages_within_a_program_name_calls_of_python(run_of_program: Path) -> None:
+    sys.path.insert(0, str(run_of_program))
     with pytest.raises(ConfigError, match="which is another program") as refused:
         dppo.evaluate("run", trust=True, episodes=1)
     message = str(refused.value)
@@ -131,14 +126,9 @@ def test_messages_within_a_program_name_calls_of_python(
 
 @executes("config/programs.py: Leave out the episodes of the model card: {}")
 def test_an_export_of_the_run_of_a_program_names_the_export_that_works(
-    run_of_program: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run_of_program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(run_of_program)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    target = tmp_path / "exported"
+    target = run_of_program / "exported"
     typed = ["export", "run", f"{target}/", "--model", "mine:Network", "--trust"]
     assert main(typed) == 2
     refused = capsys.readouterr().err
@@ -165,16 +155,12 @@ def test_a_file_of_settings_is_no_environment(
     "config/programs.py: Pass it in Python: dppo.train(config, resume=...) or dppo.evaluate(run, env=...)"
 )
 def test_a_run_of_a_notebook_is_continued_in_python(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    session = PROGRAM.replace("wrappers=[same], ", "")
-    subprocess.run([sys.executable, "-"], input=session, check=True, timeout=120, text=True)
+    names = run_as_program(PROGRAM.replace("wrappers=[same], ", ""))
     for command in (["train", "--resume", "run"], ["eval", "run"]):
         assert main([*command, "--trust"]) == 2
         assert "which no command can import. Pass it in Python: " in capsys.readouterr().err
-    names: dict[str, Any] = {"__name__": "session"}
-    exec(session, names)
     assert dppo.evaluate("run", names["make"], 1, model=names["Network"]).returns
 
 

@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import dppo
+from sources import trees
 
-SOURCE = Path(dppo.__file__).parent
 VERBS = (
     "Accept|Add|Ask|Avoid|Call|Change|Check|Choose|Clear|Continue|Convert|Copy|Correct|Create|Declare|Delete|Derive|"
     "Drop|Free|Give|Import|Increase|Install|Keep|Leave|Let|Look|Lower|Make|Move|Name|Omit|Open|Pad|Pass|Prefer|Raise|"
@@ -60,10 +58,10 @@ class Text:
 def remedies() -> tuple[Text, ...]:
     """Return all remedies of the source."""
     texts: dict[Text, None] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        for text in _texts(ast.parse(path.read_text(encoding="utf8"))):
+    for path, tree in trees().items():
+        for text in _texts(tree):
             if is_remedy(text):
-                texts[Text(path.relative_to(SOURCE).as_posix(), text)] = None
+                texts[Text(path, text)] = None
     return tuple(texts)
 
 
