@@ -94,12 +94,6 @@ class Actor:
         return self.state in (ActorState.STARTING, ActorState.RUNNING, ActorState.LEAVING)
 
     @property
-    def may_be_slow(self) -> bool:
-        """True if its process was lost, and not twice in the same step: that may have been slow rather than hung."""
-        lost_again_there = self.losses > 1 and self.lost_in is not None
-        return self.losses > 0 and not lost_again_there
-
-    @property
     def current_question(self) -> Question:
         """The question that its process is working on."""
         return next(iter(self.queue.values()))

@@ -22,8 +22,9 @@ SETTINGS = {
 class Patience:
     """Timeouts per phase: the configured value, or else 20 times the measured duration, at most `segment_timeout_s`.
 
-    An actor that has just been replaced gets the full `segment_timeout_s`, so that a rare slow event costs a replay
-    rather than the run. If its successor is lost in the same step again, that step hangs, and nothing more is added.
+    The last replacement before the run ends or gives up an episode gets the full `segment_timeout_s`, so that a rare
+    slow event costs replays rather than the run. So does the constructor of each replacement, because the lost process
+    may still hold the licence that it waits for.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -32,8 +33,8 @@ class Patience:
         self._reported = False
         self._longest_s = dict.fromkeys(MIN_S, 0.0)
 
-    def limit(self, phase: Phase, *, replaced: bool) -> Limit:
-        """Return the setting that limits the time of a phase, and that time in seconds."""
+    def limit(self, phase: Phase, *, full: bool) -> Limit:
+        """Return the setting that limits the time of a phase, and that time in seconds; `full`: do not shorten it."""
         phase = COUNTED_AS.get(phase, phase)
         setting = SETTINGS.get(phase, "")
         configured_s = self._limits.of_phases.get(setting)
@@ -42,7 +43,7 @@ class Patience:
         measured_s = math.inf
         if phase in MIN_S:
             measured_s = max(MIN_S[phase], FACTOR * self._longest_s[phase])
-        if replaced or self._answers < MEASURED or measured_s >= self._limits.segment_timeout_s:
+        if full or self._answers < MEASURED or measured_s >= self._limits.segment_timeout_s:
             return self._limits.segment_limit
         return setting, measured_s
 
@@ -61,14 +62,18 @@ class Patience:
         """Return the seconds without progress after which an actor is replaced, wherever it is now."""
         progress = actor.deadline.progress
         if progress is None or not actor.queue:
-            return self.limit(Phase.STEP, replaced=actor.may_be_slow)[1]
+            return self.limit(Phase.STEP, full=self._is_last_process(actor))[1]
         return self._limit_of(actor, progress)[1]
 
     def _limit_of(self, actor: Actor, progress: Activity) -> Limit:
-        no_restarts = self._limits.max_actor_restarts == 0
         still_imports = progress.moves == 0
-        replaced = actor.may_be_slow or no_restarts or still_imports
-        return self.limit(progress.phase, replaced=replaced)
+        is_made_again = actor.losses > 0 and progress.phase in (Phase.MAKE, Phase.BUILD)
+        full = still_imports or is_made_again or self._is_last_process(actor)
+        return self.limit(progress.phase, full=full)
+
+    def _is_last_process(self, actor: Actor) -> bool:
+        """Return whether the run would end, or give up an episode, if this process was lost."""
+        return actor.losses >= self._limits.max_actor_restarts
 
     def record_standstill(self, actor: Actor) -> None:
         """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
@@ -89,7 +94,7 @@ class Patience:
         if self._reported or self._answers < MEASURED:
             return []
         self._reported = True
-        limits = [self.limit(phase, replaced=False) for phase in SETTINGS]
+        limits = [self.limit(phase, full=False) for phase in SETTINGS]
         parts = [f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s"]
         if parts:
             return [f"Hung actors are replaced after {', '.join(parts)}."]
