@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from builders import SLOW_STEPS, make_config
 from worlds.faulty import Faulty
+from worlds.sick import Saved, Sick
 
 from dppo import machine
 from dppo.config import Config
@@ -68,6 +69,25 @@ def test_the_environment_is_examined_first_and_a_long_update_is_timed_in_part(
     assert [*facts["controllers"]] == [ZERO, RANDOM]
     assert facts["same"]
     assert facts["update_s"] > 100
+
+
+@pytest.mark.parametrize(("world", "runs"), [(Sick, 5), (Saved, 8)], ids=["without", "with"])
+def test_a_slow_environment_is_asked_for_few_steps_where_its_state_is_tested(
+    world: type[Any], runs: int, monkeypatch: Monkeypatch
+) -> None:
+    """Steps that take the whole time leave two, which each comparison repeats; `--num-steps` is for runs."""
+    monkeypatch.setattr(examination, "MAX_STEPS", 1)
+    steps = []
+
+    class Counted(world):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            steps.append(action)
+            return super().step(action)
+
+    _, facts = examined(make_config({"env_id": Counted, "num_steps": 128}), 0.0)
+    assert facts["sizes"] == [2]
+    assert facts["state"] == (None if world is Sick else "")
+    assert len(steps) == 2 * runs
 
 
 class Recorded(LocalTrainer):

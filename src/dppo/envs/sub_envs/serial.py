@@ -78,10 +78,12 @@ class SerialSubEnvs(SubEnvs):
                 "`env_state=auto`."
             )
 
-    def set_states_at_once(self) -> None:
-        """Rebuild environments from their own states without a proof, from now on."""
-        if self._states is not None:
-            self._states.demanded = True
+    def set_states_at_once(self) -> bool:
+        """Rebuild environments from their own states without a proof, from now on; return False if they have none."""
+        if self._states is None:
+            return False
+        self._states.demanded = True
+        return True
 
     def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
         if self._standby is not None:

@@ -347,7 +347,9 @@ class Examination:
             first = instances.sampler(0).sampler
             compare("beside another instance", first, instances.sampler(1, 1).sampler)
             first = instances.sampler(0).sampler
-            self._report(state=difference_after_restoring(instances.sampler(1).sampler, first))
+            other = instances.sampler(1).sampler
+            other.num_steps = second.num_steps
+            self._report(state=difference_after_restoring(other, first))
         self._ask_checker(instances.last())
 
     def _second(self) -> PPOSampler | None:

@@ -94,15 +94,19 @@ def guard_each(made: Iterator[Any]) -> Iterator[Any]:
 
 
 def difference_after_restoring(source: PPOSampler, target: PPOSampler) -> str | None:
-    """Return how steps differ after the state of an environment was set in another one; None if it has none."""
+    """Return how steps differ after the state of an environment was set in another one; None if it has none.
+
+    Two segments of `source.num_steps` are played, and the second of them again.
+    """
+    assert isinstance(target.envs, EnvGroup)
+    assert isinstance(target.envs.sub_envs, SerialSubEnvs)  # those of other kinds have no states
+    if not target.envs.sub_envs.set_states_at_once():
+        return None
     policy = _empty_policy(source)
     target.num_steps = source.num_steps
     carry = source.collect(SegmentRequest(0, 1, None), policy)[0].carry
     if carry.states is None:
         return None
-    assert isinstance(target.envs, EnvGroup)
-    assert isinstance(target.envs.sub_envs, SerialSubEnvs)  # those of other kinds have no states
-    target.envs.sub_envs.set_states_at_once()
     steps = steps_of(*source.collect(SegmentRequest(0, 2, None), policy))
     rebuild = SegmentRequest(0, 2, Rebuild(carry, ()))
     repeated = steps_of(*target.collect(rebuild, policy))
