@@ -60,6 +60,8 @@ EXPORTED = [
     "tuple",
     "squashed",
     "pendulum",
+    "wide",
+    "free",
 ]
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -161,6 +163,14 @@ def test_the_exported_module_is_the_policy(kind: str) -> None:
         return {name: value.numpy() for name, value in outputs.items()}
 
     check(policy, env, run)
+
+
+@pytest.mark.parametrize("kind", ["wide", "free"])
+def test_bounds_of_several_elements_can_be_traced(kind: str) -> None:
+    """With one element, torch knows a constant's value while it traces; with several, no branch may depend on it."""
+    policy, _ = policy_of(kind)
+    module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
+    torch.export.export(module, module.example, strict=False)
 
 
 @pytest.mark.slow

@@ -185,7 +185,8 @@ def _bounded(actions: BoxActions, mean: Tensor) -> Tensor:
     low = torch.tensor(actions.low, dtype=dtype)
     high = torch.tensor(actions.high, dtype=dtype)
     action = mean.reshape(-1, *actions.shape)
-    is_mapped = torch.tensor(actions.mapped())
+    # in NumPy: torch.export refuses branches on the elements of a tensor
+    is_mapped = actions.mapped()
     if is_mapped.any():
         if actions.bounds == "squash":
             unit = action.tanh()
@@ -193,6 +194,9 @@ def _bounded(actions: BoxActions, mean: Tensor) -> Tensor:
             unit = action.clamp(-1, 1)
         half_width = 0.5 * (high - low)
         mapped = low + (unit + 1).to(dtype) * half_width
-        action = mapped if is_mapped.all() else torch.where(is_mapped, mapped, action.to(dtype))
+        if is_mapped.all():
+            action = mapped
+        else:
+            action = torch.where(torch.tensor(is_mapped), mapped, action.to(dtype))
     action = action.to(dtype).clamp(low, high)
     return action.to(getattr(torch, str(actions.low.dtype)))

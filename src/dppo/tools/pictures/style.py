@@ -29,7 +29,7 @@ IN_TRAINING = "training, with noise"
 MEAN_OF_EPISODE = "mean return (training: of the last 100 episodes)"
 BASELINE_DASHES = (0, (4, 2))
 STEPS = "env steps"
-MEAN_RETURN = "mean return in training, with noise (last 100 episodes)"
+MEAN_RETURN = "mean training return with noise (100 episodes)"
 MAX_SECONDS_IN_S = 300  # longer times are shown in minutes
 MAX_SECONDS_IN_MIN = 3 * 3600  # longer times are shown in hours
 
