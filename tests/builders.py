@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
+from dppo.records.files.disk import Disk
 from dppo.records.observer import Result
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
 from dppo.spaces.spaces import Spaces
@@ -266,3 +268,20 @@ SLOW_STEPS: dict[str, Any] = {
     "continuous": True,
 }
 """Facts of the doctor about an environment whose steps take 20 ms."""
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return the files of a folder and below."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class FullDisk(Disk):
+    """Has no room for the files that a test chooses by their names."""
+
+    def __init__(self, is_refused: Callable[[str], bool]) -> None:
+        self.is_refused = is_refused
+
+    def write(self, path: Path, *parts: bytes | memoryview) -> None:
+        if self.is_refused(path.name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(path, *parts)

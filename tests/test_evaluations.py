@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import pytest
-from builders import make_config
+from builders import FullDisk, make_config
 from matrix import RUNS
 from processes import wait_until
 from recorder import Notes, Recorder, stop_in_episode
@@ -32,7 +31,6 @@ from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
-from dppo.records.files.disk import Disk
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import by_step
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
@@ -99,15 +97,6 @@ def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(
     assert [row["iteration"] for row in whole.metrics] == list(range(1, ITERATIONS + 1))
 
 
-class Full(Disk):
-    """Has no room for the checkpoint of one iteration."""
-
-    def write(self, path: Path, *parts: bytes | memoryview) -> None:
-        if "iter_000004" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        super().write(path, *parts)
-
-
 def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +108,7 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
         return dataclasses.replace(episode, episode_return=returns[policy.version])
 
     monkeypatch.setattr(EpisodePlayer, "play", scored)
-    monkeypatch.setattr(disk, "DISK", Full())
+    monkeypatch.setattr(disk, "DISK", FullDisk(lambda name: "iter_000004" in name))
     recorder = Recorder()
     result = dppo.train(settings(tmp_path / "run", keep_checkpoints=1), observers=[recorder])
     assert result.incidents == {"checkpoint_failed": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 import runpy
@@ -22,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from builders import tiny_run
+from builders import FullDisk, tiny_run
 from recorder import Notes, Recorder
 from remedies import executes
 
@@ -92,14 +91,8 @@ def test_an_observer_sees_the_whole_run_and_does_not_change_its_result(
 def test_checkpoints_that_fail_again_and_again_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full(Disk):
-        def write(self, path: Path, *parts: bytes | memoryview) -> None:
-            if not path.name.startswith(".tmp-iter_000003"):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().write(path, *parts)
-
     def fill(iteration: int) -> None:
-        disk.DISK = Full()
+        disk.DISK = FullDisk(lambda name: not name.startswith(".tmp-iter_000003"))
 
     recorder = Recorder(after_iteration=fill)
     config = settings(tmp_path / "run", checkpoint_interval_s=0, total_timesteps=6 * 64)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from builders import make_config, random_weights, tiny_run
+from builders import contents, make_config, random_weights, tiny_run
 from encoder_kinds import KINDS as ENCODERS
 from kinds import KINDS as POLICIES
 from kinds import SMALL
@@ -231,10 +231,6 @@ def test_mistakes_are_refused_before_anything_is_written(
     assert main(["export", *arguments]) == 2
     assert refusal in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(

@@ -89,41 +89,39 @@ def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(
     assert over_time.sum() > blue
 
 
-def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the figures of learning curves, which are not saved."""
     drawn: list[Any] = []
     monkeypatch.setattr(
         "dppo.tools.pictures.learning_curve.save", lambda figure, _: drawn.append(figure)
     )
+    return drawn
+
+
+def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(figures: list[Any]) -> None:
     lines = rows(3)
     lines[-1] |= {"eval/baseline_return": -26.7}
-    learning_curve(lines, tmp_path / "a.png", "tanks:make, seed 1")
-    [figure] = drawn
+    learning_curve(lines, Path("a.png"), "tanks:make, seed 1")
+    [figure] = figures
     for axis in figure.axes:
         line = next(line for line in axis.lines if "controller" in str(line.get_label()))
         assert line.get_label() == "your controller, on the evaluations' episodes: -26.7"
         assert list(line.get_ydata()) == [-26.7, -26.7]
 
 
+@pytest.mark.parametrize(("stochastic", "noise"), [(False, "without noise"), (True, "with noise")])
 def test_a_learning_curve_names_the_returns_that_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stochastic: bool, noise: str, figures: list[Any]
 ) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(
-        "dppo.tools.pictures.learning_curve.save", lambda figure, _: drawn.append(figure)
-    )
     lines = rows(3)
     lines[-1] |= {"eval/episodic_return": 20.0, "eval/global_step": 512}
-    for stochastic in (False, True):
-        learning_curve(lines, tmp_path / "a.png", "E-v0, seed 1", stochastic=stochastic)
-        figure = drawn.pop()
-        over_steps, over_time = figure.axes
-        assert "mean return" in over_steps.get_ylabel()
-        [legend] = [axis.get_legend() for axis in (over_time,)]
-        names = [text.get_text() for text in legend.get_texts()]
-        noise = "with noise" if stochastic else "without noise"
-        assert names == [f"evaluations, {noise}", "training, with noise", "smoothed"]
+    learning_curve(lines, Path("a.png"), "E-v0, seed 1", stochastic=stochastic)
+    [figure] = figures
+    over_steps, over_time = figure.axes
+    assert "mean return" in over_steps.get_ylabel()
+    names = [text.get_text() for text in over_time.get_legend().get_texts()]
+    assert names == [f"evaluations, {noise}", "training, with noise", "smoothed"]
 
 
 @pytest.mark.parametrize(

@@ -228,9 +228,6 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     # both charts of the return, that of the evaluations, and that of the difference
     assert html.count('class="level"') == 4
     assert "your controller, on the evaluations' episodes 10" in shown
-    assert html.count('class="points"') == 2
-    # in the colour of the line
-    assert html.count('<span class="k0">points: evaluations, without noise <b>12.5</b>') == 2
     titles = ("eval/episodic_return", "eval/baseline_difference", "eval/episodes", "eval/s")
     places = [shown.index(title) for title in titles]
     assert places == sorted(places)
@@ -324,7 +321,8 @@ def test_evaluations_are_points_beside_the_return_with_noise_also_without_a_cont
         run = a_run(tmp_path / noise, lines, eval_every=1024, eval_stochastic=stochastic)
         html = page(facts_of(run))
         assert html.count('class="points"') == 2
-        assert html.count(f"points: evaluations, {noise} <b>12.5</b>") == 2
+        # in the colour of the line
+        assert html.count(f'<span class="k0">points: evaluations, {noise} <b>12.5</b>') == 2
         assert html.count("line: training, with noise <b>") == 2
 
 
@@ -390,7 +388,7 @@ def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band
 
     energy = html[html.index(">info/energy<") :].partition("</figure>")[0]
 
-    assert "1M" not in energy.replace("1.0M", "1M"), "the axis is that of the mean"
+    assert not re.search(r"1(\.0)?M", energy), "the axis is that of the mean"
 
 
 @pytest.mark.parametrize("key", ["torque_max", "torque_std", "torque"])

@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from builders import tiny_run
+from builders import contents, tiny_run
 from commandline import Typed, fresh_environment
 from recorder import Recorder
 
@@ -210,10 +210,6 @@ def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) ->
     assert again.metrics == []
     with pytest.raises(ConfigError, match="resume=auto: needs a fixed folder"):
         dppo.train(settings(None), resume="auto")
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_is_resumed_in_its_own_folder_only(tmp_path: Path) -> None:
