@@ -10,6 +10,7 @@ import pytest
 from driver import LIMITS, TICK_S, Driver, Progress, answer_to, moving, report
 
 from dppo.engine.actor_collector import ActorCollector
+from dppo.engine.deadline import Deadline
 from dppo.engine.messages import (
     Ask,
     Command,
@@ -99,6 +100,16 @@ def test_after_a_long_update_the_engine_looks_before_an_actor_counts_as_hung() -
     driver.now += 500
     driver.wait(20)
     assert not driver.all(Kill)
+
+
+def test_a_deadline_waits_once_for_a_look_that_is_overdue() -> None:
+    deadline = Deadline()
+    deadline.begin(0.0, due=10.0, limit=("step_timeout_s", 10.0), look_at=5.0)
+    assert [deadline.has_passed(now) for now in (11.0, 10.0, 11.0)] == [True, False, True]
+    deadline.wait_for_look(11.0, grace_s=2.0)
+    assert not deadline.has_passed(13.0)
+    deadline.wait_for_look(14.0, grace_s=2.0)
+    assert deadline.has_passed(14.0)
 
 
 def test_progress_of_an_abandoned_process_is_ignored() -> None:

@@ -76,12 +76,14 @@ class Deadline:
         self.progress = progress
         return now - self.moved_at
 
-    def has_passed(self, now: float, grace_s: float) -> bool:
-        """Return whether the deadline has passed; if a look is overdue as well, extend it once, by `grace_s`.
+    def wait_for_look(self, now: float, grace_s: float) -> None:
+        """Extend a deadline that has passed once, by `grace_s`, if a look is overdue as well.
 
         Looks are overdue when the learner was busy with an update while the actor was collecting.
         """
-        if self.due < now and self.look_at <= now and not self.extended:
+        if self.has_passed(now) and self.look_at <= now and not self.extended:
             self.due = now + grace_s
             self.extended = True
+
+    def has_passed(self, now: float) -> bool:
         return self.due < now

@@ -310,7 +310,8 @@ class CollectionEngine:
     def _on_alarms(self, alarmed: list[Actor], now: float) -> None:
         for actor in alarmed:
             deadline = actor.deadline
-            if deadline.has_passed(now, grace_s=self.limits.look_s / 2):
+            deadline.wait_for_look(now, grace_s=self.limits.look_s / 2)
+            if deadline.has_passed(now):
                 self._lose(actor, actor.describe_hang(), now, IncidentKind.ACTOR_HUNG)
             if now >= deadline.look_at:
                 deadline.look_at = now + self.limits.look_s

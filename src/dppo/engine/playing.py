@@ -145,7 +145,8 @@ class PlayEngine:
         """Decide what is due by now: kills, starts, looks, questions."""
         for actor in self._actors.values():
             deadline = actor.deadline
-            if deadline.has_passed(now, grace_s=self._look_s / 2):
+            deadline.wait_for_look(now, grace_s=self._look_s / 2)
+            if deadline.has_passed(now):
                 self._lose(actor, self._describe_delay(actor), now, IncidentKind.ACTOR_HUNG)
             if now >= deadline.look_at:
                 deadline.look_at = now + self._look_s
