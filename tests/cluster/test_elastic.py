@@ -81,6 +81,10 @@ def test_there_are_never_fewer_than_the_lower_bound_and_pending_actors_make_a_cl
     assert grows.changes() == ([2, 3], [])
 
 
+def test_a_head_without_cpus_is_not_among_the_nodes_with_room() -> None:
+    assert Nodes(1, 8, 0, 2, 2).notes == ["the cluster has room for 4 actors of 1 CPU on 2 nodes"]
+
+
 def started(driver: Driver) -> list[Process]:
     """Return the processes that were started since the last call."""
     starts = [command.process for command in driver.all(Start)]

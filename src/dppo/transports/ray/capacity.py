@@ -94,6 +94,15 @@ def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]
     return rooms[1:]
 
 
+def has_place(node: Mapping[str, float], demand: Demand) -> bool:
+    """Return whether a node has the resources of an actor, or of a part of one on several nodes."""
+    parts = list(demand.groups)
+    if demand.nodes > 1:
+        parts.append(demand.further)
+    here = {PER_NODE: 1.0, **node}
+    return any(actors_that_fit(here, needs) for needs in parts)
+
+
 def _room_across(nodes: Iterable[Mapping[str, float]], most: int, demand: Demand) -> int:
     """Return the number of actors, `most` at most, that fit if each takes a part of several nodes."""
     parts = [actors_that_fit(node, demand.further) for node in nodes]

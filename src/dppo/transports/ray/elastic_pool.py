@@ -7,7 +7,7 @@ from threading import Event
 
 from dppo.errors import counted
 from dppo.transports.ray.calls import RayThread, calls_ray
-from dppo.transports.ray.capacity import Demand, actor_in_words, room_for
+from dppo.transports.ray.capacity import Demand, actor_in_words, has_place, room_for
 
 NODES_S = 2.0  # between two looks at the nodes
 
@@ -111,7 +111,9 @@ class ElasticPool:
         return min(most, max(self._demand.num_actors, self._room))
 
     def _describe(self, free: int) -> str:
-        nodes = counted(len(self._nodes), "node")
+        # a head without CPUs, and a node without a licence, take no actor
+        hosts = [node for node in self._nodes.values() if has_place(node, self._demand)]
+        nodes = counted(len(hosts or self._nodes), "node")
         room = counted(self._room, "actor")
         line = f"the cluster has room for {room} of {actor_in_words(self._demand)} on {nodes}"
         if free < min(self._room, self._demand.most_actors):
