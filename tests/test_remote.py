@@ -188,6 +188,33 @@ def test_a_solver_that_is_killed_while_it_starts_or_repeats_its_episode_is_start
     assert len(list(tmp_path.glob("killed-*"))) == 2
 
 
+REFUSED_TWICE = """
+import glob, sys
+number = len(glob.glob("refused-*"))
+if glob.glob("killed") and number < 2:
+    open(f"refused-{number}", "w").close()
+    sys.exit("no licence is free")
+"""
+
+
+def test_a_solver_whose_licence_is_not_free_at_once_is_started_again_in_its_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dppo.remote.environment.WAITS_S", (0, 0))
+    undisturbed = make(solver(tmp_path), scratch_dir=str(tmp_path))
+    expected = played(undisturbed, 5)
+    undisturbed.close()
+    killed = "if steps == 4 and not os.path.exists('killed'): "
+    killed += "open('killed', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
+    words = solver(tmp_path, killed)
+    program = Path(words[1])
+    program.write_text(REFUSED_TWICE + program.read_text())
+    env = make(words, scratch_dir=str(tmp_path))
+    assert played(env, 5) == expected
+    env.close()
+    assert len(list(tmp_path.glob("refused-*"))) == 2
+
+
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [

@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from dppo.remote.client import TERMINATED, TRUNCATED
 from dppo.remote.connection import MAX_UNIX_PATH, Listener
 from dppo.remote.protocol import Part
 from dppo.remote.session import Session, SolverEnded, SolverStep
-from dppo.slots.program import SolverError, SolverKilled
+from dppo.slots.program import SolverError, SolverKilled, SolverNotStarted
 from dppo.slots.slots import Slots
 
 ADDRESS = "DPPO_ADDRESS"  # variables of the solver
@@ -25,6 +26,8 @@ SECRET = "DPPO_SECRET"
 SOLVER = "DPPO_SOLVER"  # name of the instance: SAMPLER.ENVIRONMENT
 PORTS_PER_SAMPLER = 10
 STARTS = 3  # attempts to start a solver that is killed before it connects, or while its episode is replayed
+# waits between attempts to start a solver again in an episode: its licence may not be free at once
+WAITS_S = (1, 2, 4, 8, 16, 30)
 RESTARTS = "solver_restarts"  # key of the number of restarts in `info`
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "aprun", "prterun")
 
@@ -115,7 +118,7 @@ class _Solver:
 
 
 class _Start:
-    """Starts the solver of an instance, or waits for it; called again when the solver has ended in an episode."""
+    """Starts the solver of an instance, or waits for it."""
 
     def __init__(self, listener: Listener, solver: _Solver, timeout_s: float) -> None:
         self._listener = listener
@@ -142,6 +145,18 @@ class _Start:
             except SolverKilled as error:
                 logger.warning("solver %s: %s\nIt is started again.", solver.name, error)
         return self._started()
+
+    def again(self) -> Session:
+        """Start a solver that has ended in an episode; if it ends before it connects, try for a minute."""
+        for wait_s in WAITS_S:
+            try:
+                return self()
+            except SolverNotStarted as error:
+                logger.warning(
+                    "solver %s: %s\nIt is started again in %d s.", self._solver.name, error, wait_s
+                )
+            time.sleep(wait_s)
+        return self()
 
     def _started(self) -> Session:
         listener = self._listener
@@ -259,7 +274,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         logger.warning("the solver ended %s %s\nIt is started again.", place, error)
         self._live().close(wait_s=0.0)
         self._restarts += 1
-        session = self._start()
+        session = self._start.again()
         self._session = session
         declared = session.opening
         if declared != self._opening:

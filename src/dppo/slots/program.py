@@ -35,7 +35,11 @@ class SolverError(RuntimeError):
     """A solver that ended, does not answer, or does not keep to the protocol."""
 
 
-class SolverKilled(SolverError):
+class SolverNotStarted(SolverError):
+    """A solver that ended before it connected."""
+
+
+class SolverKilled(SolverNotStarted):
     """A solver that a signal ended before it connected."""
 
 
@@ -146,7 +150,7 @@ class Program:
             return
         text = f"the solver ended before it connected {self.end()}"
         by_signal = code < 0 or code > BY_SIGNAL
-        raise SolverKilled(text) if by_signal else SolverError(text)
+        raise SolverKilled(text) if by_signal else SolverNotStarted(text)
 
     def end(self, wait_s: float = EXIT_S) -> str:
         """Return how the program ended, with its last lines, waiting for its exit."""
