@@ -453,6 +453,30 @@ def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("num_actors", "where"), [(0, ""), (8, "1 of 8 actors at work, ")], ids=["in process", "actors"]
+)
+def test_a_run_in_this_process_has_no_actors_to_count(
+    num_actors: int, where: str, clock: Clock
+) -> None:
+    stream = io.StringIO()
+    plain = PlainLines(stream)
+    plain.on_start(about(5120, num_actors=num_actors, num_samplers=8))
+    clock.now = 3
+    progress = CollectionProgress(1, 0, 0, 1, 3)
+    plain.on_progress(progress)
+    plain.on_end(None, None)
+    assert f"iteration 1: {where}3 s, no env step yet" in stream.getvalue()
+
+    terminal = Terminal()
+    live = LivePanel(terminal)
+    live.on_start(about(5120, num_actors=num_actors, num_samplers=8))
+    live.on_progress(progress)
+    live._live.refresh()
+    assert ("at work" in terminal.getvalue()) == (num_actors > 0)
+    live.on_end(None, None)
+
+
 def test_a_terminal_that_becomes_narrower_is_cleared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Console, "width", 100)
     live, terminal = started()

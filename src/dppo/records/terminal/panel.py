@@ -163,7 +163,7 @@ def _lines(
 
 def _waiting(view: View, now: float) -> RenderableType:
     items = [Text("waiting for the first env steps"), _item("elapsed", duration(now - view.began))]
-    if view.busy_processes:
+    if view.busy_processes and view.actors:
         items.append(_item("actors", f"{view.busy_processes} of {view.actors} at work"))
     return _Flow(items)
 

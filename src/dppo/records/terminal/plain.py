@@ -163,7 +163,8 @@ def _time_split(row: dict[str, float]) -> str:
 
 
 def _starting_line(view: View, progress: CollectionProgress) -> str:
-    return f"{view.busy_processes} of {view.actors} actors at work, {progress.elapsed_s:.0f} s, no env step yet"
+    who = f"{view.busy_processes} of {view.actors} actors at work, " if view.actors else ""
+    return f"{who}{progress.elapsed_s:.0f} s, no env step yet"
 
 
 def _progress_line(view: View, progress: CollectionProgress) -> str:

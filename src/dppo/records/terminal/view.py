@@ -32,7 +32,7 @@ class View:
     title: str = ""
     total_steps: int = 0
     batch_size: int = 0  # env steps of one iteration
-    actors: int = 0  # the most that the run may have
+    actors: int = 0  # the most that the run may have; 0: it collects in this process
     prior_iterations: int = 0  # first iterations, in which a controller acts
     scales_rewards: bool = False  # as in the settings
     began: float = 0.0
