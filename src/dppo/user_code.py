@@ -211,11 +211,11 @@ def in_a_line(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` (file, line n)` of the code that raised; empty if the code is in no file."""
+    """Return ` (file, line n)` of the code that raised, or that called dppo; empty if it is in no file of others."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<")
+        if not frame.filename.startswith(("<", str(PACKAGE)))
     ]
     if frames:
         return f" ({frames[-1].filename}, line {frames[-1].lineno})"

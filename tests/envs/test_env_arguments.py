@@ -15,6 +15,7 @@ from worlds.simple import Counting
 
 import dppo
 from dppo.envs.arguments import check_arguments
+from dppo.envs.make import make_env, wrapper_of
 from dppo.errors import ConfigError
 
 CARTPOLE = "sutton_barto_reward, max_episode_steps, disable_env_checker"
@@ -112,6 +113,65 @@ def test_a_run_is_refused_without_a_folder(changes: dict[str, Any], tmp_path: Pa
     assert unknown.startswith("env_kwargs: gravty is not")
     assert of_evaluations.startswith("eval_env_kwargs: lenght is not")
     assert not (tmp_path / "run").exists()
+
+
+class Passing(Counting):
+    """Passes on what it does not know."""
+
+    def __init__(self, num_actions: int = 2, **kwargs: Any) -> None:
+        super().__init__(num_actions=num_actions, **kwargs)
+
+
+class Ignorant(gym.Env[Any, Any]):
+    """Passes everything to `object`, which takes nothing."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+
+def registered(**kwargs: Any) -> Any:
+    return gym.make("CartPole-v1", **kwargs)
+
+
+def raising(**kwargs: Any) -> Any:
+    raise TypeError(f"'{kwargs}' is no licence")
+
+
+@executes("envs/arguments.py: Correct their names, or leave them out")
+@pytest.mark.parametrize("env_id", [Passing, Ignorant, registered])
+def test_what_kwargs_pass_on_in_vain_is_refused_without_a_folder(
+    env_id: Any, tmp_path: Path
+) -> None:
+    config = tiny_run(tmp_path / "run", env_id=env_id, env_kwargs={"lenght": 1})
+    with pytest.raises(ConfigError) as refused:
+        dppo.train(config)
+    start = f"env_kwargs: {__name__}:{env_id.__name__} passes its **kwargs (lenght) to a function"
+    assert str(refused.value).startswith(start)
+    assert f"{Path(__file__).name}, line" in str(refused.value) or env_id is registered
+    assert not (tmp_path / "run").exists()
+    make_env(env_id, {})
+
+
+def test_other_errors_of_types_are_faults_of_the_constructor() -> None:
+    with pytest.raises(TypeError, match="is no licence"):
+        make_env(raising, {"gravity": 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mass'"):
+        make_env(lambda **kwargs: gym.make("CartPole-v1", mass=1), {"gravity": 1})
+
+
+@executes("envs/make.py: Write a function")
+def test_a_wrapper_with_further_arguments_is_refused_without_a_folder(tmp_path: Path) -> None:
+    limit = gym.wrappers.TimeLimit
+    config = tiny_run(tmp_path / "run", env_id=Counting, wrappers=(limit,))
+    with pytest.raises(ConfigError) as refused:
+        dppo.train(config)
+    assert "cannot be called with the environment alone (missing a required" in str(refused.value)
+    assert not (tmp_path / "run").exists()
+    assert wrapper_of(lambda env: limit(env, 5))
+    assert wrapper_of(partial(limit, max_episode_steps=5))
 
 
 @pytest.mark.parametrize("num_actors", [0, 2])

@@ -1,7 +1,9 @@
 """Check the arguments of an environment by the signature of what makes it, before any is made."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,7 @@ from dppo.envs.instance import ANY_INSTANCE
 from dppo.envs.names import EnvId, factory_of, make_registered
 from dppo.errors import ConfigError, refusals_of, refuse, unknown_name
 from dppo.process_state.borders import user_code
-from dppo.user_code import import_path
+from dppo.user_code import import_path, in_a_line, place_of
 
 Parameters = Mapping[str, inspect.Parameter]
 SLOTS = "slots"
@@ -26,6 +28,11 @@ PASSED = {
 """Names of parameters for which a factory gets arguments that the user does not pass."""
 OF_GYMNASIUM = ("max_episode_steps", "disable_env_checker")
 """Arguments of gymnasium.make, which takes them for each registered environment."""
+TAKES_NONE = re.compile(
+    r"takes no (keyword )?arguments|takes exactly one argument \(the instance to initialize\)"
+)
+NOT_TAKEN = re.compile("(unexpected|invalid) keyword argument")
+"""This, and `TAKES_NONE`, are Python's messages about keywords that a function does not have."""
 
 
 def check_arguments(
@@ -52,6 +59,37 @@ def check_arguments(
     refuse(_problems(parameters, env_kwargs.keys() | passed, checked, import_path(env_id), setting))
 
 
+@contextmanager
+def refusing_arguments(
+    env_id: EnvId, factory: Callable[..., Any], env_kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Raise ConfigError in place of a TypeError about arguments that `factory` passes on by its **kwargs.
+
+    `check_arguments` cannot refuse these, because only a call shows which function they are for.
+    """
+    try:
+        yield
+    except TypeError as error:
+        text = in_a_line(error)
+        parameters = _parameters(factory) or {}
+        passed_on = set()
+        if _has_kwargs(parameters):
+            # render_mode: whether it is taken is asked, and answered, where the environment is to be shown
+            passed_on = env_kwargs.keys() - parameters.keys() - {"render_mode"}
+        refused = set()
+        if TAKES_NONE.search(text):
+            refused = passed_on
+        elif NOT_TAKEN.search(text):
+            refused = passed_on & set(re.findall(r"'(\w+)'", text))
+        if not refused:
+            raise
+        raise ConfigError(
+            f"env_kwargs: {import_path(env_id)} passes its **kwargs ({', '.join(sorted(refused))}) to a function that "
+            f"does not take them: {text}{place_of(error)}. Correct their names, or leave them out.",
+            setting="env_kwargs",
+        ) from error
+
+
 def check_all_arguments(
     env_id: EnvId, env_kwargs: Mapping[str, Any], eval_env_kwargs: Mapping[str, Any]
 ) -> None:
@@ -76,13 +114,12 @@ def check_all_arguments(
 def _problems(
     parameters: Parameters, passed: set[str], checked: Iterable[str], label: str, setting: str
 ) -> Iterator[ConfigError]:
-    kinds = {parameter.kind for parameter in parameters.values()}
     known = [
         name
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
+    if not _has_kwargs(parameters):
         listed = ", ".join(name for name in known if name not in PASSED or name in passed)
         for name in checked:
             if name not in known:
@@ -97,6 +134,10 @@ def _problems(
                 f"env_kwargs: {name} is missing, and {label} has no default value for it. Pass it in `env_kwargs`.",
                 setting="env_kwargs",
             )
+
+
+def _has_kwargs(parameters: Parameters) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def _signature_of(env_id: EnvId) -> tuple[Parameters | None, set[str]]:

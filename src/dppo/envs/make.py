@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 
+from dppo.envs.arguments import refusing_arguments
 from dppo.envs.closing import close_all
 from dppo.envs.instance import ANY_INSTANCE, Instance
 from dppo.envs.kinds import checked_kind, joint_kind, refuse_sub_envs
@@ -30,7 +31,8 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
     factory = env_id if callable(env_id) else factory_of(env_id)
     with ExitStack() as stack:
         extra = _arguments_asked_for(factory, env_kwargs, instance, stack)
-        made = factory(**_own_copy(env_kwargs), **extra)
+        with refusing_arguments(env_id, factory, env_kwargs):
+            made = factory(**_own_copy(env_kwargs), **extra)
         env = checked_kind(made, f"env_id={import_path(env_id)}", joint=instance.num_sub_envs > 0)
         if "scratch_dir" in extra or "slots" in extra:
             stack.callback(env.close)
@@ -145,4 +147,15 @@ def wrapper_of(named: Any) -> Callable[[Any], Any]:
         raise ConfigError(
             f"wrappers={import_path(named)}: is {wrapper!r}. Name a class or function env -> env."
         )
+    try:
+        signature = inspect.signature(wrapper)
+    except (TypeError, ValueError):  # it is written in C
+        return wrapper
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"wrappers={import_path(named)}: cannot be called with the environment alone ({error}). Write a function "
+            f"env -> env that passes the other arguments, and name it instead."
+        ) from None
     return wrapper
