@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
 from builders import make_config
@@ -219,6 +220,17 @@ def test_other_values_are_refused_for_integers(value: Any) -> None:
         ),
         ({"actors": 8}, "actors=8: actors is a group of settings. Use one of actor_gpus, "),
         ({"ppo": Sampling()}, r"ppo=Sampling\("),
+        *(
+            ({name: value}, rf"{name}(\.\d)?=(np\.)?True_?: must be a (whole )?number")
+            for name, value in (
+                ("seed", True),
+                ("num_samplers", np.True_),
+                ("gamma", True),
+                ("target_kl", True),
+                ("num_actors", True),
+                ("hidden_sizes", [64, True]),
+            )
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -226,6 +238,18 @@ def test_refusals_name_the_setting_the_fact_and_the_remedy(
     settings: dict[str, Any], text: str
 ) -> None:
     assert re.fullmatch(f"{text}.*", refusal(**settings))
+
+
+def test_all_problems_of_groups_are_named_at_once() -> None:
+    lines = refusal(
+        num_steps=32, sampling={"num_steps": 64, "gamma": 0.9, "vf-coef": 1, "vf_coef": 1}, actors=8
+    ).splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("sampling: has vf-coef and vf_coef")
+    assert lines[1].startswith("sampling.gamma=0.9: gamma belongs to ppo")
+    assert lines[2].startswith("sampling.vf_coef=1: vf_coef belongs to ppo")
+    assert lines[3].startswith("num_steps=64: is given twice")
+    assert lines[4].startswith("actors=8: actors is a group")
 
 
 OF_ACTORS = {

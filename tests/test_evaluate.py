@@ -18,6 +18,7 @@ from worlds.faulty import Brittle, line_that_raises
 
 import dppo
 from dppo.__main__ import main
+from dppo.config.trust import require_trust
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
 from dppo.policies.acting import check_spaces
@@ -182,6 +183,12 @@ def test_code_of_a_folder_runs_only_with_trust_and_that_of_a_result_always(
         ConfigError, match=rf"it imports {mysim} and calls make\(\)\. Add `trust=True` if you trust"
     ):
         dppo.evaluate(result.run_dir)
+    with pytest.raises(ConfigError) as refused:
+        require_trust(
+            {"env_id": "mysim:make", "model": "m:f.<locals>.Net", "prior": "pi:PI"}, (), "it"
+        )
+    starts = [line.partition("=")[0] for line in str(refused.value).splitlines()]
+    assert starts == ["env_id", "model", "prior"]
     expected = dppo.evaluate(result, episodes=1)
     assert dppo.evaluate(result.run_dir, episodes=1, trust=True) == expected
     assert dppo.evaluate(result.run_dir, f"{mysim}:make", 1) == expected

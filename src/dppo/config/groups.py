@@ -1,11 +1,11 @@
 """Settings as mappings: flat, `{"num_steps": 64}`, or in groups, `{"sampling": {"num_steps": 64}}`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dppo.config.parts import PARTS, names_of, settings_by_name
 from dppo.config.spelling import with_our_spelling
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, refuse
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -15,33 +15,47 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     our spelling.
 
     Raises:
-        ConfigError: a group is not a mapping, or a setting is in the wrong group or given twice.
+        ConfigError: with a line for each group that is not a mapping, and each setting in the wrong group or given
+            twice.
     """
     from_records: dict[str, Any] = {}
     flat: dict[str, Any] = {}
+    problems: list[ConfigError] = []
     for name, value in settings.items():
         if name in PARTS and isinstance(value, PARTS[name]):
             from_records |= vars(value)
             continue
-        inner = _group(name, value) if name in PARTS else {name: value}
-        for key in inner.keys() & flat.keys():
-            raise ConfigError(
+        inner = {name: value}
+        if name in PARTS:
+            inner = _group(name, value, problems)
+        problems += [
+            ConfigError(
                 f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one out."
             )
+            for key in inner
+            if key in flat
+        ]
         flat |= inner
+    refuse(problems)
     return with_our_spelling(_translated(from_records | flat))
 
 
-def _group(name: str, value: Any) -> dict[str, Any]:
+def _group(name: str, value: Any, problems: list[ConfigError]) -> dict[str, Any]:
+    """Return the settings of a group, and add what is wrong with it to `problems`."""
     names = names_of(name)
     if not isinstance(value, Mapping):
         use = f"env_id={value!r}" if name == "env" else f"one of {', '.join(sorted(names))}"
-        raise ConfigError(f"{name}={value!r}: {name} is a group of settings. Use {use}.")
-    check_twice(name, value)
+        problems.append(ConfigError(f"{name}={value!r}: {name} is a group of settings. Use {use}."))
+        return {}
+    problems += _twice(name, value)
     inner = {str(key).replace("-", "_"): item for key, item in value.items()}
-    for key in inner.keys() & settings_by_name().keys() - set(names):
+    for key, item in inner.items():
+        if key in names or key not in settings_by_name():
+            continue
         home = next(part for part in PARTS if key in names_of(part))
-        raise ConfigError(f"{name}.{key}={inner[key]!r}: {key} belongs to {home}. Move it there.")
+        problems.append(
+            ConfigError(f"{name}.{key}={item!r}: {key} belongs to {home}. Move it there.")
+        )
     return inner
 
 
@@ -55,11 +69,15 @@ def _translated(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_twice(owner: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a setting is in the mapping of `owner` twice, with - and with _."""
+    """Raise ConfigError, with a line for each, if settings of `owner` are there twice, with - and with _."""
+    refuse(_twice(owner, settings))
+
+
+def _twice(owner: str, settings: Mapping[str, Any]) -> Iterator[ConfigError]:
     for key in map(str, settings):
         name = key.replace("-", "_")
         if key != name and name in settings:
-            raise ConfigError(f"{owner}: has {key} and {name}, the same setting. Leave one out.")
+            yield ConfigError(f"{owner}: has {key} and {name}, the same setting. Leave one out.")
 
 
 def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,11 +1,11 @@
 """Find the code that settings name, and refuse to run it unless the user trusts its source."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, refuse
 from dppo.invocation import command, typed_words
 
 OURS = {f"dppo.envs.wrappers:{name}" for name in ("old_api", "no_limits", "SummedReward")}
@@ -51,7 +51,7 @@ def _describe_import(path: str, kwargs: Any) -> str:
 def require_trust(
     stored: Mapping[str, Any], passed: Collection[str], origin: object, *, trust: bool = False
 ) -> None:
-    """Raise ConfigError if a setting would import code that is named only by a file.
+    """Raise ConfigError, with a line for each, if settings would import code that is named only by a file.
 
     Args:
         stored: flat settings from a file.
@@ -59,17 +59,23 @@ def require_trust(
         origin: the run that the file belongs to.
         trust: True to refuse only objects of a Python program, which no file can name.
     """
+    refuse(_untrusted(stored, passed, origin, trust))
+
+
+def _untrusted(
+    stored: Mapping[str, Any], passed: Collection[str], origin: object, trust: bool
+) -> Iterator[ConfigError]:
     for name, action in code_named_by(stored).items():
         if name in passed:
             continue
         if "<" in str(stored[name]):  # <locals>, <lambda>
             argument = "model" if name == "model" else "env"
-            raise ConfigError(
+            yield ConfigError(
                 f"{name}={stored[name]}: is an object of a Python program, which {origin} cannot name. Pass the object "
                 f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
             )
-        if not trust:
-            raise ConfigError(
+        elif not trust:
+            yield ConfigError(
                 f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add `trust=True` if you "
                 f"trust that folder, or name the {NAMING[name]} yourself."
             )

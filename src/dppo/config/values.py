@@ -8,7 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
 from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.config.refusals import description
@@ -57,7 +59,7 @@ def _checked_type(hint: Any, limits: dict[str, Any]) -> Any:
     if int in kinds:
         return Annotated[hint, Field(**limits), BeforeValidator(_whole_number)]
     if float in kinds and get_origin(hint) is not dict:
-        return Annotated[hint, Field(allow_inf_nan=False, **limits)]
+        return Annotated[hint, Field(allow_inf_nan=False, **limits), BeforeValidator(_no_boolean)]
     return _checked_item(hint, limits)
 
 
@@ -85,6 +87,8 @@ def _user_path(value: Any) -> Any:
 
 def _whole_number(value: Any) -> Any:
     """Convert `1e6`, `1_000_000` and the like to an integer; return other values unchanged."""
+    if isinstance(value, bool | np.bool_):
+        raise PydanticCustomError("int_type", "a boolean")
     if isinstance(value, str):
         with suppress(ValueError):
             return int(value)
@@ -92,4 +96,11 @@ def _whole_number(value: Any) -> Any:
             value = float(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
+    return value
+
+
+def _no_boolean(value: Any) -> Any:
+    """Refuse True and False, which pydantic reads as 1 and 0; return other values unchanged."""
+    if isinstance(value, bool | np.bool_):
+        raise PydanticCustomError("float_type", "a boolean")
     return value
