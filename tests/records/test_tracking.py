@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -282,6 +283,41 @@ class Other(Fake):
     """A second tracker."""
 
 
+class OfPackage(Fake):
+    """A tracker of an installed package, whose name is no module."""
+
+    send = end = staticmethod(lambda *_: None)
+
+
+@executes(
+    "tools/trackers/__init__.py: Let the entry point name a class",
+    "tools/trackers/__init__.py: Correct its package",
+)
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("test_tracking", "is not the class of a tracker. Let the entry point name a class"),
+        ("test_tracking:ITERATIONS", "is not the class of a tracker"),
+        ("test_tracking:Missing", "cannot be imported: AttributeError: .*Missing"),
+        ("no_such_module:Own", "cannot be imported: ModuleNotFoundError: .*no_such_module"),
+    ],
+)
+def test_a_tracker_of_another_package_needs_no_module_of_its_name(
+    entry: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = {"own": f"{__name__}:OfPackage", "wrong": entry.replace("test_tracking", __name__)}
+    monkeypatch.setattr(
+        "dppo.tools.trackers.entry_points",
+        lambda group: [EntryPoint(name, value, group) for name, value in entries.items()],
+    )
+    monkeypatch.setattr(OfPackage, "opened", [])
+    with pytest.raises(ConfigError, match=f"track=wrong: {entries['wrong']} {problem}"):
+        dppo.train(settings(tmp_path / "run", "wrong"))
+    assert os.listdir(tmp_path) == []
+    dppo.train(settings(tmp_path / "run", "own", total_timesteps=128))
+    assert OfPackage.opened == [("OfPackage", None)]
+
+
 Use = Callable[[dict[str, type[Fake]]], None]
 
 
@@ -292,7 +328,6 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def replace(trackers: dict[str, type[Fake]]) -> None:
         monkeypatch.setattr(tracking, "backend", trackers.get)
 
-    monkeypatch.setattr(tracking, "require_package", lambda *_: None)
     monkeypatch.setattr(Fake, "opened", [])
     return replace
 

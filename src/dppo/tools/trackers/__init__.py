@@ -6,13 +6,17 @@ group `dppo.trackers` that names its class.
 
 import pkgutil
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 from dppo.errors import ConfigError, unknown_name
+from dppo.process_state.borders import user_code
 from dppo.records.observer import RunInfo
+from dppo.user_code import in_a_line, place_of, require_package
 
 GROUP = "dppo.trackers"
 SHARED_MODULES = {"tracker"}
+PARTS = ("remedy", "server", "check", "send", "end")
+"""What the class of each tracker has."""
 FINISHED = "FINISHED"
 FAILED = "FAILED"
 KILLED = "KILLED"
@@ -22,7 +26,7 @@ class Backend(Protocol):
     """A run in a tracker. Its methods are called in one thread; they may raise anything, and may take long."""
 
     package: str
-    """Name of the package for pip."""
+    """Name of the package for pip; only for a tracker here."""
     remedy: str
     """Remedy for an error of `check`."""
     id: str
@@ -49,7 +53,10 @@ class Backend(Protocol):
 
 
 def backend(name: str) -> type[Backend]:
-    """Import and return the class of a tracker; raise ConfigError if there is none of that name."""
+    """Import and return the class of a tracker; raise ConfigError if there is none of that name, or it cannot work.
+
+    A tracker here needs the package of its name; one of another package has been installed with what it needs.
+    """
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         built_in = module.name.rpartition(".")[2]
@@ -58,5 +65,24 @@ def backend(name: str) -> type[Backend]:
     if name not in entries:
         problem = unknown_name("tracker", name, entries)
         raise ConfigError(f"track={name}: {problem} Use {' or '.join(sorted(entries))}.")
-    backend_class: type[Backend] = entries[name].load()
+    backend_class = _loaded(name, entries[name])
+    if entries[name].module.startswith(f"{__name__}."):
+        require_package(f"track={name}:", name, backend_class.package)
+    return backend_class
+
+
+def _loaded(name: str, entry: EntryPoint) -> type[Backend]:
+    try:
+        with user_code(f"importing {entry.module}"):
+            loaded: Any = entry.load()
+    except (Exception, SystemExit) as error:  # a package may raise anything while it is imported
+        raise ConfigError(
+            f"track={name}: {entry.value} cannot be imported: {in_a_line(error)}{place_of(error)}. Correct its package."
+        ) from error
+    if not isinstance(loaded, type) or not all(hasattr(loaded, part) for part in PARTS):
+        raise ConfigError(
+            f"track={name}: {entry.value} is not the class of a tracker. Let the entry point name a class "
+            f"(module:Class) with {', '.join(PARTS)}."
+        )
+    backend_class: type[Backend] = loaded
     return backend_class

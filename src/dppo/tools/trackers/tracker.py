@@ -19,7 +19,7 @@ from dppo.records.metrics.writer import plain
 from dppo.records.observer import Observer, Result, RunInfo
 from dppo.records.outside import NoAnswer, OutsideThread, never
 from dppo.tools.trackers import FAILED, FINISHED, KILLED, Backend, backend
-from dppo.user_code import in_a_line, require_package
+from dppo.user_code import in_a_line
 
 CLOSE_S = 30.0  # longest wait for the last rows at the end of a run
 CHECK_S = 20.0  # longest wait for a tracker before the run starts
@@ -38,8 +38,6 @@ def trackers(
     """
     names = list(dict.fromkeys(config.track))
     backends = {name: backend(name) for name in names}
-    for name in names:
-        require_package(f"track={name}:", name, backends[name].package)
     ids = TrackerIds()
     observers = list[Observer]()
     for name in names:
