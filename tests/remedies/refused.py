@@ -222,7 +222,7 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(env_id="remedies.worlds:fixed_mode"),
     ),
     (
-        "envs/names.py: Did you mean {}:{}?",
+        "user_code.py: Did you mean {}:{}?",
         {"env_id": "remedies.worlds:Fin"},
         instead(env_id="remedies.worlds:Fine"),
     ),
@@ -428,7 +428,7 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(model=CLASS),
     ),
     (
-        "envs/names.py: Check the name, and that the module is installed",
+        "user_code.py: Check the name, and that the module is installed",
         {"env_id": "remedies.world:Fine"},
         instead(env_id="remedies.worlds:Fine"),
     ),

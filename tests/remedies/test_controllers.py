@@ -42,11 +42,11 @@ def refused(named: Any) -> str:
 
 
 @executes(
-    "policies/controller_names.py: Did you mean",
+    "user_code.py: Did you mean",
     "policies/controller_names.py: names no controller",
     "policies/controller_names.py: Name a function",
-    "policies/controller_names.py: Check the spelling",
-    "policies/controller_names.py: Check the name, and that the module is installed",
+    "user_code.py: Check the spelling",
+    "user_code.py: Check the name, and that the module is installed",
     "policies/controller_names.py: there is no file",
 )
 def test_a_controller_is_found_once_its_name_is_as_the_message_says(folder: Path) -> None:

@@ -290,7 +290,7 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
 @executes(
     "user_code.py: Add the name of the module that defines the {}",
     "user_code.py: the module {} has no {}. Check the spelling",
-    "envs/names.py: Check the spelling",
+    "user_code.py: Check the spelling",
 )
 def test_names_of_code_are_corrected_as_the_messages_say(tmp_path: Path) -> None:
     for wrong, words in (
