@@ -16,6 +16,27 @@ from dppo.tools import seeds
 from dppo.tools.whole_time import SeveralRuns, WholeTime
 
 
+class Watched:
+    """The time of several runs, by a clock that a test sets, and the lines that it shows."""
+
+    def __init__(self, runs: SeveralRuns) -> None:
+        self.now = 0.0
+        self.shown: list[str] = []
+        self._watch = WholeTime(runs, self.shown.append, clock=lambda: self.now)
+
+    def start(self, at: float) -> None:
+        self.now = at
+        self._watch.on_start(Any)  # type: ignore[arg-type]
+
+    def iterate(self, at: float, global_step: float) -> None:
+        self.now = at
+        self._watch.on_iteration({"global_step": global_step})
+
+    def end(self, at: float) -> None:
+        self.now = at
+        self._watch.on_end(None, None)
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown_at", "line"),
     [
@@ -29,37 +50,23 @@ from dppo.tools.whole_time import SeveralRuns, WholeTime
 def test_the_time_is_shown_once_the_speed_is_known(
     seconds: list[float], shown_at: int, line: str
 ) -> None:
-    now = [0.0]
-    shown: list[str] = []
-    watch = WholeTime(SeveralRuns(4, 250_000), shown.append, clock=lambda: now[0])
-    watch.on_start(Any)  # type: ignore[arg-type]
-    for iteration, now[0] in enumerate([*seconds, 1000.0, 2000.0], start=1):
-        watch.on_iteration({"global_step": 200.0 * iteration})
-        assert len(shown) == (iteration >= shown_at)
-    assert shown[0].startswith(line)
+    watch = Watched(SeveralRuns(4, 250_000))
+    watch.start(0.0)
+    for iteration, now in enumerate([*seconds, 1000.0, 2000.0], start=1):
+        watch.iterate(now, 200.0 * iteration)
+        assert len(watch.shown) == (iteration >= shown_at)
+    assert watch.shown[0].startswith(line)
 
 
 def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next() -> None:
-    now = [0.0]
-    shown: list[str] = []
-    watch = WholeTime(SeveralRuns(4, 400), shown.append, clock=lambda: now[0])
-    for start in (
-        0.0,
-        100.0,
-        200.0,
-    ):  # a search makes a run for each trial, from its first env step
-        now[0] = start
-        watch.on_start(Any)  # type: ignore[arg-type]
+    watch = Watched(SeveralRuns(4, 400))
+    # a search makes a run for each trial, from its first env step
+    for start, iteration_s in ((0.0, 1), (100.0, 1), (200.0, 1), (300.0, 5)):
+        assert not watch.shown
+        watch.start(start)
         for iteration in (1, 2):
-            now[0] = start + iteration
-            watch.on_iteration({"global_step": 200.0 * iteration})
-    assert not shown
-    now[0] = 300.0
-    watch.on_start(Any)  # type: ignore[arg-type]
-    for iteration in (1, 2):
-        now[0] = 300.0 + 5 * iteration
-        watch.on_iteration({"global_step": 200.0 * iteration})
-    assert shown == [
+            watch.iterate(start + iteration_s * iteration, 200.0 * iteration)
+    assert watch.shown == [
         "Time: about 0:40 for 4 runs of 400 env steps, if each is as fast as the current one so far (40 steps/s)."
     ]
 
@@ -79,19 +86,16 @@ def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next
 def test_the_time_of_short_runs_is_shown_once_some_of_them_have_ended(
     count: int, run_s: float, ended: int | None, line: str
 ) -> None:
-    now = [0.0]
-    shown: list[str] = []
-    watch = WholeTime(SeveralRuns(count, 400, "trial"), shown.append, clock=lambda: now[0])
+    watch = Watched(SeveralRuns(count, 400, "trial"))
     shown_after = None
     for run in range(1, count + 1):
-        watch.on_start(Any)  # type: ignore[arg-type]
-        now[0] += run_s / 2
-        watch.on_iteration({"global_step": 400.0})
-        now[0] += run_s / 2
-        watch.on_end(None, None)
-        if shown and shown_after is None:
+        start = watch.now
+        watch.start(start)
+        watch.iterate(start + run_s / 2, 400.0)
+        watch.end(start + run_s)
+        if watch.shown and shown_after is None:
             shown_after = run
-    assert shown == ([line] if line else [])
+    assert watch.shown == ([line] if line else [])
     assert shown_after == ended
 
 

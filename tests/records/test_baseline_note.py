@@ -64,32 +64,29 @@ def test_a_fall_is_noted_once_with_its_size_and_place(algo: str) -> None:
     )
 
 
-def test_a_second_fall_is_noted_again() -> None:
-    notes = notes_of([0, -4, -5, 0, -4], **AFTER_CONTROLLER)
-    assert [bool(note) for note in notes] == [False, True, False, False, True]
-
-
 @pytest.mark.parametrize(
-    ("differences", "changes"),
+    ("differences", "changes", "noted"),
     [
-        pytest.param([-30, -20, -30], {}, id="a new policy that has not been as good yet"),
+        pytest.param([0, -4, -5, 0, -4], AFTER_CONTROLLER, [1, 4], id="two falls"),
+        pytest.param([-30, -20, -30], {}, [], id="a new policy that has not been as good yet"),
+        pytest.param([-30, 0, -30], {}, [2], id="a new policy that was as good"),
         pytest.param(
             [-4, 0.5, -0.9],
             AFTER_CONTROLLER,
+            [],
             id="the clone itself, and a difference within the error",
         ),
-        pytest.param([0, -1.1], AFTER_CONTROLLER, id="a small difference"),
-        pytest.param([2, 3, 1.5], AFTER_CONTROLLER, id="a fall above the controller"),
+        pytest.param([0, -1.1], AFTER_CONTROLLER, [], id="a small difference"),
+        pytest.param([2, 3, 1.5], AFTER_CONTROLLER, [], id="a fall above the controller"),
     ],
 )
-def test_no_other_evaluation_is_noted(differences: list[float], changes: dict[str, Any]) -> None:
-    assert not any(notes_of(differences, **changes))
-
-
-def test_a_policy_that_was_as_good_can_fall_without_a_controller_to_start_from() -> None:
-    notes = notes_of([-30, 0, -30])
-    assert [bool(note) for note in notes] == [False, False, True]
-    assert "start a new run" not in notes[2]
+def test_each_fall_below_the_baseline_is_noted_and_no_other_evaluation(
+    differences: list[float], changes: dict[str, Any], noted: list[int]
+) -> None:
+    notes = notes_of(differences, **changes)
+    assert [number for number, note in enumerate(notes) if note] == noted
+    for number in noted:
+        assert ("start a new run" in notes[number]) == bool(changes)
 
 
 def test_a_resumed_run_does_not_repeat_the_note() -> None:

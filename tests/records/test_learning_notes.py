@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from builders import BOX, DISCRETE, make_config, tiny_run
+from gymnasium.wrappers import TimeLimit, TransformReward
 from recorder import Notes, Recorder
 from remedies import executes
+from worlds.simple import Counting
 
 import dppo
 from dppo.records.notes import NOTES, PATIENCE, LearningNotes
@@ -190,23 +191,13 @@ def test_a_note_names_the_weight_of_the_entropy_that_is_in_effect(
     assert f"Raise ent_coef ({now} now)" in note
 
 
-class Same(gym.Env[Any, Any]):
-    """Five steps with the reward 1000, whatever the actions are."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return np.full(2, self.steps / 5, np.float32), 1000.0, self.steps == 5, False, {}
+def same() -> gym.Env[Any, Any]:
+    """Return an environment of five steps with the reward 1000, whatever the actions are."""
+    return TransformReward(Counting(terminate_after=5), lambda _: 1000.0)
 
 
 def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
-    useless: dict[str, Any] = {"env_id": Same, "learning_rate": 1e-12, "norm_reward": False}
+    useless: dict[str, Any] = {"env_id": same, "learning_rate": 1e-12, "norm_reward": False}
     config = tiny_run(tmp_path / "run", steps=20, iterations=60, **useless)
     with Notes() as first:
         dppo.train(config, observers=[Recorder(interrupt_at=PATIENCE + 20)])
@@ -234,24 +225,8 @@ def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
     assert [iteration for iteration, _ in made] == [PATIENCE]
 
 
-class Endless(gym.Env[Any, Any]):
-    """No episode ends."""
-
-    observation_space = gym.spaces.Box(-1, 1, (1,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return np.zeros(1, np.float32), float(action), False, False, {}
-
-
 def limited(max_steps: int) -> gym.Env[Any, Any]:
-    return gym.wrappers.TimeLimit(Endless(), max_steps)
+    return TimeLimit(Counting(), max_steps)
 
 
 @executes(
@@ -261,7 +236,7 @@ def test_an_environment_without_ends_is_named_until_it_has_a_time_limit(tmp_path
     sizes: dict[str, Any] = {"samplers": 2, "steps": 256, "iterations": 4}
     fact = "no episode has ended in 1,024 steps of each environment, "
     with Notes() as endless:
-        dppo.train(tiny_run(tmp_path / "endless", env_id=Endless, **sizes))
+        dppo.train(tiny_run(tmp_path / "endless", env_id=Counting, **sizes))
     assert [text.startswith(fact) for text in endless.texts].count(True) == 1
     kwargs = {"max_steps": 500}
     with Notes() as with_limit:
