@@ -523,6 +523,19 @@ def test_the_line_of_a_wait_has_the_limit_of_a_replacement() -> None:
     assert " 60 s" not in line
 
 
+def test_the_line_of_a_wait_for_the_first_environment_names_its_place() -> None:
+    driver = Driver([[0], [1]], replace(PATIENT, quiet_s=20), described=False)
+    for actor_id, node in enumerate(["h1", "h2"]):
+        driver.start(actor_id, node=node)
+    driver.progress[0] = moving(Phase.MAKE, 0)
+    driver.wait(100)
+    assert re.fullmatch(
+        r"waiting for the first environment for \d+ s; actor 0 on h1: making env 0 of sampler 0 "
+        r"for \d+ s, of 600 s at most",
+        driver.logged()[-1],
+    )
+
+
 def test_the_line_of_a_wait_has_the_limits_of_all_late_actors() -> None:
     driver = Driver([[0], [1]], replace(PATIENT, quiet_s=20))
     driver.make(MEASURED)

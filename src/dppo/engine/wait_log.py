@@ -49,7 +49,8 @@ class WaitLog:
             [_describe_start(actor) for actor in hosting.actors.values() if _is_missing(actor)]
         )
         if self._index < 0:
-            return "; ".join([f"waiting for the first environment for {waited_s:.0f} s", *starts])
+            first = f"waiting for the first environment for {waited_s:.0f} s"
+            return "; ".join([first, *starts, *self._describe_places(now)])
         positions = hosting.positions
         owed = sorted(
             sampler
