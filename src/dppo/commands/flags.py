@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from dppo.config.aliases import answer_to, meant_by
+from dppo.config.field import FlatSettings
 from dppo.config.parts import (
     PARTS,
     default_of,
@@ -200,7 +201,7 @@ def flag(name: str) -> str:
 
 
 def add_settings(
-    parser: Parser, defaults: Mapping[str, Any], *, leave_out: Collection[str] = ()
+    parser: Parser, defaults: FlatSettings, *, leave_out: Collection[str] = ()
 ) -> None:
     """Add a flag for each setting, in groups: the most used ones, sources of settings, then the parts of `Config`.
 
@@ -222,7 +223,7 @@ def add_settings(
                 _add(group, name, defaults, hidden=name in leave_out)
 
 
-def _add(group: Any, name: str, defaults: Mapping[str, Any], *, hidden: bool) -> None:
+def _add(group: Any, name: str, defaults: FlatSettings, *, hidden: bool) -> None:
     text = argparse.SUPPRESS
     if not hidden:
         text = _help_text(name, defaults.get(name, default_of(name)))
@@ -308,7 +309,7 @@ def as_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def as_words(settings: Mapping[str, Any]) -> list[str]:
+def as_words(settings: FlatSettings) -> list[str]:
     """Return the flags that set these values; objects of a Python program are shown, but no flag can pass them."""
     words = []
     for name, value in settings.items():

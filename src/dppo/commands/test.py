@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+from dppo.invocation import as_called
+
 PROG = "dppo test"
 USAGE = """\
 usage: dppo test [--quick | --slow] [PYTEST ARGUMENT ...]
@@ -37,7 +39,7 @@ ABOUT = {
 def main(argv: list[str]) -> int:
     """Become pytest, run in the source checkout. Return 0 after `--help`, and 2 without a checkout."""
     if argv[:1] in (["-h"], ["--help"]):
-        print(_as_called(USAGE))
+        print(as_called(USAGE))
         return 0
     checkout = Path(__file__).resolve().parents[3]
     if not (checkout / "tests" / "conftest.py").is_file():
@@ -63,9 +65,3 @@ def main(argv: list[str]) -> int:
     os.chdir(checkout)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile all tests again
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *chosen, *everything, *passed_on])
-
-
-def _as_called(text: str) -> str:
-    from dppo.invocation import as_called
-
-    return as_called(text)

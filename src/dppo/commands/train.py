@@ -19,6 +19,7 @@ from dppo.commands.flags import (
     one_word,
 )
 from dppo.config import Config, read_settings
+from dppo.config.field import FlatSettings
 from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.presets import Preset, merge_preset, preset_named, preset_of
 from dppo.config.programs import definitions_of_program, refusal
@@ -114,7 +115,7 @@ class Command:
     """The command's own flags."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Flags of a single run that have no effect here, which its help does not show, and why."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: FlatSettings = field(default_factory=dict)
     """Defaults of settings, where they differ from `dppo train`."""
 
     def split(

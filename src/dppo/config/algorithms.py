@@ -1,7 +1,8 @@
 """Defaults of shared settings that depend on the algorithm."""
 
-from collections.abc import Mapping
 from typing import Any
+
+from dppo.config.field import FlatSettings
 
 SAC_DEFAULTS = {
     "learning_rate": 5e-4,
@@ -20,7 +21,7 @@ OF_DEFAULT_NETWORK = {"state_dependent_std", "hidden_sizes", "activation"}
 """Settings that a network of the user's does not read."""
 
 
-def own_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+def own_defaults(settings: FlatSettings) -> dict[str, Any]:
     """Return the defaults that the algorithm of flat settings has instead of the shared ones."""
     if settings.get("algo") != "sac":
         return {}
@@ -29,10 +30,7 @@ def own_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in SAC_DEFAULTS.items() if name not in OF_DEFAULT_NETWORK}
 
 
-def with_algorithm(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_algorithm(settings: FlatSettings) -> dict[str, Any]:
     """Return flat settings, with the defaults of soft actor-critic where `algo` is sac."""
-    defaults = own_defaults(settings)
-    if not defaults:
-        return dict(settings)
     user_settings = {name: value for name, value in settings.items() if value is not None}
-    return dict(settings) | defaults | user_settings
+    return dict(settings) | own_defaults(settings) | user_settings

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dppo.config.field import FlatSettings
 from dppo.config.parts import Env
 
 ATARI = {
@@ -22,7 +23,7 @@ ATARI = {
 }
 
 
-def with_atari(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_atari(settings: FlatSettings) -> dict[str, Any]:
     """Return flat settings, with the defaults of games for games (ALE/*, or `atari` is set).
 
     In `env_kwargs`, `frameskip` repeats actions instead of us, and `obs_type` asks for raw observations.

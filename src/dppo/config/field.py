@@ -1,8 +1,12 @@
 """Define settings: fields of a dataclass with metadata, explained by the docstrings below them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
+
+FlatSettings = Mapping[str, Any]
+"""Settings of all parts by their names, `{"num_steps": 64}`, which need not be valid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dppo.config.field import FlatSettings
 from dppo.config.parts import PARTS, names_of, settings_by_name
 from dppo.config.spelling import with_our_spelling
 from dppo.errors import ConfigError, refuse
 
 
-def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flattened(settings: FlatSettings) -> dict[str, Any]:
     """Flatten grouped settings: `{"sampling": {"num_steps": 64}}` becomes `{"num_steps": 64}`.
 
     A group that is the record of a part has all of its settings; settings beside it replace some of them. Values have
@@ -68,19 +69,19 @@ def _translated(flat: dict[str, Any]) -> dict[str, Any]:
     return {"on_env_fault": "raise"} | flat
 
 
-def check_twice(owner: str, settings: Mapping[str, Any]) -> None:
+def check_twice(owner: str, settings: FlatSettings) -> None:
     """Raise ConfigError, with a line for each, if settings of `owner` are there twice, with - and with _."""
     refuse(_twice(owner, settings))
 
 
-def _twice(owner: str, settings: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _twice(owner: str, settings: FlatSettings) -> Iterator[ConfigError]:
     for key in map(str, settings):
         name = key.replace("-", "_")
         if key != name and name in settings:
             yield ConfigError(f"{owner}: has {key} and {name}, the same setting. Leave one out.")
 
 
-def grouped(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def grouped(settings: FlatSettings) -> dict[str, dict[str, Any]]:
     return {
         part: {name: settings[name] for name in names_of(part) if name in settings}
         for part in PARTS

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dppo.config.field import FlatSettings
 from dppo.config.parts import settings_by_name
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, refuse
@@ -70,7 +71,7 @@ def _plain_object(value: Any) -> Any:
     return {OBJECT: re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
-def objects_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def objects_in(settings: FlatSettings) -> Iterator[tuple[str, str, str]]:
     """Yield setting, name and text of each argument of environments that is a Python object, or the text of one."""
     for setting in ("env_kwargs", "eval_env_kwargs"):  # model_kwargs are always JSON
         kwargs = settings.get(setting)
@@ -82,7 +83,7 @@ def objects_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield setting, name, text
 
 
-def refuse_objects(settings: Mapping[str, Any], why: str) -> None:
+def refuse_objects(settings: FlatSettings, why: str) -> None:
     """Raise ConfigError if an argument of environments is a Python object, or the text of one."""
     refuse(
         ConfigError(

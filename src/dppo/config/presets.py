@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.config.checks import check
+from dppo.config.field import FlatSettings
 from dppo.config.parts import default_of, names_of
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, unknown_name
@@ -62,7 +63,7 @@ def preset_named(name: str) -> Preset:
 
 
 def merge_preset(
-    user_settings: Mapping[str, Any], tuned: Mapping[str, Any]
+    user_settings: FlatSettings, tuned: FlatSettings
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Merge the user's flat settings into the tuned ones of a preset.
 
@@ -86,7 +87,7 @@ def merge_preset(
 
 
 def _merged(
-    user_settings: Mapping[str, Any], tuned: Mapping[str, Any]
+    user_settings: FlatSettings, tuned: FlatSettings
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     kwargs = user_settings.get("env_kwargs")
     if isinstance(kwargs, Mapping):
@@ -108,7 +109,7 @@ def _merged(
     return {**kept, **user_settings}, tuple(notes)
 
 
-def _refusal(settings: Mapping[str, Any]) -> ConfigError | None:
+def _refusal(settings: FlatSettings) -> ConfigError | None:
     """Check settings as `Config` does; return its error, or None if they are accepted."""
     try:
         check(Settings(**settings))
@@ -117,9 +118,7 @@ def _refusal(settings: Mapping[str, Any]) -> ConfigError | None:
     return None
 
 
-def _conflicting(
-    error: ConfigError, kept: Mapping[str, Any], user_settings: Mapping[str, Any]
-) -> str | None:
+def _conflicting(error: ConfigError, kept: FlatSettings, user_settings: FlatSettings) -> str | None:
     """Return the tuned setting to replace: as the error names it, or the first without which there is no error."""
     if error.setting in kept:
         return error.setting
@@ -130,7 +129,7 @@ def _conflicting(
     return None
 
 
-def _limited_to_batch(minibatch_size: int, settings: Mapping[str, Any]) -> dict[str, int]:
+def _limited_to_batch(minibatch_size: int, settings: FlatSettings) -> dict[str, int]:
     """Return the batch as minibatch size if that is smaller; nothing if another setting is invalid."""
     try:
         batch_size = Settings(**settings).batch_size

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dppo.config.field import FlatSettings
 from dppo.config.trust import NAMING, code_named_by
 from dppo.errors import ConfigError, printable
 from dppo.invocation import command, typed_words
@@ -21,10 +22,7 @@ def imported_name(named: Any, program: str | None) -> Any:
 
 
 def named_as_now(
-    before: Mapping[str, Any],
-    program_before: str | None,
-    now: Mapping[str, Any],
-    program_now: str | None,
+    before: FlatSettings, program_before: str | None, now: FlatSettings, program_now: str | None
 ) -> dict[str, Any]:
     """Return the flat settings `before`, with the names in `now` for definitions in the same file.
 
@@ -38,9 +36,7 @@ def named_as_now(
     return renamed
 
 
-def definitions_of_program(
-    settings: Mapping[str, Any], passed: Collection[str]
-) -> dict[str, list[str]]:
+def definitions_of_program(settings: FlatSettings, passed: Collection[str]) -> dict[str, list[str]]:
     """Return the names of definitions of a program in flat settings, by setting, without those that were `passed`."""
     definitions = {}
     for setting in sorted(NAMING.keys() - set(passed)):
@@ -54,7 +50,7 @@ def definitions_of_program(
 
 def refusal(
     run: Path,
-    settings: Mapping[str, Any],
+    settings: FlatSettings,
     definitions: Mapping[str, list[str]],
     program: object,
     words: Sequence[str],

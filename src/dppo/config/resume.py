@@ -1,12 +1,13 @@
 """Check changed settings when a run is resumed or branched; the metadata of each setting decides what may change."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dppo.config.config import Config
 from dppo.config.effects import without_effect
+from dppo.config.field import FlatSettings
 from dppo.config.groups import flattened
 from dppo.config.parts import about, annealed, annealed_settings, default_of
 from dppo.config.plain import plain, plain_settings
@@ -15,7 +16,7 @@ from dppo.errors import ConfigError, refuse
 
 
 def leave_out_ineffective(
-    settings: Mapping[str, Any], keep: Mapping[str, Any], *, resume: Collection[str] = ("free",)
+    settings: FlatSettings, keep: FlatSettings, *, resume: Collection[str] = ("free",)
 ) -> dict[str, Any]:
     """Return settings | keep, without any of `settings` that have no effect beside `keep` and change no result.
 
@@ -35,7 +36,7 @@ def leave_out_ineffective(
         merged = {name: value for name, value in merged.items() if name not in idle}
 
 
-def for_branch(settings: Mapping[str, Any]) -> dict[str, Any]:
+def for_branch(settings: FlatSettings) -> dict[str, Any]:
     """Return the settings of a run folder for a run that starts with its weights.
 
     A `minibatch_size` that follows from the others is left out, and so is the controller that the run started from.
@@ -48,12 +49,7 @@ def for_branch(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes_on_resume(
-    before: Mapping[str, Any],
-    config: Config,
-    checkpoint: Path,
-    iteration: int,
-    *,
-    several: bool = False,
+    before: FlatSettings, config: Config, checkpoint: Path, iteration: int, *, several: bool = False
 ) -> tuple[str, ...]:
     """Return a sentence for each changed setting that affects the results of a resumed run.
 
@@ -86,7 +82,7 @@ def changes_on_resume(
     return tuple(notes)
 
 
-def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, Any, Any]]:
+def _changed(before: FlatSettings, config: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each setting that differs, its value before, and its value now."""
     old = flattened(before)
     both_lag_by_one = config.lag == 1 and (old.get("policy_lag") == 1 or old.get("overlap") is True)
@@ -98,7 +94,7 @@ def _changed(before: Mapping[str, Any], config: Config) -> Iterator[tuple[str, A
             yield name, was, value
 
 
-def check_branch(before: Mapping[str, Any], config: Config, checkpoint: Path) -> None:
+def check_branch(before: FlatSettings, config: Config, checkpoint: Path) -> None:
     """Raise ConfigError if settings do not fit the weights and normalizers of `checkpoint`, made with `before`."""
     if config.prior is not None:
         raise ConfigError(

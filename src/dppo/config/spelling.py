@@ -1,12 +1,12 @@
 """Values of settings as users and other libraries write them: `PPO`, `nn.ReLU`, a class of torch, none, False."""
 
-from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
+from dppo.config.field import FlatSettings
 from dppo.config.parts import may_be_none, types_by_name
 
 
-def with_our_spelling(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_our_spelling(settings: FlatSettings) -> dict[str, Any]:
     """Return flat settings in which each value that stands for exactly one of the choices of its setting is replaced.
 
     Other values stay as they are, also those that are not valid.

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dppo.config.field import FlatSettings
 from dppo.errors import ConfigError, refuse
 from dppo.invocation import command, typed_words
 
@@ -20,7 +21,7 @@ NAMING = {
 """Settings with import paths, and what these name."""
 
 
-def code_named_by(settings: Mapping[str, Any]) -> dict[str, str]:
+def code_named_by(settings: FlatSettings) -> dict[str, str]:
     """Describe the code that flat settings import and call; the keys are the settings that name it.
 
     A plain Gymnasium id, without `module:`, is not among them: an installed package has registered its environment.
@@ -49,7 +50,7 @@ def _describe_import(path: str, kwargs: Any) -> str:
 
 
 def require_trust(
-    stored: Mapping[str, Any], passed: Collection[str], origin: object, *, trust: bool = False
+    stored: FlatSettings, passed: Collection[str], origin: object, *, trust: bool = False
 ) -> None:
     """Raise ConfigError, with a line for each, if settings would import code that is named only by a file.
 
@@ -86,17 +87,17 @@ def object_name(name: str) -> bool:
     return "<" in name or name.startswith("__main__:")
 
 
-def trust_flags(settings: Mapping[str, Any]) -> list[str]:
+def trust_flags(settings: FlatSettings) -> list[str]:
     """Return `--trust` in a list if a command needs it for a run with these settings, otherwise an empty list."""
     return ["--trust"] if code_named_by(settings) else []
 
 
-def resume_command(run_dir: Path, settings: Mapping[str, Any]) -> str:
+def resume_command(run_dir: Path, settings: FlatSettings) -> str:
     """Return the command that resumes a run with these settings."""
     return command("train", "--resume", run_dir, *trust_flags(settings))
 
 
-def resume_call(run_dir: Path, settings: Mapping[str, Any]) -> str:
+def resume_call(run_dir: Path, settings: FlatSettings) -> str:
     """Return what resumes a run with these settings: a command, or within a program a call of Python."""
     if typed_words() is None:
         return f"dppo.train(config, resume={str(run_dir)!r})"

@@ -1,7 +1,6 @@
 """Check the values of settings with pydantic."""
 
 import dataclasses
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from os import PathLike
@@ -12,13 +11,14 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
+from dppo.config.field import FlatSettings
 from dppo.config.parts import about, default_of, settings_by_name, types_by_name
 from dppo.config.refusals import description
 from dppo.errors import ConfigError
 from dppo.files import user_path
 
 
-def validated(settings: Mapping[str, Any]) -> dict[str, Any]:
+def validated(settings: FlatSettings) -> dict[str, Any]:
     """Return every setting, converted to its type; raise ConfigError with a line for each that is not valid."""
     try:
         model = _model()(**settings)

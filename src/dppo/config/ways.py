@@ -4,15 +4,14 @@ This is the one place where that is decided. The figures are from benchmarks/res
 tests/test_ways.py compares them.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dppo.config.algorithms import SAC_DEFAULTS
 from dppo.config.config import Config
+from dppo.config.field import FlatSettings
 from dppo.config.parts import default_of
 from dppo.config.plain import plain, plain_settings
 from dppo.config.resolve import facts_of
@@ -37,9 +36,9 @@ class KnownTasks:
 class Way:
     """Settings to learn with, and what known tasks need with them."""
 
-    settings: Mapping[str, Any]
+    settings: FlatSettings
     share: float
-    """Env steps relative to the defaults, as the median of all tasks that it is for; inf: not measured yet."""
+    """Env steps relative to the defaults, as the median of all tasks that it is for."""
     continuous: KnownTasks
     discrete: KnownTasks | None
     """None: not for discrete actions."""
@@ -93,7 +92,7 @@ SAC = Way(
     discrete=None,
     reason="learns from all env steps so far",
 )
-WAYS = tuple(way for way in (DEFAULTS, REUSE, SAC) if math.isfinite(way.share))
+WAYS = (DEFAULTS, REUSE, SAC)
 """The ways between which the doctor decides, from the fewest to the most SGD for each env step."""
 USUAL_BATCH = 512  # env steps with the defaults
 
@@ -111,7 +110,7 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
     Without `actions`, which are not known then, yield only advice that fits any task.
     """
     ways = [REUSE] if config.reuse == 1 else []
-    if config.algo == "ppo" and actions is not None and suits_sac(actions) and SAC in WAYS:
+    if config.algo == "ppo" and actions is not None and suits_sac(actions):
         ways.append(SAC)
     for way in sorted(ways, key=lambda way: way.share):
         if way.within(config) is not None:

@@ -46,9 +46,8 @@ class Activity:
 
     def __str__(self) -> str:
         is_built = self.phase not in (Phase.MAKE, Phase.BUILD)
-        if is_built and self.replayed < self.to_replay and not self.steps:
-            return replaying(self.replayed, self.to_replay)
-        if self.phase is Phase.REPLAY:
+        is_behind = is_built and self.replayed < self.to_replay and not self.steps
+        if is_behind or self.phase is Phase.REPLAY:
             return replaying(self.replayed, self.to_replay)
         if self.phase is Phase.IDLE:
             return "idle"

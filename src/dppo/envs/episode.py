@@ -34,6 +34,8 @@ from dppo.user_code import in_a_line
 
 NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 MAX_BITS = 1000  # of an integer, so that a float holds it
+ResetOptions = dict[str, Any] | None
+"""Options with which an environment is reset; None: its reset is called without any."""
 Measured = tuple[int, float, float, float]
 """Number of values, their sum, the least and the largest."""
 
@@ -134,10 +136,8 @@ class CheckedEnv:
         self.settings = settings
         self.checks = checks
         self.alone = alone
-        self.episode = 0
-        self.episode_return = 0.0
-        self.length = 0
-        self.options: dict[str, Any] | None = None
+        self._open(0)
+        self.options: ResetOptions = None
         """Options of the reset of the open episode."""
         self.offers_mask = False
         """The info of the last reset held an action mask."""
@@ -220,11 +220,9 @@ class CheckedEnv:
         obs = self.checks.pack(returned)
         return obs if self._masks is None else self._masks.attach_mask(obs, info, ended=False)
 
-    def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
+    def reset(self, episode: int, options: ResetOptions = None) -> np.ndarray:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
-        self.episode = episode
-        self.episode_return = 0.0
-        self.length = 0
+        self._open(episode)
         self.options = options
         try:
             answer = self.guard.call(
@@ -251,6 +249,11 @@ class CheckedEnv:
         self.first_obs = obs
         return obs
 
+    def _open(self, episode: int) -> None:
+        self.episode = episode
+        self.episode_return = 0.0
+        self.length = 0
+
     def avoid(self, fatal: FatalStep) -> None:
         """Raise EnvironmentFault in place of a step, or a reset, that no process has survived."""
         take_step = self.step
@@ -261,17 +264,15 @@ class CheckedEnv:
                 raise self._fault("step", FATAL, GIVEN_UP)
             return take_step(action)
 
-        def reset(episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
+        def reset(episode: int, options: ResetOptions = None) -> np.ndarray:
             if (episode, 0) == (fatal.episode, fatal.step):
-                self.episode = episode
-                self.episode_return = 0.0
-                self.length = 0
+                self._open(episode)
                 raise self._fault("reset", FATAL, GIVEN_UP)
             return take_reset(episode, options)
 
         vars(self).update(step=step, reset=reset)  # other steps cost nothing in other runs
 
-    def reset_arguments(self, episode: int, options: dict[str, Any] | None) -> dict[str, Any]:
+    def reset_arguments(self, episode: int, options: ResetOptions) -> dict[str, Any]:
         arguments: dict[str, Any] = {"seed": self.settings.episode_seed(self.index, episode)}
         if options is not None:
             arguments["options"] = deepcopy(options)

@@ -136,11 +136,14 @@ class EnvGroup:
 
     def begin_episode(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
         """Start an episode, and return its first observation; if that fails, start the next one."""
-        self._progress.enter(place_of(Phase.RESET, self._settings.sampler_id, env), episode)
         try:
-            return self.sub_envs.reset(env, episode, log.options)
+            return self._reset(env, episode, log)
         except EnvironmentFault as error:
             return self._replaced(env, error, log)
+
+    def _reset(self, env: int, episode: int, log: EnvLog) -> np.ndarray:
+        self._progress.enter(place_of(Phase.RESET, self._settings.sampler_id, env), episode)
+        return self.sub_envs.reset(env, episode, log.options)
 
     def _after_no_step(
         self, env: int, error: EnvironmentFault | SkippedStep, log: EnvLog
@@ -158,10 +161,8 @@ class EnvGroup:
         max_in_a_row = self.repairs.policy.max_in_a_row
         for _ in range(max_in_a_row):
             self.repairs.repair(self._envs[env], error, log)
-            episode = self._envs[env].episode + 1
             try:
-                self._progress.enter(place_of(Phase.RESET, self._settings.sampler_id, env), episode)
-                return self.sub_envs.reset(env, episode, log.options)
+                return self._reset(env, self._envs[env].episode + 1, log)
             except EnvironmentFault as next_error:
                 error = next_error
         message = f"{error.message} The {max_in_a_row} resets before it failed as well."

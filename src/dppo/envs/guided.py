@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.episode import CheckedEnv, GroupSettings, StepResult
+from dppo.envs.episode import CheckedEnv, GroupSettings, ResetOptions, StepResult
 from dppo.envs.guidance import Guidance
 from dppo.envs.witness import Witness
 
@@ -41,7 +41,7 @@ class GuidedEnv(CheckedEnv):
         return result
 
     @override
-    def reset(self, episode: int, options: dict[str, Any] | None = None) -> np.ndarray:
+    def reset(self, episode: int, options: ResetOptions = None) -> np.ndarray:
         obs = super().reset(episode, options)
         if self._guidance.is_on:
             self._guide.begin(episode, self.settings.episode_seed(self.index, episode))

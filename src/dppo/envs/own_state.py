@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -97,8 +97,7 @@ def _in_its_thread(env: Any, call: Callable[[Any], Any]) -> Any:
     return call(env)
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeState:
+class EpisodeState(NamedTuple):
     """The state that an environment has returned, and the position in its open episode."""
 
     state: bytes
@@ -107,8 +106,7 @@ class EpisodeState:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentStart:
+class SegmentStart(NamedTuple):
     """An environment at the start of a segment, from which the actions of the segment lead to its end."""
 
     env: Any
@@ -116,8 +114,7 @@ class SegmentStart:
     before: EpisodeState
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(NamedTuple):
     """A state of an environment and the actions that led from it, in one segment, to the next state."""
 
     before: EpisodeState
@@ -209,7 +206,7 @@ class OwnStates:
             log.incidents.append(Incident(IncidentKind.OWN_STATE, message))
 
     def _packed(self, checked: CheckedEnv, moment: int) -> bytes:
-        state = packed(self._current(checked), partial(self._keep, moment))
+        state = packed(self._current(checked), lambda path: self._state_files().keep(path, moment))
         if len(state) > MAX_BYTES:
             raise NotPlain(f"has {len(state):,} bytes")
         return state
@@ -218,9 +215,6 @@ class OwnStates:
         row = np.empty((), self.obs)
         row[...] = checked.last_obs
         return {"obs": row.tobytes(), **_in_its_thread(checked.env, _state)}
-
-    def _keep(self, moment: int, path: Path) -> str:
-        return self._state_files().keep(path, moment)
 
     def _kept(self, name: str) -> Path:
         return self._state_files().kept(name)
@@ -244,16 +238,7 @@ class OwnStates:
         start = self._starts[checked.index]
         if start.env is not checked.env:
             return None
-        before = start.before
-        actions = np.ascontiguousarray(log.actions[:, checked.index])
-        return [
-            before.state,
-            before.episode,
-            before.episode_return,
-            before.length,
-            actions,
-            log.options,
-        ]
+        return [*start.before, np.ascontiguousarray(log.actions[:, checked.index]), log.options]
 
     def _report_failure(self, error: BaseException, env: int, log: EnvLog) -> None:
         is_plain = isinstance(error, NotPlain)
@@ -371,15 +356,10 @@ def states_in(carry: SamplerCarry) -> list[EpisodeState]:
     """Unpack the environments' own states from `carry`; none if it has none."""
     if carry.states is None:
         return []
-    columns = (
-        carry.episodes.tolist(),
-        carry.episode_returns.tolist(),
-        carry.episode_lengths.tolist(),
-    )
-    return [
-        EpisodeState(*values)
-        for values in zip(unpacked(carry.states.tobytes()), *columns, strict=True)
-    ]
+    columns = (carry.episodes, carry.episode_returns, carry.episode_lengths)
+    lists = (column.tolist() for column in columns)
+    states = unpacked(carry.states.tobytes())
+    return [EpisodeState(*values) for values in zip(states, *lists, strict=True)]
 
 
 def proofs_in(carry: SamplerCarry) -> list[Proof | None]:

@@ -46,11 +46,10 @@ class Preparation:
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that change something, in the order in which they are applied."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
-            field.name: values[field.name]
+            field.name: getattr(self, field.name)
             for field in fields(self)
-            if values[field.name] != field.default
+            if getattr(self, field.name) != field.default
         }
 
 

@@ -1,11 +1,9 @@
 """Restorer: brings the open episodes of environments that step one by one back, by a replay or by their own states."""
 
-from typing import Any
-
 import numpy as np
 
 from dppo.envs.activity import Phase, place_of
-from dppo.envs.episode import CheckedEnv
+from dppo.envs.episode import CheckedEnv, ResetOptions
 from dppo.envs.own_state import OwnStates, Proof, proofs_in, states_in
 from dppo.envs.repairs import Repairs
 from dppo.envs.sub_envs.port import SubEnvs
@@ -33,7 +31,7 @@ class Restorer:
         self._carry = carry
         self._log = log
 
-    def restore(self, env: int, actions: np.ndarray | None, options: dict[str, Any] | None) -> str:
+    def restore(self, env: int, actions: np.ndarray | None, options: ResetOptions) -> str:
         """Bring back one episode, whose reset had these `options`; `actions`: [n, *A] since then, None: no replay."""
         states = self._states
         carry = self._carry
@@ -50,7 +48,7 @@ class Restorer:
         settings = self._sub_envs.settings
         settings.progress.enter(place_of(phase, settings.sampler_id, env), episode)
 
-    def _replay(self, env: int, actions: np.ndarray, options: dict[str, Any] | None) -> str:
+    def _replay(self, env: int, actions: np.ndarray, options: ResetOptions) -> str:
         episode = int(self._carry.episodes[env])
         self._enter(Phase.RESET, env, episode)
         settings = self._sub_envs.settings
@@ -73,11 +71,7 @@ class Restorer:
         )
 
     def _restore_state(
-        self,
-        states: OwnStates,
-        env: int,
-        actions: np.ndarray | None,
-        options: dict[str, Any] | None,
+        self, states: OwnStates, env: int, actions: np.ndarray | None, options: ResetOptions
     ) -> str:
         """Bring an environment to its own state in the carry.
 

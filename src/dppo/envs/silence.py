@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
 from dppo.envs.activity import Activity, ActivityRecord, Phase
 from dppo.log import logger
@@ -95,12 +94,7 @@ class SilenceWatch:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _watch(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dppo.envs.closing import close_all
-from dppo.envs.episode import CheckedEnv
+from dppo.envs.episode import CheckedEnv, ResetOptions
 from dppo.log import logger
 from dppo.process_state.forks import FORKS, leave
 
@@ -133,7 +133,7 @@ class Standby:
         slots = len(playing)
         self._spares = [deque(spares[slot::slots]) for slot in range(slots)]
 
-    def reset(self, slot: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
+    def reset(self, slot: int, episode: int, options: ResetOptions) -> np.ndarray:
         """Let the next environment of a slot play `episode`, as `CheckedEnv.reset`; begin the resets of later ones."""
         spares = self._spares[slot]
         spares.append(self._playing[slot])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dppo.config import flattened
+from dppo.config.field import FlatSettings
 from dppo.config.plain import objects_in
 from dppo.config.programs import MAIN, definitions_of_program, refusal
 from dppo.config.trust import code_named_by, require_trust
@@ -237,7 +238,7 @@ def _player_of_run(
     return replace(player, policy=Controller(settings["baseline"], "baseline"))
 
 
-def _log_code(settings: Mapping[str, Any], passed: Mapping[str, Any], run: Path) -> None:
+def _log_code(settings: FlatSettings, passed: FlatSettings, run: Path) -> None:
     """Log the code that will be imported, and whether the user passed it or the run names it."""
     lines = []
     for name, action in code_named_by(settings).items():
@@ -321,7 +322,7 @@ def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dic
 
 
 def _check_program(
-    stored: Mapping[str, Any], passed: Mapping[str, Any], state: Mapping[str, Any], run: Path
+    stored: FlatSettings, passed: FlatSettings, state: Mapping[str, Any], run: Path
 ) -> None:
     """Raise ConfigError if `stored` names a definition of another program; the message names its file."""
     program = sys.modules["__main__"]

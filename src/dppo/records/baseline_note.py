@@ -1,13 +1,14 @@
 """BaselineNote: an observer that warns when the policy falls below the baseline, the user's controller."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.records.clone_note import CLEAR, longer_prior
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Observer
 from dppo.records.terminal.figures import number, signed
 
@@ -30,7 +31,7 @@ class BaselineNote(Observer):
     `CloneNote`.
     """
 
-    def __init__(self, config: Config, rows: Iterable[Mapping[str, float]] = ()) -> None:
+    def __init__(self, config: Config, rows: Iterable[Row] = ()) -> None:
         """Start after the earlier `rows` of a resumed run, whose falls were logged then."""
         self._config = config
         self._is_level = config.prior is not None
@@ -43,13 +44,13 @@ class BaselineNote(Observer):
         for row in rows:
             self.note(row)
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Log the note that is due after this row, if any."""
         note = self.note(row)
         if note:
             logger.warning("%s", note)
 
-    def note(self, row: Mapping[str, float]) -> str:
+    def note(self, row: Row) -> str:
         """Return the note that is due after `row`, the next one of the run; "" if none is."""
         if "eval/baseline_difference" not in row:
             return ""
@@ -71,7 +72,7 @@ class BaselineNote(Observer):
             self._level = evaluated
         return text
 
-    def _text(self, evaluated: _Evaluated, row: Mapping[str, float]) -> str:
+    def _text(self, evaluated: _Evaluated, row: Row) -> str:
         before = "" if self._level is None else f", {self._level}"
         low = signed(row.get("eval/baseline_difference_low", -math.inf))
         high = signed(row["eval/baseline_difference_high"])
@@ -111,7 +112,7 @@ class BaselineNote(Observer):
         return f" If it does not recover, start a new run with {'; or with '.join(ways)}"
 
 
-def _is_below(row: Mapping[str, float]) -> bool:
+def _is_below(row: Row) -> bool:
     """Return whether an evaluation shows that the policy is worse than the baseline, and clearly so."""
     is_shown = row.get("eval/baseline_difference_high", math.inf) < 0
     size = max(abs(row["eval/episodic_return"]), abs(row["eval/baseline_return"]))

@@ -1,10 +1,10 @@
 """A model of an iteration's time: what takes the longest, and which setting would make the run faster."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.invocation import as_setting_and_flag
+from dppo.records.metrics.reading import Row
 
 # Seconds of training below which a run gets no advice: a faster run would save little time.
 MIN_ADVICE_S = 60.0
@@ -20,7 +20,7 @@ class TimeSplit(NamedTuple):
     slowest_actor_s: float = 0.0
     update_s: float = 0.0
 
-    def plus(self, row: Mapping[str, float]) -> "TimeSplit":
+    def plus(self, row: Row) -> "TimeSplit":
         """Add the times of a row of metrics."""
         return TimeSplit(
             self.rows + 1,

@@ -9,6 +9,7 @@ from dppo.errors import counted
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.ppo.exchange.records import Episode
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Observer, RunInfo
 
 CERTAIN = 2.0  # standard errors of the difference
@@ -48,7 +49,7 @@ class CloneNote(Observer):
         if self._is_collecting:
             self._returns.append(episode.episode_return)
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         self._is_collecting = row["iteration"] < self._iteration
         if row.get("eval/iteration") != self._iteration or len(self._returns) < 2:
             return

@@ -1,11 +1,12 @@
 """Flat returns: whether the mean return has not risen for a third of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.config.ways import first_to_try
+from dppo.records.metrics.reading import Row
 from dppo.spaces.actions import Actions
 
 RETURN = "charts/episodic_return"
@@ -26,7 +27,7 @@ class Score(NamedTuple):
     success: float
 
     @staticmethod
-    def of_row(row: Mapping[str, float]) -> "Score | None":
+    def of_row(row: Row) -> "Score | None":
         """Read the score from a row of metrics; None if no episode has ended."""
         mean = row.get(RETURN, math.nan)
         if not math.isfinite(mean):

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from dppo.config import Config
 from dppo.config.resolve import facts_of, value_of
 from dppo.log import logger
 from dppo.records.flat import Score, flat_note
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes
 
@@ -92,7 +93,7 @@ class LearningNotes(Observer):
         self,
         config: Config,
         actions: Actions,
-        rows: Iterable[Mapping[str, float]] = (),
+        rows: Iterable[Row] = (),
         solved_at: float | None = None,
     ) -> None:
         """Start after the earlier `rows` of a resumed run; notes that were due there are not repeated.
@@ -116,11 +117,11 @@ class LearningNotes(Observer):
         self._iteration = math.nan
         self._times_in_a_row = Counter[str]()
         self._reported = set[str]()
-        self._unread: list[dict[str, float]] = []
+        self._unread: list[Row] = []
         for row in rows:
             self.follow(row)
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Read the rows of ten iterations together: a sign lasts for many."""
         self._unread.append(row)
         if len(self._unread) == ROWS_AT_ONCE:
@@ -139,7 +140,7 @@ class LearningNotes(Observer):
         note = flat_note(self._scores, self._config, self._actions, self._solved_at)
         return [] if note is None else [note]
 
-    def follow(self, row: Mapping[str, float]) -> list[str]:
+    def follow(self, row: Row) -> list[str]:
         """Take in `row`, the next one of the run; return the notes that are due after it."""
         # a second row of an iteration adds an evaluation, and repeats the figures of training
         if row["iteration"] == self._iteration:
@@ -161,11 +162,11 @@ class LearningNotes(Observer):
         self._reported.update(due)
         return [self._text(sign, figures, row) for sign in due]
 
-    def _steps_of_each_env(self, row: Mapping[str, float]) -> int:
+    def _steps_of_each_env(self, row: Row) -> int:
         num_envs = self._config.num_samplers * self._config.envs_per_sampler
         return int(row["global_step"]) // num_envs
 
-    def _text(self, sign: str, figures: _Figures, row: Mapping[str, float]) -> str:
+    def _text(self, sign: str, figures: _Figures, row: Row) -> str:
         facts = {
             "row": row,
             "config": self._config,
@@ -180,7 +181,7 @@ class LearningNotes(Observer):
         }
         return NOTES[sign].format(**facts)
 
-    def _track(self, figures: _Figures, row: Mapping[str, float]) -> None:
+    def _track(self, figures: _Figures, row: Row) -> None:
         """Update the first, lowest, highest and best figures so far."""
         score = Score.of_row(row)
         if score is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, Observer, Result, RunInfo
 from dppo.records.outside import OnDisk
 
@@ -77,7 +78,7 @@ class Observers:
         for observer in self:
             observer.on_progress(progress)
 
-    def iteration(self, row: dict[str, float]) -> str | None:
+    def iteration(self, row: Row) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop.
 
         Each of the user's observers gets a row of its own, because it may change it. Raises TypeError, once all have

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Observer, Result
 
 T = TypeVar("T")
@@ -250,7 +251,7 @@ class FileWriter(Observer):
 
     takes_incidents = False
 
-    def snapshot(self, row: dict[str, float]) -> Any:
+    def snapshot(self, row: Row) -> Any:
         """Return what `write` needs of an iteration, which the loop may change later; None if there is nothing."""
         return None
 
@@ -260,7 +261,7 @@ class FileWriter(Observer):
     def flush(self) -> None:
         """Wait until all lines so far would survive a power cut."""
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Write the row at once."""
         snapshot = self.snapshot(row)
         if snapshot is not None:
@@ -282,7 +283,7 @@ class OnDisk(Observer):
         self.settle = disk.settle
         """Waits until all rows so far are written, while the disk makes progress."""
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Begin to write the row, once the earlier ones are written or wait for a disk that blocks."""
         snapshot = self._writer.snapshot(row)
         if snapshot is not None:

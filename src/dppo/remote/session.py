@@ -89,13 +89,10 @@ class Session:
                 name, number = self._info.unpack(connection.receive(self._info.size))
                 info[name.rstrip(b"\0").decode("utf-8", "replace")] = number
         except OSError:
-            raise SolverEnded(self._how_it_ended()) from None
+            if self._program is None:
+                raise SolverEnded("(its connection was closed).") from None
+            raise SolverEnded(self._program.end()) from None
         return SolverStep(self._numbers.astype(self._native), reward, end, info)
-
-    def _how_it_ended(self) -> str:
-        if self._program is None:
-            return "(its connection was closed)."
-        return self._program.end()
 
     def close(self, wait_s: float = STOP_S) -> None:
         """Send the reply to stop, wait for the program, and end all processes of its session."""

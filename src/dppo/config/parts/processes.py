@@ -257,13 +257,13 @@ class Run:
         """
         if isinstance(self.keep_checkpoints, int) and self.keep_checkpoints > 0:
             return self.keep_checkpoints, 0
-        match = re.fullmatch(r"every=([1-9]\d{0,17})", str(self.keep_checkpoints))
-        if match is None:
+        every = _every(str(self.keep_checkpoints))
+        if every is None:
             raise ConfigError(
                 f"keep_checkpoints={self.keep_checkpoints}: must be a number of at least 1, or one such as every=100.",
                 setting="keep_checkpoints",
             )
-        return NEWEST_CHECKPOINTS, int(match[1])
+        return NEWEST_CHECKPOINTS, every
 
     @property
     def baseline_name(self) -> str | None:
@@ -279,5 +279,10 @@ class Run:
             return 1
         if self.record_episodes in ("best", "none"):
             return 0
-        match = re.fullmatch(r"every=([1-9]\d{0,17})", self.record_episodes)
-        return None if match is None else int(match[1])
+        return _every(self.record_episodes)
+
+
+def _every(text: str) -> int | None:
+    """Return 100 for `every=100`; None for another text."""
+    match = re.fullmatch(r"every=([1-9]\d{0,17})", text)
+    return None if match is None else int(match[1])

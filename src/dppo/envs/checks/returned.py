@@ -33,15 +33,19 @@ class BadResult(ValueError):
 
 
 PARTS = ("observation", "reward", "terminated", "truncated", "info")
-"""What a step returns, in this order."""
+"""Parts of the result of a step, in this order."""
 
 
 def check_parts(answer: Any, *, step: bool) -> None:
     """Raise BadResult unless a step or reset of several environments returned a tuple of five parts, or of two."""
+    if not isinstance(answer, tuple | list) or len(answer) != (5 if step else 2):
+        raise BadResult(_wrong_form(answer, step=step))
+
+
+def _wrong_form(answer: Any, *, step: bool) -> str:
+    form = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
     parts = PARTS if step else ("observation", "info")
-    if not isinstance(answer, tuple | list) or len(answer) != len(parts):
-        form = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
-        raise BadResult(f"{form} instead of ({', '.join(parts)})")
+    return f"{form} instead of ({', '.join(parts)})"
 
 
 def leaf_named(name: str, whole: str = "an observation") -> str:
@@ -216,9 +220,5 @@ def describe_bad(result: Any, *, step: bool) -> str:
         if isinstance(terminated, bool | np.bool_):
             return f"truncated={truncated!r}, which is not a boolean"
         return f"terminated={terminated!r}, which is not a boolean"
-    form = f"a tuple of {num_parts}" if isinstance(result, tuple) else type(result).__name__
-    expected = "(observation, info)"
-    if step:
-        expected = "(observation, reward, terminated, truncated, info)"
     advice = OLD_API if not step or num_parts == 4 else ""
-    return f"{form} instead of {expected}{advice}"
+    return f"{_wrong_form(result, step=step)}{advice}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.closing import close_all
-from dppo.envs.episode import CheckedEnv, GroupSettings, SkippedStep
+from dppo.envs.episode import CheckedEnv, GroupSettings, ResetOptions, SkippedStep
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.envs.restoring import NO_REPLAY
 from dppo.envs.sub_envs.port import Interruption, RestoredGroup, SubEnvs
@@ -55,7 +55,7 @@ class SubEnv:
             raise self.step_result
         return self.step_result
 
-    def reset(self, *, seed: int, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int, options: ResetOptions = None) -> Any:
         """Start an episode; raise ValueError for options, which cannot be given to one sub-environment."""
         if options is not None:
             raise ValueError(
@@ -186,7 +186,7 @@ class JointSubEnvs(SubEnvs):
         self.make = joint.remake
         self.inputs = self._inputs
 
-    def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
+    def reset(self, env: int, episode: int, options: ResetOptions) -> np.ndarray:
         """Start an episode, unless the sub-environment waits for it."""
         sub_env = self._joint.sub_envs[env]
         if sub_env.is_waiting and sub_env.reset_result is None:

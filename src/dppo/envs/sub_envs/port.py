@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from dppo.envs.episode import CheckedEnv, GroupSettings
+from dppo.envs.episode import CheckedEnv, GroupSettings, ResetOptions
 from dppo.envs.repairs import Repairs
 from dppo.ppo.exchange.records import EnvLog, FatalStep, SamplerCarry, StepRows
 
@@ -51,7 +51,7 @@ class SubEnvs(Protocol):
     make: Callable[[int], Any]
     """Returns another environment in place of one that failed; raises EnvironmentFault if its constructor does."""
 
-    def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
+    def reset(self, env: int, episode: int, options: ResetOptions) -> np.ndarray:
         """Start an episode of a sub-environment, return its first observation; raise EnvironmentFault if that fails."""
 
     def avoid(self, fatal: Sequence[FatalStep]) -> None:

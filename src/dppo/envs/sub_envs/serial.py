@@ -10,7 +10,7 @@ import numpy as np
 
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.closing import close_all
-from dppo.envs.episode import CheckedEnv, GroupSettings
+from dppo.envs.episode import CheckedEnv, GroupSettings, ResetOptions
 from dppo.envs.own_state import OwnStates, offers_state
 from dppo.envs.restoring import Restorer
 from dppo.envs.sub_envs.port import EnvState, RestoredGroup, SubEnvs
@@ -85,7 +85,7 @@ class SerialSubEnvs(SubEnvs):
         self._states.demanded = True
         return True
 
-    def reset(self, env: int, episode: int, options: dict[str, Any] | None) -> np.ndarray:
+    def reset(self, env: int, episode: int, options: ResetOptions) -> np.ndarray:
         if self._standby is not None:
             return self._standby.reset(env, episode, options)
         return self.envs[env].reset(episode, options)

@@ -49,7 +49,8 @@ class JointVector(JointEnv):
         else:
             self.unread_masks = hasattr(base, METHOD)
             self._obeys = type(base).__module__.startswith("ale_py")
-        """What was reset on demand is not reset again in the next step; Gymnasium does that, without shared memory."""
+        """A sub-environment that was reset on demand is not reset again in the next step, as Gymnasium does without
+        shared memory."""
         self._seeded = self._mode is AutoresetMode.DISABLED or (self._obeys and not self._same_step)
         """Each episode has a seed of its own."""
         self.spec = made.spec if self._seeded else SimpleNamespace(nondeterministic=True)
@@ -101,13 +102,10 @@ class JointVector(JointEnv):
 
     def _reset_all(self, seed: int) -> None:
         config = getattr(self.env.unwrapped, "config", None)
-        # EnvPool
-        has_fixed_seed = (
-            isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys()
-        )
-        self.last_obs, info = self._checked_reset(
-            self.env.reset() if has_fixed_seed else self.env.reset(seed=seed)
-        )
+        arguments = {"seed": seed}
+        if isinstance(config, Mapping) and {"seed", "max_num_players"} <= config.keys():
+            arguments = {}  # EnvPool takes its seed when it is made
+        self.last_obs, info = self._checked_reset(self.env.reset(**arguments))
         self.restarts += 1
         self._note_resets(self.sub_envs, info)
 
@@ -116,24 +114,19 @@ class JointVector(JointEnv):
         if self._takes_seeds:
             self._reset_sub_envs(seeds, [seeds.get(sub_env.index) for sub_env in self.sub_envs])
             return
-        if self.last_obs is None:  # some must begin with all sub-environments
+        if self.last_obs is None:  # some vectors must begin with all sub-environments
             self.last_obs, _ = self._checked_reset(self.env.reset(seed=min(seeds.values())))
         for index, seed in seeds.items():
             self._reset_sub_envs([index], seed)
 
     def _reset_sub_envs(self, indices: Iterable[int], seed: Any) -> None:
         mask = np.isin(np.arange(len(self.sub_envs)), list(indices))
-        before = (
-            self.last_obs if self._obeys else copy(self.last_obs)
-        )  # it may write to the same array
+        # the reset may write to the same array
+        before = None if self._obeys else copy(self.last_obs)
         self.last_obs, info = self._checked_reset(
             self.env.reset(seed=seed, options={"reset_mask": mask})
         )
-        if (
-            not self._obeys
-            and isinstance(before, np.ndarray)
-            and (before != self.last_obs)[~mask].any()
-        ):
+        if isinstance(before, np.ndarray) and (before != self.last_obs)[~mask].any():
             raise ValueError(
                 "reset(options={'reset_mask': ...}) changed observations of sub-environments outside of the mask"
             )
@@ -181,7 +174,8 @@ def _info_of(info: Mapping[str, Any], index: int, num_sub_envs: int) -> dict[str
     items: dict[str, Any] = {}
     for key, value in info.items():
         name = str(key)
-        if name.startswith("_") and name[1:] in info:  # names those that have a value
+        # `_name` holds, for each sub-environment, whether `name` has a value
+        if name.startswith("_") and name[1:] in info:
             continue
         if isinstance(value, Mapping):
             items[key] = _info_of(value, index, num_sub_envs)

@@ -17,6 +17,7 @@ from dppo.ppo.exchange.records import Episode, SegmentReport
 from dppo.records.files.disk import write_file
 from dppo.records.files.episodes import packed, read_episodes
 from dppo.records.files.run_files import EPISODES, read_run_file
+from dppo.records.metrics.reading import Row
 from dppo.records.metrics.writer import MetricsWriter
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
@@ -34,7 +35,7 @@ ActionsBefore = Callable[[int, int, int, int], np.ndarray | None]
 class _PendingReport(NamedTuple):
     """A report whose episodes have not been written."""
 
-    row: dict[str, float]
+    row: Row
     report: SegmentReport
     earlier_actions: list[np.ndarray | None]
     """Actions of each finished episode in earlier segments; None if there are none."""
@@ -69,7 +70,7 @@ class EpisodeWriter(FileWriter):
         self._best = max(finished, default=-math.inf)
         self._pending: deque[_PendingReport] = deque()
 
-    def snapshot(self, row: dict[str, float]) -> bool | None:
+    def snapshot(self, row: Row) -> bool | None:
         """Store the reports of an iteration with the actions of earlier segments; return whether to write them."""
         if row["iteration"] == self._iteration:  # a second row, which adds an evaluation
             return None
@@ -126,7 +127,7 @@ class EpisodeWriter(FileWriter):
         return episode.episode_return > self._best
 
     def _add_episode(
-        self, row: dict[str, float], sampler_id: int, episode: Episode, actions: np.ndarray
+        self, row: Row, sampler_id: int, episode: Episode, actions: np.ndarray
     ) -> None:
         """Append a finished episode, unless it was so long that the ledger has not kept all of its actions."""
         if len(actions) == episode.length:
@@ -146,7 +147,7 @@ class EpisodeWriter(FileWriter):
                 f"than {MAX_ACTIONS_MB} MB. Other episodes of this size are not recorded either"
             )
 
-    def _add_faults(self, row: dict[str, float], report: SegmentReport) -> None:
+    def _add_faults(self, row: Row, report: SegmentReport) -> None:
         """Append the episodes that ended with a fault, if all of their actions are known."""
         for incident in report.incidents:
             fault = incident.fault
@@ -157,7 +158,7 @@ class EpisodeWriter(FileWriter):
 
     def _add(
         self,
-        row: dict[str, float],
+        row: Row,
         place: tuple[int, int, int],
         actions: np.ndarray,
         facts: dict[str, Any],

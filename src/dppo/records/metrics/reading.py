@@ -13,7 +13,7 @@ from dppo.files import open_file, read_file
 from dppo.records.files.disk import cause
 from dppo.records.files.run_files import METRICS, PARTS
 
-Row = Mapping[str, float]
+Row = dict[str, float]
 """The metrics of an iteration."""
 Rows = Sequence[Row]
 COUNTERS = ("iteration", "global_step")  # keys that every row has
@@ -22,7 +22,7 @@ MAX_ROW_BYTES = 2**18
 SMALL_FILE_BYTES = 2**24  # a sample reads a file of at most this size as a whole
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl, or of the run in the folder `path`; null becomes NaN.
 
     Skips an incomplete last line, and values that are not numbers. Raises a DppoError if another line is not a row.
@@ -42,12 +42,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def sampled_metrics(run: Path) -> list[dict[str, float]]:
+def sampled_metrics(run: Path) -> list[Row]:
     """Return up to about 4000 rows of a run, evenly spread, with the first and the last; none without a file.
 
     Takes about as long, and as much memory, for a file of any size. Leaves out what is not a row or not a number.
     """
-    rows: dict[tuple[float, float], dict[str, float]] = {}
+    rows: dict[tuple[float, float], Row] = {}
     path = run / METRICS
     try:
         for line in _sampled_lines(path):
@@ -82,7 +82,7 @@ def _sampled_lines(path: Path) -> Iterator[bytes]:
         yield from last_lines[-2:]  # not all, which would be no even sample
 
 
-def last_row(run: Path) -> dict[str, float]:
+def last_row(run: Path) -> Row:
     """Return the last row of a run, reading only the end of the file; {} if there is none."""
     with suppress(OSError), os.fdopen(open_file(run / METRICS), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_ROW_BYTES))
@@ -92,7 +92,7 @@ def last_row(run: Path) -> dict[str, float]:
     return {}
 
 
-def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
+def parsed(data: bytes) -> Iterator[tuple[bytes, Row | None]]:
     """Yield each line, and its row of metrics; None if the line is incomplete or not a row."""
     for line in data.splitlines(keepends=True):
         row = None
@@ -102,7 +102,7 @@ def parsed(data: bytes) -> Iterator[tuple[bytes, dict[str, float] | None]]:
         yield line, row
 
 
-def _row(content: Any) -> dict[str, float] | None:
+def _row(content: Any) -> Row | None:
     if not isinstance(content, dict):
         return None
     for name in COUNTERS:
@@ -112,7 +112,7 @@ def _row(content: Any) -> dict[str, float] | None:
     return {key: math.nan if value is None else value for key, value in content.items()}
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(row: Mapping[str, Any]) -> Row:
     return {key: value for key, value in row.items() if _is_number(value)}
 
 

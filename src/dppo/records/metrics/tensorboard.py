@@ -13,6 +13,7 @@ from typing import Any
 
 from dppo.files import open_file
 from dppo.log import logger
+from dppo.records.metrics.reading import Row
 from dppo.records.metrics.writer import plain
 from dppo.records.observer import Observer, Result
 from dppo.records.outside import OutsideThread, never
@@ -38,7 +39,7 @@ class TensorBoard(Observer):
         self._left_out = 0
         self._post("opening the events for TensorBoard", partial(self._open, purge_step))
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Pass the row to the thread, unless too many are waiting for the disk."""
         if self._thread.is_full:
             self._left_out += 1

@@ -19,6 +19,7 @@ from rich.text import Text
 from dppo.errors import counted
 from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, sparkline, speed
 from dppo.records.terminal.streams import PatientStream, ShowLog
@@ -94,7 +95,7 @@ class LivePanel(Display):
         """Count an episode of the controller."""
         self.view.add_episode(episode)
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Show the row when the panel is drawn next."""
         self.view.add_row(row)
 
@@ -233,7 +234,7 @@ def _controller_returns(view: View) -> RenderableType:
     return _Flow([mean, Text(f"the controller acts, {count}", style="dim")])
 
 
-def _evaluation(row: dict[str, float]) -> RenderableType:
+def _evaluation(row: Row) -> RenderableType:
     items = [
         Text(number(row.get("eval/episodic_return")), style="bold"),
         _item("+-", number(row.get("eval/return_std"))),
@@ -244,7 +245,7 @@ def _evaluation(row: dict[str, float]) -> RenderableType:
     return _Flow(items)
 
 
-def _baseline(row: dict[str, float]) -> RenderableType:
+def _baseline(row: Row) -> RenderableType:
     items = [Text(number(row["eval/baseline_return"]), style="bold")]
     difference = row.get("eval/baseline_difference")
     if difference is not None:
@@ -291,7 +292,7 @@ def _losses(view: View) -> Iterator[Text]:
             yield _item(shown, number(view.row[f"losses/{key}"]), 5)
 
 
-def _stacked_bar(row: dict[str, float], room: int, colours: bool) -> RenderableType:
+def _stacked_bar(row: Row, room: int, colours: bool) -> RenderableType:
     """Return the shares of an iteration's time as a bar, in the phases' first letters without colours."""
     shares = [max(0.0, row.get(f"perf/{phase}_frac", 0.0)) for phase in PHASES]
     bar = Text()

@@ -10,6 +10,7 @@ from typing import Literal, TextIO
 from dppo.errors import counted
 from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, speed
 from dppo.records.terminal.streams import PatientStream, ShowLog
@@ -66,7 +67,7 @@ class PlainLines(Display):
         """Count an episode of the controller."""
         self._view.add_episode(episode)
 
-    def on_iteration(self, row: dict[str, float]) -> None:
+    def on_iteration(self, row: Row) -> None:
         """Print the row, unless the last one was printed less than 2 s ago."""
         self._view.add_row(row)
         self._unprinted = True
@@ -127,7 +128,7 @@ def _returns(view: View) -> str:
     return f"controller acts, return {mean_return} ({counted(controller.episodes, 'episode')})"
 
 
-def _evaluation(row: dict[str, float]) -> str:
+def _evaluation(row: Row) -> str:
     """Return `eval -20.1 after 512 steps`; with a baseline also `baseline -26.7, difference +6.60 (95 % ...)`."""
     text = (
         f"eval {number(row.get('eval/episodic_return'))} after {row['eval/global_step']:,.0f} steps"
@@ -153,7 +154,7 @@ def _learning(view: View) -> str:
     return f"kl {number(row.get('losses/approx_kl'))}"
 
 
-def _time_split(row: dict[str, float]) -> str:
+def _time_split(row: Row) -> str:
     shares = []
     for phase in PHASES:
         part = row.get(f"perf/{phase}_frac", 0.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dppo.ppo.exchange.records import CollectionProgress, Episode
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import RunInfo
 
 # parts of the time of an iteration, as in the metric perf/env_frac
@@ -36,9 +37,9 @@ class View:
     prior_iterations: int = 0  # first iterations, in which a controller acts
     scales_rewards: bool = False  # as in the settings
     began: float = 0.0
-    row: dict[str, float] = field(default_factory=dict)  # metrics of the last finished iteration
+    row: Row = field(default_factory=dict)  # metrics of the last finished iteration
     row_at: float = 0.0
-    evaluation: dict[str, float] = field(default_factory=dict)  # the row with the last evaluation
+    evaluation: Row = field(default_factory=dict)  # the row with the last evaluation
     first_row: tuple[float, float] = (math.nan, math.nan)
     """Env steps and time of the first iteration of this call, which makes the environments."""
     busy_processes: int = 0  # processes that work on the present iteration, as last reported
@@ -61,7 +62,7 @@ class View:
         self.scales_rewards = run.config.scales_rewards
         self.began = time.monotonic()
 
-    def add_row(self, row: dict[str, float]) -> None:
+    def add_row(self, row: Row) -> None:
         """Set the latest row of metrics, of a finished iteration."""
         now = time.monotonic()
         if not self.row:
