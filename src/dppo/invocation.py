@@ -77,12 +77,16 @@ def command(*words: object) -> str:
     return " ".join([program(), *(shlex.quote(str(word)) for word in words)])
 
 
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def as_setting_and_flag(name: str, value: object) -> str:
     """Return a setting as it is written in Python and on the command line: `num_actors=8 (--num-actors 8)`."""
-    flag = f"--{name.replace('_', '-')}"
+    words = flag(name)
     if value is not True:
-        flag += f" {value}"
-    return f"{name}={value} ({flag})"
+        words += f" {value}"
+    return f"{name}={value} ({words})"
 
 
 def as_called(text: str) -> str:

@@ -13,12 +13,13 @@ from builders import make_config
 from commandline import parse as parse_training
 
 from dppo.commands.eval import PARSER
-from dppo.commands.flags import EXTRA, FIRST, as_words, flag, in_flags
+from dppo.commands.flags import EXTRA, FIRST, as_words, in_flags
 from dppo.commands.train import Arguments
 from dppo.config import grouped, plain_settings, presets
 from dppo.config.aliases import REPLACEMENTS, other_names
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError, DppoError
+from dppo.invocation import flag
 from dppo.tools.compare import parse as parse_comparison
 
 

@@ -20,7 +20,7 @@ from dppo.config.parts import (
 )
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 from dppo.files import home_expanded
-from dppo.invocation import as_called, command
+from dppo.invocation import as_called, command, flag
 
 WIDTH = 80
 
@@ -194,10 +194,6 @@ def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
         fact = f"{as_called(prog)} takes one {name}, here {words[0]!r}"
         raise UsageError(f"unexpected argument {words[1]!r}: {fact}. Switches take no value.")
     return next(iter(words), None)
-
-
-def flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def add_settings(

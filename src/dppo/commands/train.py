@@ -14,7 +14,6 @@ from dppo.commands.flags import (
     UsageError,
     add_settings,
     as_settings,
-    flag,
     is_help,
     one_word,
 )
@@ -26,7 +25,7 @@ from dppo.config.programs import definitions_of_program, refusal
 from dppo.config.reading import check_names
 from dppo.config.trust import code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, printable, refuse
-from dppo.invocation import as_called, command
+from dppo.invocation import as_called, command, flag
 from dppo.log import logger
 from dppo.plugins import plugin
 from dppo.records.files.checkpoint import find

@@ -35,7 +35,7 @@ def check(config: Settings) -> None:
 def _refusals(config: Settings) -> Iterator[ConfigError]:
     has_batch = True
     for group in PROBLEMS:
-        # a division of a batch that cannot be would only repeat that
+        # checks of minibatches would only repeat that the batch is invalid
         if group in OF_MINIBATCHES and not has_batch:
             continue
         for refusal in _refusals_of(group, config):
@@ -199,7 +199,7 @@ ADDRESSES = {
 
 
 def check_address(address: str, source: str) -> None:
-    """Refuse an address of something else than a Ray cluster; `source` is the setting or the variable that holds it."""
+    """Refuse an address of anything but a Ray cluster; `source` is the setting or the variable that holds it."""
     scheme, separator, _ = address.partition("://")
     if separator:
         kind = ADDRESSES.get(scheme.removesuffix("s"), "not an address of a Ray cluster")
@@ -346,4 +346,4 @@ PROBLEMS = (
 )
 """Groups of checks; each ends with its first error that is raised, not yielded."""
 OF_MINIBATCHES = (_problems_of_minibatches, _problems_of_shares)
-"""Those that compute with a valid batch."""
+"""Groups that compute with a valid batch."""

@@ -7,13 +7,13 @@ from typing import Any
 from dppo.config.field import FlatSettings
 from dppo.config.trust import NAMING, code_named_by
 from dppo.errors import ConfigError, printable
-from dppo.invocation import command, typed_words
+from dppo.invocation import command, flag, typed_words
 
 MAIN = "__main__:"
 
 
 def imported_name(named: Any, program: str | None) -> Any:
-    """Return `mine:name` for `__main__:name` of the program mine.py; another name stays, and so does each of a list."""
+    """Return `mine:name` for `__main__:name` of the program mine.py, also in a list; other names are unchanged."""
     if isinstance(named, list | tuple):
         return [imported_name(name, program) for name in named]
     if program is None or not isinstance(named, str) or not named.startswith(MAIN):
@@ -90,7 +90,7 @@ def refusal(
         if setting == "env_id" and words[0] == "train":
             before += imported
         else:
-            after += [f"--{setting.replace('_', '-')}", *imported]
+            after += [flag(setting), *imported]
     if code_named_by(settings).keys() - definitions.keys():
         after.append("--trust")
     return ConfigError(

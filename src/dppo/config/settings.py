@@ -99,7 +99,7 @@ class Settings(_FlatNames):
 
     @property
     def scales_rewards(self) -> bool:
-        """Whether critics learn from rewards that are not those of the environment."""
+        """True if values are learned from changed rewards: normalized, by their sign, clipped or scaled."""
         return bool(
             self.ppo.norm_reward
             or self.ppo.norm_value
@@ -111,13 +111,13 @@ class Settings(_FlatNames):
     @property
     def stored_iterations(self) -> int:
         """Return the largest number of iterations whose segments an update trains on."""
-        if self.ppo.algo == "sac":  # whose trainer keeps its own rows
+        if self.ppo.algo == "sac":  # its trainer keeps rows in a buffer of its own
             return 1
         return max(self.ppo.reuse, self.collected_by_prior)
 
     @property
     def most_actors(self) -> int:
-        """Return the largest number of actors of the run, each of which hosts a sampler; 0 in process."""
+        """Return the largest number of actors that can host a sampler each; 0 without actors."""
         return min(self.actors.actor_bounds[1], self.sampling.num_samplers)
 
     @property
@@ -127,7 +127,7 @@ class Settings(_FlatNames):
         return self.evaluators_with(has_actors=has_actors, threads=self.sampling.env_threads)
 
     def evaluators_with(self, *, has_actors: bool, threads: bool) -> int:
-        """Return `evaluators` of the same settings with or without actors, and threads."""
+        """Return what `evaluators` would be with or without actors and threads."""
         if self.run.eval_every is None:
             return 0
         has_room = self.sampling.licences is None and self.layout.is_plain
@@ -137,7 +137,7 @@ class Settings(_FlatNames):
 
     @property
     def has_memory(self) -> bool:
-        """Return whether the network has memory; a network of the user's has if `sequence_length` is set."""
+        """Return whether the network has memory. A network of the user's has one if `sequence_length` is set."""
         return self.network.memory != "none" or self.network.sequence_length is not None
 
     def __repr__(self) -> str:

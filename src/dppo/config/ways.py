@@ -16,6 +16,7 @@ from dppo.config.parts import default_of
 from dppo.config.plain import plain, plain_settings
 from dppo.config.resolve import facts_of
 from dppo.errors import ConfigError
+from dppo.invocation import flag
 from dppo.spaces.actions import Actions, BoxActions
 from dppo.spaces.bounds import clipped_off_centre
 
@@ -49,7 +50,7 @@ class Way:
     def flags(self) -> str:
         """The settings as they are typed; "" for the defaults."""
         pairs = self.settings.items()
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in pairs)
+        return " ".join(f"{flag(name)} {value}" for name, value in pairs)
 
     @property
     def algo(self) -> str:

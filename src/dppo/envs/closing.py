@@ -1,4 +1,4 @@
-"""Close environments, whatever they do then."""
+"""Close environments, even if they raise or hang."""
 
 import sys
 import traceback
@@ -28,7 +28,7 @@ class _Errors:
             self._contexts += 1
 
     def print(self, error: BaseException) -> None:
-        """Print a traceback, unless that of such an error was printed."""
+        """Print a traceback, unless one of an error of the same kind was printed before."""
         kind = f"{type(error).__name__}{_place_in_their_code(error)}"
         with self._lock:
             self._counts[kind] += 1
@@ -49,7 +49,7 @@ class _Errors:
 
 
 def _place_in_their_code(error: BaseException) -> str:
-    """Return the place of the innermost line that is not of dppo, where also a call is that took too long."""
+    """Return the place of the innermost line outside dppo, such as that of a call that took too long."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -16,7 +16,7 @@ from dppo.envs.witness import Witness
 class GuidedEnv(CheckedEnv):
     """An environment whose controller follows its episode from the reset on, also while the episode is replayed.
 
-    So a controller with a state is where it was after the replay, whichever process does it.
+    After a replay, in any process, a controller with a state is where it was before.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Kinds of environments, and advice for objects that are none."""
+"""Kinds of environments, and advice for objects that are not environments."""
 
 import inspect
 from collections.abc import Mapping

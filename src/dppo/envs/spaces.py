@@ -23,7 +23,17 @@ from dppo.spaces.actions import (
     has_bounds,
     is_covered_at_first,
 )
-from dppo.spaces.spaces import MASK, MAX_WHOLE, Categories, Spaces, joined, leaves, parts_of, walk
+from dppo.spaces.spaces import (
+    MASK,
+    MAX_WHOLE,
+    Categories,
+    PartsOf,
+    Spaces,
+    joined,
+    leaves,
+    parts_of,
+    walk,
+)
 
 ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 MAX_CHOICES = 1000  # choices of one number; with more, rounding continuous actions learns faster
@@ -88,8 +98,7 @@ def with_critic_obs(spaces: Spaces, critic_obs: Collection[str]) -> Spaces:
     """
     obs = spaces.of_network().obs
     all_leaves = list(leaves(obs))
-    all_parts = [name for name, _, _ in walk(obs)]
-    parts = [_known(name, all_parts, all_leaves, "critic_obs") for name in critic_obs]
+    parts = [_known(name, "critic_obs", obs) for name in critic_obs]
     chosen = [leaf for leaf in all_leaves if any(_is_in(leaf, part) for part in parts)]
     if chosen == all_leaves:
         raise ConfigError(
@@ -241,7 +250,7 @@ def _names_to_drop(space: gym.Space[Any], drop_obs: Collection[str]) -> tuple[st
         return ()
     all_parts = [name for name, _, _ in walk(space, _droppable_parts)]
     all_leaves = list(leaf_spaces(space))
-    dropped = [_known(name, all_parts, all_leaves, "drop_obs") for name in drop_obs]
+    dropped = [_known(name, "drop_obs", space, _droppable_parts) for name in drop_obs]
     remaining = leaf_spaces(space, dropped)
     if not remaining:
         raise ConfigError(
@@ -264,10 +273,9 @@ def _names_to_normalize(
     if not norm_obs_keys:
         return None
     dtypes = leaves(obs)
-    all_parts = [name for name, _, _ in walk(obs)]
     normalized: set[str] = set()
     for name in norm_obs_keys:
-        part = _known(name, all_parts, list(dtypes), "norm_obs_keys")
+        part = _known(name, "norm_obs_keys", obs)
         inside = [leaf for leaf in dtypes if _is_in(leaf, part)]
         floats = [leaf for leaf in inside if dtypes[leaf].base.kind == "f"]
         if not floats:
@@ -283,11 +291,13 @@ def _is_in(leaf: str, part: str) -> bool:
     return leaf == part or leaf.startswith(f"{part}.")
 
 
-def _known(name: str, parts: Collection[str], all_leaves: list[str], setting: str) -> str:
-    """Return the dotted form of a name in a setting; raise ConfigError if it is none of the `parts`."""
+def _known(name: str, setting: str, tree: Any, parts: PartsOf = parts_of) -> str:
+    """Return the dotted form of a name in a setting; raise ConfigError if it is no part of the observation `tree`."""
+    names = {part for part, _, _ in walk(tree, parts)}
     for dotted in (name, name.replace("/", ".")):
-        if dotted and dotted in parts:
+        if dotted and dotted in names:
             return dotted
+    all_leaves = list(leaves(tree, parts))
     remedy = f"Its leaves are {', '.join(all_leaves)}."
     if all_leaves == [""]:
         remedy = f"It is a single array, which has no names: leave `{setting}` out."
@@ -349,17 +359,14 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
             choices.counts, choices.starts, space.shape or (), str(space.dtype)
         )
     parts = dict(_space_parts(space) or ())
-    if parts and isinstance(space, gym.spaces.Tuple):
-        return NestedActions(
-            tuple(_converted(part, bounds, f"{name}[{key}]") for key, part in parts.items()), None
-        )
-    if (
-        parts
-        and isinstance(space, gym.spaces.Dict)
-        and all(isinstance(key, str) for key in space.spaces)
-    ):
-        converted = [_converted(part, bounds, f"{name}[{key!r}]") for key, part in parts.items()]
-        return NestedActions(tuple(converted), tuple(parts))
+    has_names = isinstance(space, gym.spaces.Dict)
+    is_named_by_text = has_names and all(isinstance(key, str) for key in space.spaces)
+    if parts and (is_named_by_text or isinstance(space, gym.spaces.Tuple)):
+        converted = [
+            _converted(part, bounds, f"{name}[{key!r}]" if has_names else f"{name}[{key}]")
+            for key, part in parts.items()
+        ]
+        return NestedActions(tuple(converted), tuple(parts) if has_names else None)
     kind = ""
     if isinstance(space, gym.spaces.Box):
         kind = f" of {space.dtype} with shape {space.shape}"

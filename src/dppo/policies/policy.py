@@ -85,13 +85,13 @@ class Policy:
     ) -> Any:
         """Return the action for one observation [*O], or actions for a batch of observations [n, *O].
 
-        Of a Dict or a Tuple space, a batch has such an axis in front of each leaf, and so have its actions. A policy
-        with memory returns the pair of action and state, and takes this state with the next observation.
+        In a batch of a Dict or a Tuple space, each leaf has the axis n in front, also in the actions. A policy with
+        memory returns a pair of action and state, and takes this state with the next observation.
 
         Args:
             state: of the memory, [state_size], or [n, state_size] for a batch; None starts an episode.
-            action_mask: the choices that are allowed, [M] or [n, M], or as the environment returns them, in a batch
-                with an axis more in front of each array; of a policy that was trained with masks from
+            action_mask: the allowed choices, [M] or [n, M], or in the form in which the environment returns them, with
+                the axis n in front of each array of a batch. Only for a policy that was trained with masks from
                 `info["action_mask"]` or `env.action_masks()`.
             generator: sample the action from the policy with it; None takes the most likely action.
 
@@ -117,7 +117,7 @@ class Policy:
 
     @property
     def _takes_masks(self) -> bool:
-        """Whether masks are passed beside observations, in place of being a part of them."""
+        """True if masks are passed beside observations, and are no part of them."""
         return self.spaces.mask in ("method", "info")
 
     def start(self, rows: int) -> np.ndarray | None:
@@ -199,8 +199,8 @@ class Policy:
 def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     """Return observations [n, *O] as they are stored in training, and whether `obs` is a single one.
 
-    `obs`: what an environment returns; or many of them: each leaf with an axis more, in front. Raise ValueError if it
-    is not an observation of `spaces`, with the reason.
+    `obs`: an observation as an environment returns it, or a batch, whose leaves have one more axis in front. Raise
+    ValueError, with the reason, if it is not an observation of `spaces`.
     """
     try:
         if spaces.returned.names is None:
@@ -311,7 +311,7 @@ def _is_imported(model: str) -> bool:
 
 
 def read(path: str | Path) -> LoadedCheckpoint:
-    """Return the checkpoint that a run deploys, or the one at `path`, importing nothing; raise as `deployed`.
+    """Return the checkpoint that a run deploys, or the one at `path`, importing nothing; raise as `find_deployed`.
 
     Raise CheckpointError if there is no good checkpoint.
     """

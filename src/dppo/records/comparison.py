@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dppo.records.differences import Difference
@@ -64,12 +64,10 @@ class BaselineComparison:
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values for `of_json`; NaN, which JSON does not have, becomes None."""
-        values = {
-            name: getattr(self, name) for name in ("name", "iteration", "never_worse", "version")
+        return asdict(self) | {
+            "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
+            "difference": None if self.difference is None else self.difference.as_json(),
         }
-        values["mean_return"] = None if math.isnan(self.mean_return) else self.mean_return
-        values["difference"] = None if self.difference is None else self.difference.as_json()
-        return values
 
     @classmethod
     def of_json(cls, stored: Any) -> BaselineComparison:

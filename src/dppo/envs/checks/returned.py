@@ -1,4 +1,4 @@
-"""Check what environments return, and convert it: observations to elements of a NumPy dtype, rewards, flags."""
+"""Check and convert the results of environments: observations to elements of a NumPy dtype, rewards, flags."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -20,14 +20,14 @@ ONE_REWARD = (
     "the reward must be one number. Use `wrappers=dppo.envs.wrappers:SummedReward`, or a gymnasium.RewardWrapper of "
     "your own, which weighs the parts"
 )
-LASTING = (OLD_API, ONE_REWARD)  # each episode of a new environment fails in the same way
+LASTING = (OLD_API, ONE_REWARD)  # ends of messages on faults that a new environment has as well
 
 
 class BadResult(ValueError):
     """An invalid result of an environment. The message continues "... returned"."""
 
     def __init__(self, problem: str, row: tuple[int, ...] = ()) -> None:
-        """`row`: index of the invalid one among several observations."""
+        """`row`: index of the invalid observation, if there are several."""
         super().__init__(problem)
         self.row = row
 
@@ -112,7 +112,7 @@ def _parts(
 
 
 def _branch(label: str, packers: Mapping[str, Pack], returned: Any) -> list[tuple[str, Any]]:
-    """Return the number of the branch of a OneOf that was returned, and its value, with their names."""
+    """Return the branch of a returned OneOf and its value: `[("branch", 1), ("1", value)]`."""
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
         raise BadResult(f"{label} of type {type(returned).__name__} instead of (branch, value)")
     number, value = returned
@@ -126,7 +126,7 @@ def _branch(label: str, packers: Mapping[str, Pack], returned: Any) -> list[tupl
 def leaf_packer(
     dtype: np.dtype[Any], shape: tuple[int, ...], label: str = "an observation"
 ) -> Pack:
-    """Return a function that copies and checks one leaf, with a short cut for arrays; `label` names it in errors."""
+    """Return a function that copies and checks a leaf, with a shortcut for arrays; `label` names the leaf in errors."""
     shared = np.dtype(dtype.type)  # the object that arrays of this dtype share
     zeros = None
     if dtype.kind == "f":
@@ -206,7 +206,7 @@ def reward_of(returned: Any) -> float:
 
 
 def flag_of(returned: Any) -> bool:
-    """Convert `terminated` or `truncated` to a bool; raise TypeError for others, which are more often a mistake."""
+    """Convert `terminated` or `truncated` to a bool; raise TypeError for other values, which are usually a mistake."""
     if not isinstance(returned, bool | np.bool_):
         raise TypeError(type(returned))  # `describe_bad` words the message
     return bool(returned)

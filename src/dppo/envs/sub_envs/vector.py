@@ -22,9 +22,9 @@ from dppo.spaces.spaces import MASK
 class JointVector(JointEnv):
     """A vector environment.
 
-    One that resets single sub-environments on demand (`options={"reset_mask": ...}`) gives each episode its own seed,
-    as a single environment does. Any other resets them by itself: in the mode SAME_STEP in the step that ends an
-    episode, in the mode NEXT_STEP in the step after it, in which the sub-environment is skipped.
+    If the vector resets single sub-environments on demand (`options={"reset_mask": ...}`), each episode has its own
+    seed, as in a single environment. Any other vector resets them by itself: in the mode SAME_STEP in the step that
+    ends an episode, in the mode NEXT_STEP in the following step, in which the sub-environment is skipped.
     """
 
     def __init__(self, made: Any, make: Callable[[], Any]) -> None:

@@ -25,6 +25,7 @@ from dppo.config.resume import changes_on_resume, check_branch, for_branch, leav
 from dppo.config.trust import resume_call
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, refuse
 from dppo.files import user_path
+from dppo.invocation import flag
 from dppo.records.files.checkpoint import LoadedCheckpoint, find, has_any
 from dppo.records.files.disk import remedy, write_file, writing
 from dppo.records.files.lock import locked
@@ -261,7 +262,7 @@ def _refuse_objects(settings: dict[str, Any]) -> None:
         ConfigError(
             f"{setting}: {name} was {text}, and a run folder cannot hold Python objects, nor keys that are not text. "
             f"Pass `{setting}` again: in Python with Config({setting}=...) and train(config, resume=...), or with "
-            f"--{setting.replace('_', '-')}."
+            f"{flag(setting)}."
         )
         for setting, name, text in objects_in(settings)
     )

@@ -10,14 +10,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import EXTRA, as_words, flag, in_flags
+from dppo.commands.flags import EXTRA, as_words, in_flags
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.parts import default_of
 from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted, printable, refuse
-from dppo.invocation import command
+from dppo.invocation import command, flag
 from dppo.tools.doctor.controller_findings import is_better_than_chance
 from dppo.tools.doctor.controllers import described
 from dppo.tools.doctor.needed import faults, in_processes_of_their_own
