@@ -359,9 +359,10 @@ def _converted(space: gym.Space[Any], bounds: Bounds | Literal["auto"], name: st
             choices.counts, choices.starts, space.shape or (), str(space.dtype)
         )
     parts = dict(_space_parts(space) or ())
-    has_names = isinstance(space, gym.spaces.Dict)
-    is_named_by_text = has_names and all(isinstance(key, str) for key in space.spaces)
-    if parts and (is_named_by_text or isinstance(space, gym.spaces.Tuple)):
+    has_names = isinstance(space, gym.spaces.Dict) and all(
+        isinstance(key, str) for key in space.spaces
+    )
+    if parts and (has_names or isinstance(space, gym.spaces.Tuple)):
         converted = [
             _converted(part, bounds, f"{name}[{key!r}]" if has_names else f"{name}[{key}]")
             for key, part in parts.items()
