@@ -87,6 +87,14 @@ class Unlisted(Herd):
         del self.possible_agents
 
 
+class Nobody(Herd):
+    """A parallel environment without agents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = []
+
+
 class MultiAgentEnv(gym.Env[Any, Any]):
     """Like the base class of RLlib."""
 
@@ -249,6 +257,11 @@ STARTS: tuple[tuple[Any, ...], ...] = (
     (
         "envs/kinds.py: set its possible_agents",
         {"env_id": Unlisted, "envs_per_sampler": 3},
+        instead(env_id=Herd),
+    ),
+    (
+        "envs/kinds.py: Set self.possible_agents in its constructor",
+        {"env_id": Nobody, "envs_per_sampler": 3},
         instead(env_id=Herd),
     ),
     ("envs/kinds.py: Set self.{} in its constructor", {"env_id": NoSpaces}, instead(env_id=Fine)),

@@ -45,6 +45,8 @@ def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
     problem = None
     if _has_dicts_of_spaces(env):
         problem = f"{_kind_of(env)}, which has dicts of spaces, one for each of several agents. {PARALLEL}"
+    elif joint_kind(env) == "agents" and not len(env.possible_agents):
+        problem = f"a {_kind_of(env)} with no agents. Set self.possible_agents in its constructor."
     elif not (joint and joint_kind(env)):
         problem = _describe_other(env)
     if problem:
