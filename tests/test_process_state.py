@@ -237,3 +237,50 @@ def test_what_an_earlier_run_of_the_process_has_noted_is_noted_again() -> None:
         note_changes("a simulator", ["the umask"])
         note_changes("a simulator", ["the umask"])
         assert [change.names for change in take_changes()] == [("the umask",)]
+
+
+class Wandering(gym.Wrapper[Any, Any, Any, Any]):
+    """Goes to another folder, or names the one in which its steps are taken."""
+
+    def __init__(self, folder: str = "", expected: str = "") -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.expected = expected or folder
+        if folder:
+            os.chdir(folder)
+
+    def step(self, action: Any) -> Any:
+        assert os.getcwd() == self.expected
+        return self.env.step(action)
+
+
+class Within(dppo.Observer):
+    """Trains another run within a run."""
+
+    def __init__(self, config: dppo.Config) -> None:
+        self.config = config
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        if row["iteration"] == 1:
+            dppo.train(self.config)
+
+
+def test_an_environment_begins_in_the_folder_of_the_program_whatever_those_of_other_runs_did(
+    tmp_path: Path,
+) -> None:
+    elsewhere = {"env_id": Wandering, "env_kwargs": {"folder": str(tmp_path)}}
+    here = {"env_id": Wandering, "env_kwargs": {"expected": os.getcwd()}}
+    within = small(tmp_path / "within", **here, on_env_fault="raise")
+    first = small(tmp_path / "first", **elsewhere, on_env_fault="raise")
+    assert dppo.train(first, observers=[Within(within)]).incidents["global_state"] == 1
+    after = dppo.train(small(tmp_path / "after", **here, on_env_fault="raise"))
+    assert "global_state" not in after.incidents
+
+
+def test_what_an_import_has_set_is_found_by_all_runs_of_the_process() -> None:
+    before = socket.getdefaulttimeout()
+    with borders.separate_run(), borders.importing("timing"):
+        socket.setdefaulttimeout(7)
+    assert socket.getdefaulttimeout() == before
+    for _ in range(2):
+        with borders.separate_run(), borders.user_code("the constructor of Timing"):
+            assert socket.getdefaulttimeout() == 7

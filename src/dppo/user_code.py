@@ -47,10 +47,10 @@ def imported_module(name: str, advice: str = "") -> Any:
 
     `advice`: what to do if there is no such module; by default, where Python looks for it.
     """
-    from dppo.process_state.borders import user_code  # which loads NumPy
+    from dppo.process_state.borders import importing  # which loads NumPy
 
     try:
-        with user_code(f"importing {name}"):
+        with importing(name):
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         # a user's module may raise anything while it is imported

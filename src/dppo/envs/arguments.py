@@ -13,7 +13,7 @@ from gymnasium.envs.registration import load_env_creator
 from dppo.envs.instance import ANY_INSTANCE
 from dppo.envs.names import EnvId, factory_of, make_registered
 from dppo.errors import ConfigError, refusals_of, refuse, unknown_name
-from dppo.process_state.borders import user_code
+from dppo.process_state.borders import importing
 from dppo.user_code import import_path, in_a_line, place_of
 
 Parameters = Mapping[str, inspect.Parameter]
@@ -166,7 +166,7 @@ def _creator_of(spec: Any) -> Callable[..., Any] | None:
         creator: Callable[..., Any] | None = spec.entry_point
         return creator
     try:
-        with user_code(f"importing {spec.entry_point}"):
+        with importing(spec.entry_point):
             return load_env_creator(spec.entry_point)
     except Exception:  # the constructor will raise it again, where it is reported
         return None

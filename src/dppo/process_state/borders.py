@@ -24,6 +24,8 @@ class _Users:
     def __init__(self) -> None:
         self.values: dict[str, tuple[Any, Any]] = {}
         """Name of the state -> dppo's value at that time, and the user code's value."""
+        self.imported: dict[str, tuple[Any, Any]] = {}
+        """Those that imports have set, which a process runs once: all of its runs find them."""
         self.arithmetic: Arithmetic | None = None  # as the last import or constructor has left it
         self.noted: set[str] = set()
         self.changes: list[Change] = []
@@ -60,6 +62,19 @@ def user_code(by: str) -> Iterator[None]:
         finally:
             if outermost:
                 _keep_arithmetic(by)
+
+
+@contextmanager
+def importing(name: str) -> Iterator[None]:
+    """Run the import of a module of the user as `user_code`; what it sets stays for later runs of this process."""
+    earlier = dict(_users.values)
+    try:
+        with user_code(f"importing {name}"):
+            yield
+    finally:
+        for state, values in _users.values.items():
+            if earlier.get(state) != values:
+                _users.imported[state] = values
 
 
 @contextmanager
@@ -170,6 +185,24 @@ def forget_notes() -> None:
     """Begin a run, or an examination, whose notes do not depend on what was noted in this process before."""
     _users.noted.clear()
     _users.changes.clear()
+
+
+@contextmanager
+def separate_run() -> Iterator[None]:
+    """Context of a run whose environments find nothing that those of other runs in this process have set.
+
+    Without it, an environment would begin in the folder to which one of an earlier run has gone. A run within an
+    observer of another one leaves that one's states and notes as they were.
+    """
+    of_others = _users.values, _users.noted, _users.changes
+    _users.values = dict(_users.imported)
+    _users.noted = set()
+    _users.changes = []
+    try:
+        yield
+    finally:
+        _users.values, _users.noted, _users.changes = of_others
+        _users.values |= _users.imported
 
 
 def take_changes() -> list[Change]:

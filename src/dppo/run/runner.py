@@ -14,7 +14,7 @@ from dppo.config.arguments import with_answers
 from dppo.errors import EnvironmentFault
 from dppo.log import logger
 from dppo.plugins import plugin
-from dppo.process_state.borders import dppo_computes, forget_notes
+from dppo.process_state.borders import dppo_computes, separate_run
 from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, times_line
 from dppo.records.files import run_folder
 from dppo.records.files.incidents import IncidentWriter
@@ -83,12 +83,12 @@ def train(
     return _run(config, resume, branch, checked_observers(observers))
 
 
+@separate_run()
 def _run(
     config: Config, resume: str | Path | None, branch: bool, observers: Sequence[Observer]
 ) -> Result:
     """Open the run folder, build the parts and train; the observers are ended however that ends."""
     times = TrainingTimes()
-    forget_notes()
     outputs.check_code(config)
     display = make_display(config.progress)
     notify = outputs.notifier(display)

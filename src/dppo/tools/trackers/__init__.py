@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
 from dppo.errors import ConfigError, unknown_name
-from dppo.process_state.borders import user_code
+from dppo.process_state.borders import importing
 from dppo.records.observer import RunInfo
 from dppo.user_code import in_a_line, place_of, require_package
 
@@ -73,7 +73,7 @@ def backend(name: str) -> type[Backend]:
 
 def _loaded(name: str, entry: EntryPoint) -> type[Backend]:
     try:
-        with user_code(f"importing {entry.module}"):
+        with importing(entry.module):
             loaded: Any = entry.load()
     except (Exception, SystemExit) as error:  # a package may raise anything while it is imported
         raise ConfigError(
