@@ -27,6 +27,7 @@ from dppo.machine import usable_cores
 from dppo.run.factory import check_cores
 from dppo.slots import cores, launchers
 from dppo.slots.cores import Lease, NoCores, cores_here
+from dppo.slots.guard import MAX_LOG_BYTES
 from dppo.slots.layout import Layout, Node
 from dppo.slots.program import SolverError
 from dppo.slots.slots import Slots
@@ -106,6 +107,15 @@ def test_a_rank_is_bound_to_its_cores_and_knows_how_many(
     assert program.last_lines() == [f"{cores_here()} {CORES}"]
     assert program.poll() == 0
     assert program.exit_codes == {0: 0}
+
+
+def test_the_output_of_a_program_is_limited_while_it_runs(tmp_path: Path) -> None:
+    log = tmp_path / "solver.log"
+    marks = "echo early; head -c 40000000 /dev/zero; echo; echo late; touch printed; sleep 100"
+    program = Slots().launch(["sh", "-c", marks], tmp_path)
+    wait_until((tmp_path / "printed").exists)
+    wait_until(lambda: log.stat().st_size <= MAX_LOG_BYTES and "late" in program.last_lines())
+    program.terminate()
 
 
 @pytest.mark.usefixtures("mpirun")

@@ -36,6 +36,9 @@ HELLO_S = 10.0  # longest wait of a guard for the connection to its keeper
 POLL_S = 0.1  # between two looks at processes that are to end
 BEGINNING_S = 1.0  # longest wait for processes whose environment cannot be read yet
 LOOK_AT_BEGINNING_S = 0.01  # between two looks at such processes
+LOOK_AT_LOG_S = 1.0  # between two looks at the size of the output of a launch
+MAX_LOG_BYTES = 16 * 2**20
+KEPT_LOG_BYTES = MAX_LOG_BYTES // 2  # newest part of a larger log, which stays
 MIN_MARK_LENGTH = 16
 SILENT_S = 5  # without an answer from the other node, after which a connection is lost
 PR_SET_PDEATHSIG = 1
@@ -167,7 +170,8 @@ class Keeper:
         port = self._server.getsockname()[1]
         keeper = f"{launch['address']}:{port}:{self._secret}"
         variables = {LAUNCH: self._mark, KEEPER: keeper}
-        log = os.open(launch["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._log: str = launch["log"]
+        log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._launcher = subprocess.Popen(
             launch["words"],
             cwd=launch["folder"],
@@ -185,7 +189,8 @@ class Keeper:
         pidfds = _pidfd(environment_pid)
         exited = os.pidfd_open(self._launcher.pid)
         while self._launcher.poll() is None and not any(self._codes.values()):
-            ready = self._ready([exited, 0, *pidfds])
+            ready = self._ready([exited, 0, *pidfds], LOOK_AT_LOG_S)
+            limit_log(self._log)
             # a child of the process may hold the pipe open, so that nothing could be read from it
             is_gone = bool(set(pidfds) & set(ready)) or (0 in ready and _is_closed(0))
             if is_gone:  # ranks may save their state
@@ -251,6 +256,18 @@ class Keeper:
         with suppress(subprocess.TimeoutExpired):
             self._launcher.wait(LAUNCHER_S if self._codes else 0)
         end_marked(self._mark)
+
+
+def limit_log(path: str) -> None:
+    """Drop the older part of a log that has become too large; all of its writers append."""
+    # the solver may have removed it
+    with suppress(OSError), os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND), "r+b") as log:
+        if os.fstat(log.fileno()).st_size <= MAX_LOG_BYTES:
+            return
+        log.seek(-KEPT_LOG_BYTES, os.SEEK_END)
+        newest = log.read(KEPT_LOG_BYTES)
+        log.truncate(0)
+        log.write(newest)
 
 
 def end_marked(mark: str) -> None:
