@@ -245,6 +245,39 @@ def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(
     assert contents(copy) == before
 
 
+def test_a_run_that_goes_on_is_exported_as_it_was_first_read(
+    trained: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The checkpoint in the folder, the ONNX file and the evaluation are of one policy."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    read = export.read
+    exported = dict[str, int]()
+
+    def read_before_another_iteration(path: Any) -> Any:
+        files = read(path)
+        if files.checkpoint.state["iteration"] == 1:
+            dppo.train(
+                tiny_run(run, steps=50, iterations=2, model="worlds.models:Plain"), resume=run
+            )
+        return files
+
+    def note(policy: Policy, path: Path) -> str:
+        exported["policy"] = policy.state["iteration"]
+        return f"{path}: not written"
+
+    def play(policy: Any, **arguments: Any) -> dppo.Evaluation:
+        exported["evaluation"] = dppo.load_policy(policy, trust=True).state["iteration"]
+        return dppo.Evaluation("CartPole-v1", (1.0,), (1,))
+
+    monkeypatch.setattr(export, "read", read_before_another_iteration)
+    monkeypatch.setattr(export, "export_onnx", note)
+    monkeypatch.setattr(export, "evaluate", play)
+    export.export_folder(run, tmp_path / "card", episodes=1, trust=True)
+    assert exported == {"policy": 1, "evaluation": 1}
+    files = (tmp_path / "card" / "checkpoints").glob("*.safetensors")
+    assert [file.stem for file in files] == ["iter_000001"]
+
+
 def test_a_missing_package_is_named(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: None)
     words = (

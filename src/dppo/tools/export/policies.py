@@ -63,7 +63,12 @@ def load_trusted(
 
     Raise NotBetter if the run deploys its baseline: a controller is Python code, which cannot be exported.
     """
-    run_files = read_exported(run)
+    return _trusted(read_exported(run), run, model, trust=trust)
+
+
+def _trusted(
+    run_files: LoadedCheckpoint, run: str | Path, model: ModelClass | None, *, trust: bool
+) -> Policy:
     named_by_caller = () if model is None else ("model",)
     require_trust({"model": model_name(run_files, model)}, named_by_caller, run, trust=trust)
     return policy_from(run_files, model)
@@ -323,10 +328,11 @@ def export_folder(
         raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
     if has_any(target):
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
-    policy = load_trusted(run, model, trust=trust)
+    # of these files: a run that goes on may have written others meanwhile
+    policy = _trusted(run_files, run, model, trust=trust)
     played = None
     if episodes:
-        played = evaluate(user_path(run), episodes=episodes, model=model, trust=trust)
+        played = evaluate(run_files.path, episodes=episodes, model=model, trust=trust)
     copied = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
     iteration = run_files.checkpoint.state["iteration"]
     rows = read_metrics(run_dir) if METRICS in copied else []
