@@ -251,7 +251,7 @@ def baselines_of(groups: Sequence[CurveGroup]) -> dict[str, float]:
 def over_seeds(runs: Sequence[Curve]) -> Band:
     """Return mean, lowest and highest value of the runs at the same steps, interpolated between the points of a run.
 
-    The steps of all runs, within the range that all runs cover.
+    The steps are those of all runs within the range that each of them covers.
     """
     if not all(len(run.steps) for run in runs):
         return Band(*np.empty((5, 0)))

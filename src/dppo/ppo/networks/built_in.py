@@ -66,8 +66,13 @@ class BuiltInSpec(NetworkSpec):
     def parameter_names(self) -> ParameterNames:
         """Names of the modules with parameters, of a network that acts in NumPy."""
         if self.is_mlp:
-            return ParameterNames.of_mlp(len(self.layers.hidden_sizes))
-        return ParameterNames.of_encoder_network(self.layers.trunks)
+            # its last layers belong to the same sequences as the hidden ones
+            last = 2 * len(self.layers.hidden_sizes)
+            return ParameterNames(("policy", "value"), (), f"policy.{last}", f"value.{last}")
+        trunks = self.layers.trunks
+        hidden = tuple(f"{trunk}body.hidden" for trunk in trunks)
+        cells = tuple(f"{trunk}memory" for trunk in trunks)
+        return ParameterNames(hidden, cells, "policy", "value")
 
     @override
     def module(self, seed: int) -> nn.Module:

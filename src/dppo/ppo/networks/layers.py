@@ -60,17 +60,3 @@ class ParameterNames:
     policy: str
     """The last layer of the policy."""
     value: str
-
-    @staticmethod
-    def of_mlp(num_hidden: int) -> ParameterNames:
-        """Return the names in `MLP`, whose last layers belong to the same sequence as the hidden ones."""
-        last = 2 * num_hidden
-        return ParameterNames(("policy", "value"), (), f"policy.{last}", f"value.{last}")
-
-    @staticmethod
-    def of_encoder_network(trunks: tuple[str, ...]) -> ParameterNames:
-        """Return the names in `EncoderNetwork` with memory; `trunks` are the prefixes."""
-        hidden = tuple(f"{trunk}body.hidden" for trunk in trunks)
-        return ParameterNames(
-            hidden, tuple(f"{trunk}memory" for trunk in trunks), "policy", "value"
-        )

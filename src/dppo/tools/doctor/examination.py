@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, cycle
 from typing import Any
@@ -32,11 +32,10 @@ from dppo.hosts.sac import networks_in_words
 from dppo.numerics.arithmetic import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.exchange.records import Episode, Incident, Segment, SegmentReport
 from dppo.process_state.borders import dppo_computes, guarded_steps
 from dppo.spaces.actions import boxes
 from dppo.spaces.bounds import bounds_described
-from dppo.spaces.spaces import Spaces, leaves
+from dppo.spaces.spaces import Spaces
 from dppo.tools.doctor.controllers import (
     ask_baseline,
     check_names,
@@ -48,7 +47,7 @@ from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
     FIRST_SIZES,
     WITH_SECOND,
-    StepFacts,
+    Played,
     difference_after_restoring,
     guard_each,
     segments,
@@ -77,56 +76,9 @@ REPETITIONS = 4  # samplers that repeat the segments in `_compare`, at most
 CALLS_OF_CHECKER = 12  # resets of Gymnasium's checker, which makes as many steps
 ELSEWHERE_S = 30.0  # time limit of another process for making an instance
 MAX_GROWTH_MB = 1024  # growth of memory that ends playing
-MIN_GROWTH_MB = 2.0  # smaller growth is not reported as a leak
 # Measuring memory takes some milliseconds: measure after each of the first segments, later after every eighth.
 MEMORY_EACH_SEGMENT = 3
 MEMORY_EVERY = 8
-
-
-@dataclass
-class Played:
-    """The steps and events of an environment while an untrained policy played."""
-
-    trace: list[StepFacts] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    """Steps of each segment."""
-    episodes: list[Episode] = field(default_factory=list)
-    incidents: list[Incident] = field(default_factory=list)
-    observed: dict[str, tuple[str, float, float]] = field(default_factory=dict)
-    """Kind, lowest and highest value of each part of the observation."""
-    memory: list[tuple[int, float]] = field(default_factory=list)
-    """Measurements: the number of steps so far, and the MB of memory in use."""
-
-    def add(self, report: SegmentReport, segment: Segment, spaces: Spaces) -> None:
-        """Add a segment and its report."""
-        self.sizes.append(len(segment.rewards))
-        self.trace += steps_of(report, segment)
-        self.episodes += report.episodes
-        self.incidents += report.incidents
-        for name, leaf in leaves(segment.obs).items():
-            kind: str = leaf.dtype.kind
-            if name in spaces.categories:
-                kind = "category"
-            _, low, high = self.observed.get(name, (kind, np.inf, -np.inf))
-            low = min(low, float(leaf.min()))
-            high = max(high, float(leaf.max()))
-            self.observed[name] = kind, low, high
-
-    def growth_mb(self) -> float:
-        return self.memory[-1][1] - self.memory[0][1]
-
-    def leak_mb(self, examination_mb: float) -> float:
-        """Return the growth of memory per 1,000 steps in the second half of playing, without that of the start-up.
-
-        Args:
-            examination_mb: memory of the answers and segments that the examination itself keeps.
-        """
-        middle_step, middle_mb = self.memory[(len(self.memory) + 1) // 2]
-        last_step, last_mb = self.memory[-1]
-        growth_mb = last_mb - middle_mb
-        if growth_mb <= MIN_GROWTH_MB + examination_mb:
-            return 0.0
-        return 1000 * growth_mb / (last_step - middle_step)
 
 
 class Examination:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.hosts.plans import SamplerPlan, sampler_plan
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import (
+    Episode,
+    Incident,
     PolicySnapshot,
     Rebuild,
     Segment,
@@ -22,6 +24,7 @@ from dppo.ppo.exchange.records import (
     SegmentRequest,
 )
 from dppo.process_state.borders import guarded_steps
+from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.speed import Facts
 
 WITH_SECOND = "comparing with a second instance"
@@ -30,6 +33,7 @@ FIRST_SIZES = (2, 16)
 """Steps of the first two segments, of which a fingerprint of the simulator is taken."""
 QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
 HISTOGRAM_BINS = 16
+MIN_GROWTH_MB = 2.0  # smaller growth is not reported as a leak
 
 
 class StepFacts(NamedTuple):
@@ -42,6 +46,52 @@ class StepFacts(NamedTuple):
     """Checksum of the open episodes at the last step of a segment; 0 at other steps."""
     faults: int
     """Faults of the segment, from its first row on that is not valid; from the start if a reset failed."""
+
+
+@dataclass
+class Played:
+    """The steps and events of an environment while an untrained policy played."""
+
+    trace: list[StepFacts] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    """Steps of each segment."""
+    episodes: list[Episode] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    observed: dict[str, tuple[str, float, float]] = field(default_factory=dict)
+    """Kind, lowest and highest value of each part of the observation."""
+    memory: list[tuple[int, float]] = field(default_factory=list)
+    """Measurements: the number of steps so far, and the MB of memory in use."""
+
+    def add(self, report: SegmentReport, segment: Segment, spaces: Spaces) -> None:
+        """Add a segment and its report."""
+        self.sizes.append(len(segment.rewards))
+        self.trace += steps_of(report, segment)
+        self.episodes += report.episodes
+        self.incidents += report.incidents
+        for name, leaf in leaves(segment.obs).items():
+            kind: str = leaf.dtype.kind
+            if name in spaces.categories:
+                kind = "category"
+            _, low, high = self.observed.get(name, (kind, np.inf, -np.inf))
+            low = min(low, float(leaf.min()))
+            high = max(high, float(leaf.max()))
+            self.observed[name] = kind, low, high
+
+    def growth_mb(self) -> float:
+        return self.memory[-1][1] - self.memory[0][1]
+
+    def leak_mb(self, examination_mb: float) -> float:
+        """Return the growth of memory per 1,000 steps in the second half of playing, without that of the start-up.
+
+        Args:
+            examination_mb: memory of the answers and segments that the examination itself keeps.
+        """
+        middle_step, middle_mb = self.memory[(len(self.memory) + 1) // 2]
+        last_step, last_mb = self.memory[-1]
+        growth_mb = last_mb - middle_mb
+        if growth_mb <= MIN_GROWTH_MB + examination_mb:
+            return 0.0
+        return 1000 * growth_mb / (last_step - middle_step)
 
 
 def plan_of(

@@ -106,18 +106,14 @@ class RayCalls:
             raise
         return result.result()
 
-    def heard(self, action: str = "") -> None:
+    def heard(self) -> None:
         """Record that Ray has just answered; only functions that `call` or `post` runs may use this.
 
-        `action` describes the next step of the call. Raise Abandoned if the caller no longer waits for the call.
+        Raise Abandoned if the caller no longer waits for the call.
         """
         self._began = self._clock()
         current = self._current
-        if current is None:
-            return
-        if action:
-            current.action = action
-        if current.abandoned:
+        if current is not None and current.abandoned:
             raise Abandoned
 
     def waiting(self) -> tuple[float, str]:

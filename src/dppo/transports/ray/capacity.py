@@ -308,7 +308,10 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
         remedy = remedy[0].upper() + remedy[1:]
         if demand.samplers_with_cores:
             hosted = holds * demand.samplers_with_cores
-            remedy = f"The ranks of {counted(hosted, 'sampler')} fit. {CORES_REMEDY} Or add nodes{_spread(demand)}."
+            spread = (
+                "" if demand.nodes > 1 else ", or let ranks have several (`nodes_per_env=auto`)"
+            )
+            remedy = f"The ranks of {counted(hosted, 'sampler')} fit. {CORES_REMEDY} Or add nodes{spread}."
     else:
         free = free_room(demand)
         if free < actors:
@@ -318,10 +321,6 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
     if not has_autoscaler(ray):
         raise ConfigError(f"{fact}. {remedy}")
     notify(f"{fact}. The cluster has an autoscaler: the others start when it has added nodes.")
-
-
-def _spread(demand: Demand) -> str:
-    return "" if demand.nodes > 1 else ", or let ranks have several (`nodes_per_env=auto`)"
 
 
 @calls_ray
