@@ -32,7 +32,7 @@ from dppo.envs.preparation import Preparation, make_prepared
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
-from dppo.policies.policy import Policy, _rows_of
+from dppo.policies.policy import Policy, _rows_of, read
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -250,7 +250,6 @@ def test_a_run_that_goes_on_is_exported_as_it_was_first_read(
 ) -> None:
     """The checkpoint in the folder, the ONNX file and the evaluation are of one policy."""
     run = shutil.copytree(trained, tmp_path / "run")
-    read = export.read
     exported = dict[str, int]()
 
     def read_before_another_iteration(path: Any) -> Any:
