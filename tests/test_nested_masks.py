@@ -174,10 +174,20 @@ BESIDE = spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])
         (BESIDE, [1, 0], (), [1, 0]),
         (BESIDE, (np.array([1, 0]), None), (), [1, 0]),
         (BESIDE, ([[1, 0], [0, 1]], None), (2,), [[1, 0], [0, 1]]),
+        (spaces.MultiDiscrete([2, 3]), (None, [1, 0, 1]), (), [1, 1, 1, 0, 1]),
+        (spaces.MultiDiscrete([2, 1]), ([[1, 0], [0, 1]], None), (2,), [[1, 0, 1], [0, 1, 1]]),
     ],
-    ids=["flat", "nested", "flat beside a number", "nested beside a number", "of two rows"],
+    ids=[
+        "flat",
+        "nested",
+        "flat beside a number",
+        "nested beside a number",
+        "of two rows",
+        "of elements",
+        "of elements of two rows",
+    ],
 )
-def test_flat_masks_of_a_tuple_are_told_from_nested_ones(
+def test_flat_masks_are_told_from_those_of_each_part_or_element(
     space: Any, mask: Any, rows: tuple[int, ...], allowed: Any
 ) -> None:
     actions = actions_of(space)

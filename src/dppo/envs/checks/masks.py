@@ -185,7 +185,7 @@ def _read(masks: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -
         ]
         return np.concatenate(parts, axis=-1)
     try:
-        array = _side_by_side(masks, len(rows))
+        array = _side_by_side(_completed(masks, rows, actions), len(rows))
     except Exception as error:
         raise BadResult(f"{label} that is not an array ({error})") from None
     if array.dtype.kind not in "biuf":
@@ -199,6 +199,17 @@ def _read(masks: Any, rows: tuple[int, ...], actions: Actions, name: str = "") -
             f"{label} of shape {array.shape} instead of {expected}, one element for each choice"
         )
     return array.astype(bool)
+
+
+def _completed(masks: Any, rows: tuple[int, ...], actions: Actions) -> Any:
+    """Return masks of which None, for an element that may have any choice, is replaced."""
+    choices = actions.choices or ()
+    if not isinstance(masks, tuple | list) or len(masks) != len(choices):
+        return masks
+    return [
+        np.ones((*rows, number), bool) if mask is None else mask
+        for mask, number in zip(masks, choices, strict=True)
+    ]
 
 
 def _is_nested(masks: Any, rows: tuple[int, ...], actions: NestedActions) -> bool:
