@@ -228,7 +228,7 @@ class ModuleSpec(NetworkSpec):
     ) -> None:
         for name, output, expected_output in zip(OUTPUTS, outputs, expected, strict=False):
             if not _is_close(output, expected_output):
-                raise self._broken(f"its {name} {fact}")
+                raise self._broken(f"elements of its {name} {fact}")
 
     def _check_seeds(self, module: nn.Module, state_size: int) -> None:
         """Check that nothing but the parameters depends on the seed, which actors do not know."""
@@ -291,7 +291,7 @@ class ModuleSpec(NetworkSpec):
                 fact = "do not depend on any parameter with requires_grad=True. Compute them from parameters"
             else:
                 continue
-            raise self._broken(f"its {name} {fact}")
+            raise self._broken(f"elements of its {name} {fact}")
         return results
 
     def _outputs(
