@@ -137,21 +137,38 @@ def test_the_first_difference_is_named(
     assert capsys.readouterr().out.startswith(difference)
 
 
-def test_settings_are_compared_without_traces_too(
+def test_without_traces_metrics_and_weights_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for gamma in (0.5, 0.75):
-        dppo.train(settings(tmp_path / str(gamma), gamma=gamma, trace_hashes=False))
-    assert main(["diff", str(tmp_path / "0.5"), str(tmp_path / "0.75")]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == "gamma: 0.5 and 0.75\n"
-    assert "no iteration is in both traces" in printed.err
+    for name, gamma in (("a", 0.5), ("b", 0.75), ("again", 0.5)):
+        dppo.train(settings(tmp_path / name, gamma=gamma, trace_hashes=False))
+    first, second, again = (str(tmp_path / name) for name in ("a", "b", "again"))
+    assert main(["diff", first, second]) == 1
+    difference, gamma_line = capsys.readouterr().out.splitlines()
+    assert difference.startswith("iteration 1: losses/")
+    assert difference.endswith("Train both with --trace-hashes to get sampler, step and quantity")
+    assert gamma_line == "gamma: 0.5 and 0.75"
+
+    assert main(["diff", first, again]) == 0
+    assert (
+        "equal in the metrics of 4 iterations, 1 to 4, and in the weights of iteration 4"
+        in capsys.readouterr().out
+    )
+
+    checkpoint = tmp_path / "b" / "checkpoints" / "iter_000004.safetensors"
+    (tmp_path / "again" / "checkpoints" / checkpoint.name).write_bytes(checkpoint.read_bytes())
+    assert main(["diff", first, again]) == 1
+    assert capsys.readouterr().out.startswith("iteration 4: weights")
+
+    (tmp_path / "again" / "metrics.jsonl").write_bytes(b"")
+    assert main(["diff", first, again]) == 1
+    assert "have no iteration in common" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (b'{"iteration": 9}\n', "no iteration is in both traces"),
+        (b'{"iteration": 9}\n', "have no iteration in common"),
         (b"[" * 10**5 + b'\n{"iteration": 1, "obs": {"\x1b": 1}, "policy": [[]]}\n', ""),
     ],
 )

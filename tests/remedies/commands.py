@@ -270,9 +270,9 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "tools/diff.py: no iteration is in both traces. Train both with `trace_hashes=True`",
+        "tools/diff.py: have no iteration in common. Continue the shorter run",
+        "diff RUN YOUNG",
         "diff RUN UNTRACED",
-        "diff RUN RUN",
         "",
     ),
 )

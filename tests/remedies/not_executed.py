@@ -219,6 +219,9 @@ REASONS: dict[str, tuple[str, ...]] = {
     "carried out by tests/records/test_outside.py": (
         "run/outputs.py: Earlier checkpoints are untouched. Check the disk.",
     ),
+    "carried out by tests/test_traces.py": (
+        "tools/diff.py: . Train both with --trace-hashes to get sampler, step and quantity",
+    ),
     "carried out by tests/envs/test_make.py": ("user_code.py: Correct the module",),
 }
 """By reason: a file below src/dppo, and words of the text."""

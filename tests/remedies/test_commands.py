@@ -28,7 +28,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     full.mkdir()
     (full / "file").write_text("5")
     (full / "settings.yaml").write_text("seed: 3")
-    return {"RUN": parent / "run0", "UNTRACED": parent / "run1", "FULL": full}
+    young = parent / "young"
+    young.mkdir()
+    settings = parent / "run0" / "config.yaml"
+    (young / "config.yaml").write_bytes(settings.read_bytes())
+    named = {"RUN": parent / "run0", "UNTRACED": parent / "run1"}
+    named["FULL"] = full
+    named["YOUNG"] = young
+    return named
 
 
 def typed(words: str, folders: dict[str, Path], tmp_path: Path) -> list[str]:

@@ -1,27 +1,35 @@
 """`dppo diff`: name the first quantity in which two runs differ."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 from dppo.commands.flags import Parser, UsageError
 from dppo.config.parts import settings_by_name
-from dppo.errors import CheckpointError, DppoError, counted
+from dppo.errors import CheckpointError, DppoError, counted, printable
 from dppo.invocation import as_called
-from dppo.records.files.run_files import TRACE, check_run_files, read_run_file
+from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.run_files import CHECKPOINTS, METRICS, TRACE, check_run_files, read_run_file
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.metrics.reading import parsed
+from dppo.records.metrics.reading import parsed, read_metrics
+from dppo.records.metrics.writer import plain
 
 PROG = "dppo diff"
 DESCRIPTION = (
     "Name the first iteration, sampler, step and quantity in which two runs with --trace-hashes differ, and the "
-    "settings in which they do. The exit code is 0 if they are equal, 1 if they differ."
+    "settings in which they do. Without traces, the metrics of each iteration and the weights of the last checkpoint "
+    "of both are compared. The exit code is 0 if they are equal, 1 if they differ."
 )
 CHECKSUM_DIGITS = 8  # a checksum of steps has four digits for each step before these
 DIGITS_PER_STEP = 4
 Checksums = Mapping[str, str]
 """Checksums of an iteration by quantity and sampler, such as "rewards/3", in the order of their causes."""
+Row = Mapping[str, float | None]
+RESULTS = ("iteration", "global_step", "charts/", "losses/", "info/", "faults/")
+"""Metrics that do not depend on clocks and actors, by the beginning of their names."""
+NO_RESULTS = "charts/SPS"
+FINER = ". Train both with --trace-hashes to get sampler, step and quantity"
 
 
 def main(argv: list[str]) -> int:
@@ -34,20 +42,74 @@ def main(argv: list[str]) -> int:
     run_a, run_b = map(Path, words)
     trace_a = read_trace(run_a)
     trace_b = read_trace(run_b)
-    common = sorted(trace_a.keys() & trace_b.keys())
-    if not common:
-        _print_different_settings(run_a, run_b)
-        raise DppoError(
-            f"{run_a}, {run_b}: no iteration is in both traces. Train both with `trace_hashes=True`."
-        )
-    differing = [iteration for iteration in common if trace_a[iteration] != trace_b[iteration]]
-    if differing:
-        first = differing[0]
-        print(f"iteration {first}{first_difference(trace_a[first], trace_b[first])}")
+    if trace_a.keys() & trace_b.keys():
+        difference, compared = _different_traces(trace_a, trace_b)
     else:
-        print(f"equal in {counted(len(common), 'iteration')}, {common[0]} to {common[-1]}")
+        difference, compared = _different_metrics(run_a, run_b)
+    if difference or compared:
+        print(printable(difference or f"equal in {compared}"))
     _print_different_settings(run_a, run_b)
-    return 1 if differing else 0
+    if not difference and not compared:
+        raise DppoError(f"{run_a}, {run_b}: have no iteration in common. Continue the shorter run.")
+    return 1 if difference else 0
+
+
+def _different_traces(
+    trace_a: Mapping[int, Checksums], trace_b: Mapping[int, Checksums]
+) -> tuple[str, str]:
+    """Return the first difference of two traces, "" if there is none, and what was compared."""
+    common = sorted(trace_a.keys() & trace_b.keys())
+    for iteration in common:
+        if trace_a[iteration] != trace_b[iteration]:
+            place = first_difference(trace_a[iteration], trace_b[iteration])
+            return f"iteration {iteration}{place}", ""
+    return "", _in_words(common)
+
+
+def _different_metrics(run_a: Path, run_b: Path) -> tuple[str, str]:
+    """Do as `_different_traces` for the metrics of two runs, and the weights of the last checkpoint of both."""
+    rows_a = _results_by_iteration(run_a)
+    rows_b = _results_by_iteration(run_b)
+    common = sorted(rows_a.keys() & rows_b.keys())
+    if not common:
+        return "", ""
+    for iteration in common:
+        row_a = rows_a[iteration]
+        row_b = rows_b[iteration]
+        for name in differing(row_a, row_b):
+            values = f"{row_a.get(name)} and {row_b.get(name)}"
+            return f"iteration {iteration}: {name}: {values}{FINER}", ""
+    iteration = max(_saved(run_a) & _saved(run_b), default=0)
+    if not iteration:
+        return "", f"the metrics of {_in_words(common)}; no checkpoint of the same iteration"
+    if _weights(run_a, iteration) != _weights(run_b, iteration):
+        return f"iteration {iteration}: weights{FINER}", ""
+    return "", f"the metrics of {_in_words(common)}, and in the weights of iteration {iteration}"
+
+
+def _results_by_iteration(run: Path) -> dict[int, Row]:
+    """Return the results of each iteration; none if no iteration has finished."""
+    if not (run / METRICS).exists():
+        return {}
+    return {int(row["iteration"]): results_of(plain(row)) for row in read_metrics(run)}
+
+
+def _in_words(iterations: Sequence[int]) -> str:
+    return f"{counted(len(iterations), 'iteration')}, {iterations[0]} to {iterations[-1]}"
+
+
+def _saved(run: Path) -> set[int]:
+    """Return the iterations of the checkpoints of a run, without that before the first iteration."""
+    iterations = {checkpoints.saved_iteration(path) or 0 for path in checkpoints.paths_in(run)}
+    return iterations - {0}
+
+
+def _weights(run: Path, iteration: int) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    path = run / CHECKPOINTS / checkpoints.file_name(iteration)
+    arrays = checkpoints.load(path).arrays.get("model", {})
+    return {
+        name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()
+    }
 
 
 def _print_different_settings(run_a: Path, run_b: Path) -> None:
@@ -63,6 +125,15 @@ def _print_different_settings(run_a: Path, run_b: Path) -> None:
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return the names whose values are not the same in two mappings, in the order of the mappings."""
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
+
+
+def results_of(row: Row) -> Row:
+    """Return the metrics of a row that do not depend on clocks and actors."""
+    return {
+        name: value
+        for name, value in row.items()
+        if name.startswith(RESULTS) and not name.startswith(NO_RESULTS)
+    }
 
 
 def read_trace(run: Path) -> dict[int, Checksums]:

@@ -1,7 +1,7 @@
 """Compute the iterations behind a checkpoint again, and compare them with what the run has stored."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,13 +28,9 @@ from dppo.run.loading import STATES_OF_ENVS
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 from dppo.signals import StopSignals
-from dppo.tools.diff import Checksums, differing, first_difference, read_trace
+from dppo.tools.diff import Checksums, Row, differing, first_difference, read_trace, results_of
 from dppo.tools.verify.stored import Stretch
 
-RESULTS = ("iteration", "global_step", "charts/", "losses/", "info/", "faults/")
-"""Metrics that do not depend on clocks and actors, by the beginning of their names."""
-NO_RESULTS = "charts/SPS"
-Row = Mapping[str, float | None]
 Computed = tuple[Row, Checksums]
 """The results and the trace of an iteration."""
 
@@ -72,7 +68,7 @@ class Comparison:
         self._rows: dict[int, list[Row]] = {}
         for row in read_metrics(run):
             of_iteration = self._rows.setdefault(int(row["iteration"]), [])
-            of_iteration.append(_results(plain(row)))
+            of_iteration.append(results_of(plain(row)))
         self.computed: list[Computed] = []
         """The iterations so far."""
         self.other_numerics = ""
@@ -84,7 +80,7 @@ class Comparison:
         """Compare an iteration; return whether it is the last. Raise NotEqual if something differs."""
         number = int(row["iteration"] or 0)
         self.show(f"iteration {number:,} of {self._stretch}")
-        results = _results(row)
+        results = results_of(row)
         self.computed.append((results, trace))
         difference = self._difference(number, results, trace)
         is_last = number == self._stretch.last
@@ -107,14 +103,6 @@ class Comparison:
             if name is not None:
                 return f": {name} is {stored.get(name)} in metrics.jsonl, and {results.get(name)} computed again"
         return ""
-
-
-def _results(row: Row) -> Row:
-    return {
-        name: value
-        for name, value in row.items()
-        if name.startswith(RESULTS) and not name.startswith(NO_RESULTS)
-    }
 
 
 def _state_difference(state: RunState, stored: Checkpoint) -> str:
