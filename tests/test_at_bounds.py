@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,11 @@ def test_the_remedy_takes_the_policy_off_the_bound(tmp_path: Path) -> None:
     assert shares_at_bounds(result)[-1] == 0.0
 
 
-def run_of(folder: Path, returns: list[float], **settings: Any) -> list[str]:
-    """Return the warnings of `dppo doctor` about a run with these mean returns."""
-    rows = [
+def run_of(
+    folder: Path, returns: list[float], evaluated: Sequence[tuple[int, float]] = (), **settings: Any
+) -> list[str]:
+    """Return the warnings of `dppo doctor` about a run with these mean returns, and evaluations of some iterations."""
+    rows: list[dict[str, float]] = [
         {
             "iteration": number,
             "global_step": 256 * number,
@@ -110,6 +113,9 @@ def run_of(folder: Path, returns: list[float], **settings: Any) -> list[str]:
         }
         for number, mean in enumerate(returns, 1)
     ]
+    for number, mean in evaluated:
+        evaluation = {"eval/episodic_return": mean, "eval/episodes": 5}
+        rows[number - 1] |= evaluation | {"eval/global_step": 256 * number}
     findings = findings_of_run(folder, rows, **settings)
     return [text for kind, text in findings if kind == "warning"]
 
@@ -122,6 +128,7 @@ def test_the_doctor_of_a_run_says_that_it_is_flat_and_what_to_try(tmp_path: Path
         "tasks"
     ]
     assert not run_of(tmp_path, [-100.0, -80.0, -60.0, -40.0])
+    assert not run_of(tmp_path, [-100.0, -100.0, -99.0, -99.5], evaluated=[(2, -60.0), (4, -40.0)])
     assert "--reuse" not in run_of(tmp_path, [1.0, 1.0, 1.0], reuse=4)[0]
 
 

@@ -311,6 +311,30 @@ def test_a_run_that_rises_by_more_than_noise_or_is_short_is_not_flat(
     assert bool(note(means)) == is_flat
 
 
+def test_a_run_whose_evaluations_rise_or_solve_the_task_is_not_flat() -> None:
+    """Returns of training contain noise, which may hide the rise."""
+    config = make_config({"env_id": "CartPole-v1"})
+
+    def is_flat(evaluated: Sequence[float], solved: float | None = None) -> bool:
+        evaluations = scores(evaluated)
+        return bool(flat_note(scores(FLAT), config, CENTRED, solved, evaluations))
+
+    # the last third begins after the sixth; means of 50 episodes or more with a deviation of 10
+    assert is_flat([100.0] * 9)
+    assert is_flat([0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 90.0, 95.0, 100.5])
+    assert not is_flat([0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 90.0, 95.0, 110.0])
+    assert is_flat([100.0] * 9, solved=475.0)
+    assert not is_flat([500.0] * 9, solved=475.0)
+
+
+def test_evaluations_are_read_from_the_rows_that_report_them() -> None:
+    row = {"iteration": 2, "global_step": 100, "eval/global_step": 50, "eval/return_std": 3.0}
+    assert Score.of_evaluation(row) is None
+    row |= {"eval/episodic_return": 7.0, "eval/episodes": 5}
+    assert Score.of_evaluation(row) == Score(50, 5, 7.0, 3.0, 0.0)
+    assert Score.of_evaluation(row | {"eval/episodes": 0}) is None
+
+
 def test_a_solved_task_is_not_called_flat() -> None:
     assert note(FLAT, solved=100.0) == ""
     assert note(FLAT, solved=475.0)

@@ -225,6 +225,19 @@ def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
     assert [iteration for iteration, _ in made] == [PATIENCE]
 
 
+@pytest.mark.parametrize(("last", "is_flat"), [(20.0, True), (60.0, False)])
+def test_a_run_is_not_flat_if_its_evaluations_have_risen(last: float, is_flat: bool) -> None:
+    notes = LearningNotes(make_config(SETTINGS), DISCRETE)
+    made = rows(FLAT)
+    evaluation = {"eval/episodes": 5, "eval/return_std": 1.0}
+    for number, mean in ((51, 20.0), (99, last)):
+        row = made[number]
+        notes.follow(row)
+        evaluation |= {"eval/global_step": row["global_step"], "eval/episodic_return": mean}
+        notes.follow(row | evaluation)  # a second row of the iteration
+    assert bool(notes.closing_notes()) == is_flat
+
+
 def limited(max_steps: int) -> gym.Env[Any, Any]:
     return TimeLimit(Counting(), max_steps)
 

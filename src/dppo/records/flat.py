@@ -40,14 +40,34 @@ class Score(NamedTuple):
             row.get(SUCCESS, 0.0),
         )
 
+    @staticmethod
+    def of_evaluation(row: Row) -> "Score | None":
+        """Read the score of the evaluation that a row of metrics reports; None if it reports none."""
+        mean = row.get("eval/episodic_return", math.nan)
+        episodes = row.get("eval/episodes", 0)
+        if not math.isfinite(mean) or not episodes:
+            return None
+        return Score(
+            row.get("eval/global_step", math.nan),
+            episodes,
+            mean,
+            row.get("eval/return_std", 0.0),
+            row.get("eval/success_rate", 0.0),
+        )
+
 
 def flat_note(
-    scores: Sequence[Score], config: Config, actions: Actions | None, solved_at: float | None
+    scores: Sequence[Score],
+    config: Config,
+    actions: Actions | None,
+    solved_at: float | None,
+    evaluations: Sequence[Score] = (),
 ) -> str | None:
     """Return since when a run is flat, and what to try first; None if it has risen, is solved, or is too short.
 
     The mean of the episodes of the last third of the run is compared with the mean return before: it has risen if the
-    difference is larger than its standard error.
+    difference is larger than its standard error. Training returns contain noise, so a run whose evaluations have risen
+    or solve the task is not flat either.
 
     Args:
         actions: of the task; None if they are not known.
@@ -56,7 +76,7 @@ def flat_note(
     if not scores:
         return None
     last = scores[-1]
-    is_solved = last.success >= SOLVED or (solved_at is not None and last.mean >= solved_at)
+    is_solved = any(_solves(score, solved_at) for score in (last, *evaluations[-1:]))
     before = [score for score in scores if score.step <= (1 - SHARE) * last.step]
     if is_solved or not before:
         return None
@@ -68,7 +88,7 @@ def flat_note(
     # the window of the last mean may still hold episodes of the first one
     rise = (last.mean - first.mean) * min(WINDOW, last.episodes) / new_episodes
     error = math.sqrt(first.std**2 / old_episodes + last.std**2 / new_episodes)
-    if rise > error:
+    if rise > error or _have_risen(evaluations, first.step):
         return None
     ways = list(first_to_try(config, actions))
     fact = (
@@ -80,3 +100,18 @@ def flat_note(
     numbered = "; ".join(f"({number}) {way}" for number, way in enumerate(ways, 1))
     order = ", in this order" if len(ways) > 1 else ""
     return f"{fact}. If more is possible, try in a new run{order}: {numbered}"
+
+
+def _solves(score: Score, solved_at: float | None) -> bool:
+    return score.success >= SOLVED or (solved_at is not None and score.mean >= solved_at)
+
+
+def _have_risen(evaluations: Sequence[Score], step: float) -> bool:
+    """Return whether the last evaluation is better than the last one until `step`, by more than the standard error."""
+    before = [evaluation for evaluation in evaluations if evaluation.step <= step]
+    if not before:
+        return False
+    first = before[-1]
+    last = evaluations[-1]
+    error = math.sqrt(first.std**2 / first.episodes + last.std**2 / last.episodes)
+    return last.mean - first.mean > error

@@ -104,6 +104,7 @@ class LearningNotes(Observer):
         self._actions = actions
         self._solved_at = solved_at
         self._scores: list[Score] = []
+        self._evaluations: list[Score] = []
         self._certainty = _Certainty(actions)
         is_ppo = config.algo == "ppo"
         self._entropy_weight = value_of("ent_coef", config, facts_of(actions)) if is_ppo else 0.0
@@ -137,11 +138,14 @@ class LearningNotes(Observer):
     def closing_notes(self) -> list[str]:
         """Return what to try first if the run was flat for a third of its steps; read the last rows."""
         self._log_notes()
-        note = flat_note(self._scores, self._config, self._actions, self._solved_at)
+        note = flat_note(
+            self._scores, self._config, self._actions, self._solved_at, self._evaluations
+        )
         return [] if note is None else [note]
 
     def follow(self, row: Row) -> list[str]:
         """Take in `row`, the next one of the run; return the notes that are due after it."""
+        _keep(Score.of_evaluation(row), self._evaluations)
         # a second row of an iteration adds an evaluation, and repeats the figures of training
         if row["iteration"] == self._iteration:
             return []
@@ -183,11 +187,7 @@ class LearningNotes(Observer):
 
     def _track(self, figures: _Figures, row: Row) -> None:
         """Update the first, lowest, highest and best figures so far."""
-        score = Score.of_row(row)
-        if score is not None:
-            self._scores.append(score)
-        if len(self._scores) > MAX_SCORES:
-            del self._scores[1::2]
+        _keep(Score.of_row(row), self._scores)
         mean_return = figures.mean_return
         if math.isnan(self._first_entropy):
             self._first_entropy = figures.entropy
@@ -231,6 +231,14 @@ class LearningNotes(Observer):
         # the discount horizon, 1 / (1 - gamma) steps, as a share of the episode; 1e-9 avoids a division by zero
         horizon_share = 1 / max(1e-9, (1 - self._config.gamma) * figures.length)
         return abs(figures.mean_return) * min(1.0, horizon_share)
+
+
+def _keep(score: Score | None, scores: list[Score]) -> None:
+    """Add a score, if there is one, and thin out the list if it gets long."""
+    if score is not None:
+        scores.append(score)
+    if len(scores) > MAX_SCORES:
+        del scores[1::2]
 
 
 class _Certainty:

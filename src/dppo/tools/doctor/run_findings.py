@@ -47,7 +47,8 @@ def of_run(run: Path, rows: Rows | None = None) -> Findings:
             for note in notes.follow(row):
                 yield "warning", note
     scores = [score for score in map(Score.of_row, rows) if score is not None]
-    flat = flat_note(scores, config, actions, solved_at(config.env_name))
+    evaluations = [score for score in map(Score.of_evaluation, rows) if score is not None]
+    flat = flat_note(scores, config, actions, solved_at(config.env_name), evaluations)
     if flat is not None:
         yield "warning", flat
     with suppress(KeyError):  # rows of another version, or of another author
