@@ -307,6 +307,12 @@ def test_the_best_checkpoint_of_a_stranger_may_be_anything(best: Any, tmp_path: 
     assert cards["best evaluation"] == "-5.00, step 1,024"
 
 
+def test_the_fault_that_ended_a_run_is_counted(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", [])
+    incident(run, kind="env_raised", message="sampler 3 raised", time="noon")
+    assert cards_of(run)["incidents"] == "1"
+
+
 def test_a_run_without_evaluations_has_no_cards_about_them(tmp_path: Path) -> None:
     cards = cards_of(a_run(tmp_path / "run", rows(4)))
     assert not cards.keys() & {"last evaluation", "best evaluation", "your controller", "deployed"}

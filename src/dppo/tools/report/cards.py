@@ -13,7 +13,8 @@ def cards(facts: Facts) -> dict[str, str]:
     row = facts.last_row
     config = facts.config
     seconds = [math.nan, *training_times(facts.rows)][-1]
-    incidents = sum(count for key, count in row.items() if key.startswith("incidents/"))
+    counted = sum(count for key, count in row.items() if key.startswith("incidents/"))
+    incidents = max(counted, len(facts.incidents))  # no row counts the one that ended the run
     actors = "in process"
     if config.num_actors:
         actors = number(row.get("actors/alive"), 0)
