@@ -13,8 +13,8 @@ class SAC:
     """Env steps that are kept to learn from, in memory and in each checkpoint; beyond that, the oldest are dropped;
     none: all of the run, up to 1,000,000."""
     gradient_steps: float = setting(1.0, gt=0, le=100)
-    """Gradient steps per env step. 0.5 takes half of the time of updates, and up to twice the env steps; where env
-    steps are very slow, try 2."""
+    """Gradient steps per env step. 0.5 takes half of the time of updates, and up to twice the env steps; more than 1
+    need fewer env steps on some tasks only."""
     learning_starts: int = setting(1000, ge=0)
     """Env steps before the first gradient step, which the new policy collects; with prior, gradient steps begin at
     once."""
