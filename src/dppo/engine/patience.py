@@ -22,8 +22,9 @@ SETTINGS = {
 class Patience:
     """Timeouts per phase: the configured value, or else 20 times the measured duration, at most `segment_timeout_s`.
 
-    The last replacement before the run ends or gives up an episode gets the full `segment_timeout_s`, so that a rare
-    slow event costs replays rather than the run. So does the constructor of each replacement, because the lost process
+    The first replacement in a row gets the full `segment_timeout_s`, so that a rare slow event costs a single replay;
+    so does the last one before the run ends or gives up an episode. A process that hangs each time is given up after
+    the shorter timeouts in between. The constructor of each replacement gets all of it, too, because the lost process
     may still hold the licence that it waits for.
     """
 
@@ -62,18 +63,18 @@ class Patience:
         """Return the seconds without progress after which an actor is replaced, wherever it is now."""
         progress = actor.deadline.progress
         if progress is None or not actor.queue:
-            return self.limit(Phase.STEP, full=self._is_last_process(actor))[1]
+            return self.limit(Phase.STEP, full=self._is_first_or_last(actor))[1]
         return self._limit_of(actor, progress)[1]
 
     def _limit_of(self, actor: Actor, progress: Activity) -> Limit:
         still_imports = progress.moves == 0
         is_made_again = actor.losses > 0 and progress.phase in (Phase.MAKE, Phase.BUILD)
-        full = still_imports or is_made_again or self._is_last_process(actor)
+        full = still_imports or is_made_again or self._is_first_or_last(actor)
         return self.limit(progress.phase, full=full)
 
-    def _is_last_process(self, actor: Actor) -> bool:
-        """Return whether the run would end, or give up an episode, if this process was lost."""
-        return actor.losses >= self._limits.max_actor_restarts
+    def _is_first_or_last(self, actor: Actor) -> bool:
+        """Return whether this is the first process after a loss, or the last one before an episode is given up."""
+        return actor.losses == 1 or actor.losses >= self._limits.max_actor_restarts
 
     def record_standstill(self, actor: Actor) -> None:
         """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
