@@ -128,6 +128,7 @@ def test_messages_within_a_program_name_calls_of_python(run_of_program: Path) ->
 def test_an_export_of_the_run_of_a_program_names_the_export_that_works(
     run_of_program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("onnxscript")
     target = run_of_program / "exported"
     typed = ["export", "run", f"{target}/", "--model", "mine:Network", "--trust"]
     assert main(typed) == 2

@@ -249,8 +249,8 @@ def test_a_wrapper_that_returns_nothing_or_raises_closes_the_environment() -> No
 
     with pytest.raises(ConfigError, match=r"wrappers=worlds\.asking:nothing: made None"):
         make_prepared(Closing, {}, Preparation(("worlds.asking:PlusOne", asking.nothing)))
-    with pytest.raises(TypeError):
-        make_prepared(Closing, {}, Preparation((lambda: None,)))
+    with pytest.raises(AttributeError):
+        make_prepared(Closing, {}, Preparation((lambda env: env.missing,)))
     assert len(closed) == 2
 
 

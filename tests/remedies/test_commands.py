@@ -65,6 +65,8 @@ def test_a_command_that_is_refused_works_as_the_message_says(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "--video" in told:
+        pytest.importorskip("av")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(TESTS))
     assert main(typed(words, folders, tmp_path)) in (1, 2)

@@ -60,8 +60,6 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"trials={num_trials}: must be at least 1.")
     training = arguments_of(flags, env_id, COMMAND.prog)
     require_package("the search", "optuna")
-    import optuna
-
     config = Config(**training.settings)  # refused, if at all, before the first trial
     out = Path(options.get("out", f"runs/tune__{as_file_name(config.env_name)}")).absolute()
     fixed = set(flags)
@@ -72,6 +70,8 @@ def main(argv: list[str]) -> int:
         name: value for name, value in training.settings.items() if name not in space
     }
     study = _study(out, base, config)
+    import optuna
+
     finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     num_left = num_trials - len(study.get_trials(states=finished_states))
     if num_left > 0:
