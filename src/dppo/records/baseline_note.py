@@ -84,7 +84,6 @@ class BaselineNote(Observer):
         )
 
     def _kept(self) -> str:
-        """Return which policy the user has."""
         if not self._config.never_worse:
             flag = as_setting_and_flag("never_worse", True)
             return (

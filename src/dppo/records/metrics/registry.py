@@ -28,7 +28,7 @@ def _tables() -> dict[str, Any]:
 
 
 def metrics() -> dict[str, list[Metric]]:
-    """Return the metrics under the headings of their page."""
+    """List the metrics under the headings of their page."""
     return {
         heading: [Metric(key, **facts) for key, facts in group.items()]
         for heading, group in _tables()["metrics"].items()
@@ -36,6 +36,6 @@ def metrics() -> dict[str, list[Metric]]:
 
 
 def incident_kinds() -> dict[str, str]:
-    """Return the meaning of each `IncidentKind`."""
+    """Give the meaning of each `IncidentKind`."""
     kinds: dict[str, str] = _tables()["incidents"]
     return kinds

@@ -54,7 +54,7 @@ def two_panels(
 
 
 def evaluations_name(*, stochastic: bool) -> str:
-    """Return how a legend names evaluations."""
+    """Name evaluations for a legend."""
     return "evaluations, with noise" if stochastic else "evaluations, without noise"
 
 

@@ -9,7 +9,7 @@ from dppo.tools.report.facts import Facts
 
 
 def cards(facts: Facts) -> dict[str, str]:
-    """Return the value of each card by its name."""
+    """List the value of each card by its name."""
     row = facts.last_row
     config = facts.config
     seconds = [math.nan, *training_times(facts.rows)][-1]

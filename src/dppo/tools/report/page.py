@@ -273,7 +273,6 @@ def baseline_level(rows: Rows) -> Level | None:
 
 
 def _evaluations(facts: Facts, *, over_steps: bool, scale: float) -> Points:
-    """Return the mean returns of the evaluations."""
     curve = curve_of(facts.rows, EVALUATED_RETURN)
     x = curve.steps if over_steps else curve.seconds / scale
     name = f"points: {evaluations_name(stochastic=facts.config.eval_stochastic)}"
