@@ -418,3 +418,16 @@ def test_words_that_are_printed_for_settings_can_be_typed() -> None:
     assert words[:2] == ["--actor-resources", '[{"licence": 1.0}, {"gpu_node": 0.5}]']
     config = make_config(parse_training(["Pendulum-v1", *words]).settings)
     assert (config.actor_resources, config.log_std_init) == (typed["actor_resources"], -1e-05)
+
+
+@pytest.mark.parametrize("command", ["report", "train --resume"])
+def test_a_run_of_another_version_is_refused_with_the_file_and_line_of_its_unknown_setting(
+    command: str, desk: Path, refused: Callable[[str], str]
+) -> None:
+    (desk / "run").mkdir()
+    text = "env: {env_id: CartPole-v1}\nsampling:\n  num_stepz: 3\n"
+    (desk / "run" / "config.yaml").write_text(text, encoding="utf8")
+    words = (
+        "config=run/config.yaml, line 3: num_stepz is not a known setting. Did you mean num_steps?"
+    )
+    assert words in refused(f"{command} run")

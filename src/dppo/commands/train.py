@@ -29,7 +29,7 @@ from dppo.invocation import as_called, command, flag
 from dppo.log import logger
 from dppo.plugins import plugin
 from dppo.records.files.checkpoint import find
-from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.files.run_folder import check_stored_names, settings_to_resume
 from dppo.records.observer import Observer, RunInfo
 
 
@@ -240,6 +240,7 @@ def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
     )
     run = Path(flags["resume"])
     run_dir = {"run_dir": flags["branch"]} if "branch" in flags else {}
+    check_stored_names(run)
     settings = settings_to_resume(run, changes | run_dir)
     _check_program(run, settings, changes, ["--branch", flags["branch"]] if run_dir else [])
     if "trust" not in flags:

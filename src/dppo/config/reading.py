@@ -38,13 +38,13 @@ def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     return settings
 
 
-def check_names(path: Path) -> None:
-    """Raise ConfigError, with file and line, if names in a user's YAML or TOML file are no settings."""
-    refuse(_unknown_names(path))
+def check_names(path: Path, *, trusted: bool = True) -> None:
+    """Raise ConfigError, with file and line, if names in a file are no settings; `trusted`: as in `read_settings`."""
+    refuse(_unknown_names(path, trusted))
 
 
-def _unknown_names(path: Path) -> Iterator[ConfigError]:
-    for name, value in _read(path, trusted=True).items():
+def _unknown_names(path: Path, trusted: bool) -> Iterator[ConfigError]:
+    for name, value in _read(path, trusted).items():
         in_group = name in PARTS and isinstance(value, dict) and bool(value)
         for key in map(str, value if in_group else [name]):
             if key.replace("-", "_") not in settings_by_name().keys() | OTHER_NAMES:

@@ -20,6 +20,7 @@ import yaml
 from dppo.config import Config, flattened, grouped, plain_settings, read_settings
 from dppo.config.plain import objects_in
 from dppo.config.programs import named_as_now
+from dppo.config.reading import check_names
 from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, for_branch, leave_out_ineffective
 from dppo.config.trust import resume_call
@@ -242,9 +243,8 @@ def settings_to_resume(
     are `read_only`.
     """
     run_dir = run_dir_of(path)
-    file = run_dir / CONFIG
-    if file.is_file() and file.stat().st_size <= PARTS[CONFIG].max_bytes:
-        settings = read_settings(file, trusted=False)
+    if _has_readable_config(run_dir):
+        settings = read_settings(run_dir / CONFIG, trusted=False)
     else:  # the run was killed before it wrote the file, or long arguments make it too large
         settings = _settings_of(find(run_dir))
     settings = {"atari": "raw"} | settings  # a run from before there was this setting
@@ -266,6 +266,18 @@ def _refuse_objects(settings: dict[str, Any]) -> None:
         )
         for setting, name, text in objects_in(settings)
     )
+
+
+def check_stored_names(run: Path) -> None:
+    """Raise ConfigError, with file and line, if a run has settings that are none, as of another version of dppo."""
+    run_dir = run_dir_of(run)
+    if _has_readable_config(run_dir):
+        check_names(run_dir / CONFIG, trusted=False)
+
+
+def _has_readable_config(run_dir: Path) -> bool:
+    file = run_dir / CONFIG
+    return file.is_file() and file.stat().st_size <= PARTS[CONFIG].max_bytes
 
 
 def run_dir_of(path: Path) -> Path:
