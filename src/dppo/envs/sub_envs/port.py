@@ -73,6 +73,10 @@ class SubEnvs(Protocol):
         """
         return
 
+    def set_states_at_once(self) -> bool:
+        """Rebuild environments from their own states without a proof, from now on; return False if they have none."""
+        return False
+
     def begin_segment(self, log: EnvLog) -> None:
         """Note the states of the environments before the segment of `log`."""
         return

@@ -79,7 +79,7 @@ class SerialSubEnvs(SubEnvs):
             )
 
     def set_states_at_once(self) -> bool:
-        """Rebuild environments from their own states without a proof, from now on; return False if they have none."""
+        """Rebuild environments from their own states: see `SubEnvs`."""
         if self._states is None:
             return False
         self._states.demanded = True
