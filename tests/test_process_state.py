@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from builders import tiny_run
@@ -240,16 +241,21 @@ def test_what_an_earlier_run_of_the_process_has_noted_is_noted_again() -> None:
 
 
 class Wandering(gym.Wrapper[Any, Any, Any, Any]):
-    """Goes to another folder, or names the one in which its steps are taken."""
+    """Goes to another folder and changes NumPy's error state, or expects the folder of its steps, and no change."""
 
     def __init__(self, folder: str = "", expected: str = "") -> None:
         super().__init__(gym.make("CartPole-v1"))
         self.expected = expected or folder
+        self.divide = "raise" if folder else np.geterr()["divide"]
         if folder:
             os.chdir(folder)
+            np.seterr(divide="raise")
+        else:
+            assert self.divide == "warn"
 
     def step(self, action: Any) -> Any:
         assert os.getcwd() == self.expected
+        assert np.geterr()["divide"] == self.divide
         return self.env.step(action)
 
 
@@ -264,14 +270,14 @@ class Within(dppo.Observer):
             dppo.train(self.config)
 
 
-def test_an_environment_begins_in_the_folder_of_the_program_whatever_those_of_other_runs_did(
+def test_an_environment_begins_in_the_state_of_the_program_whatever_those_of_other_runs_did(
     tmp_path: Path,
 ) -> None:
     elsewhere = {"env_id": Wandering, "env_kwargs": {"folder": str(tmp_path)}}
     here = {"env_id": Wandering, "env_kwargs": {"expected": os.getcwd()}}
     within = small(tmp_path / "within", **here, on_env_fault="raise")
     first = small(tmp_path / "first", **elsewhere, on_env_fault="raise")
-    assert dppo.train(first, observers=[Within(within)]).incidents["global_state"] == 1
+    assert dppo.train(first, observers=[Within(within)]).incidents["global_state"] == 2
     after = dppo.train(small(tmp_path / "after", **here, on_env_fault="raise"))
     assert "global_state" not in after.incidents
 

@@ -25,8 +25,10 @@ class _Users:
         self.values: dict[str, tuple[Any, Any]] = {}
         """Name of the state -> dppo's value at that time, and the user code's value."""
         self.imported: dict[str, tuple[Any, Any]] = {}
-        """Those that imports have set, which a process runs once: all of its runs find them."""
+        """Values that imports have set, which a process runs once: all of its runs find them."""
         self.arithmetic: Arithmetic | None = None  # as the last import or constructor has left it
+        self.first_arithmetic: Arithmetic | None = None
+        """The arithmetic with which each run begins, as the program or an import has set it."""
         self.noted: set[str] = set()
         self.changes: list[Change] = []
         self.lock = Lock()
@@ -44,6 +46,7 @@ def dppo_computes() -> Iterator[None]:
     with arithmetic.as_usual() as before:
         if before is not None:
             _users.arithmetic = before
+            _users.first_arithmetic = before
             note_changes("the program", before.words)
         yield
 
@@ -68,6 +71,7 @@ def user_code(by: str) -> Iterator[None]:
 def importing(name: str) -> Iterator[None]:
     """Run the import of a module of the user as `user_code`; what it sets stays for later runs of this process."""
     earlier = dict(_users.values)
+    earlier_arithmetic = _users.arithmetic
     try:
         with user_code(f"importing {name}"):
             yield
@@ -75,6 +79,8 @@ def importing(name: str) -> Iterator[None]:
         for state, values in _users.values.items():
             if earlier.get(state) != values:
                 _users.imported[state] = values
+        if _users.arithmetic != earlier_arithmetic:
+            _users.first_arithmetic = _users.arithmetic
 
 
 @contextmanager
@@ -195,7 +201,9 @@ def separate_run() -> Iterator[None]:
     observer of another one leaves that one's states and notes as they were.
     """
     of_others = _users.values, _users.noted, _users.changes
+    arithmetic_before = _users.arithmetic
     _users.values = dict(_users.imported)
+    _users.arithmetic = _users.first_arithmetic
     _users.noted = set()
     _users.changes = []
     try:
@@ -203,6 +211,7 @@ def separate_run() -> Iterator[None]:
     finally:
         _users.values, _users.noted, _users.changes = of_others
         _users.values |= _users.imported
+        _users.arithmetic = arithmetic_before or _users.first_arithmetic
 
 
 def take_changes() -> list[Change]:
