@@ -181,3 +181,10 @@ def test_a_module_that_reads_the_command_line_works_in_actors(tmp_path: Path) ->
     with Command(["script.py", "--actors", "1"], tmp_path, program=()) as command:
         assert command.wait(120) == 0
         assert "Done after 128 steps" in command.out
+
+
+def test_the_place_of_an_error_may_be_in_a_package_whose_name_begins_with_ours() -> None:
+    file = f"{user_code.PACKAGE}_plugin/tracker.py"
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("\n1 / 0", file, "exec"))
+    assert user_code.place_of(raised.value) == f" ({file}, line 2)"

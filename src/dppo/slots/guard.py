@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -186,11 +187,12 @@ class Keeper:
     def run(self, environment_pid: int) -> None:
         """Watch the ranks until all have ended."""
         _report({"started": self._launcher.pid, "keeper": os.getpid()})
+        # in a thread, because a disk may block for minutes
+        threading.Thread(target=_keep_limited, args=(self._log,), daemon=True).start()
         pidfds = _pidfd(environment_pid)
         exited = os.pidfd_open(self._launcher.pid)
         while self._launcher.poll() is None and not any(self._codes.values()):
-            ready = self._ready([exited, 0, *pidfds], LOOK_AT_LOG_S)
-            limit_log(self._log)
+            ready = self._ready([exited, 0, *pidfds])
             # a child of the process may hold the pipe open, so that nothing could be read from it
             is_gone = bool(set(pidfds) & set(ready)) or (0 in ready and _is_closed(0))
             if is_gone:  # ranks may save their state
@@ -258,7 +260,14 @@ class Keeper:
         end_marked(self._mark)
 
 
-def limit_log(path: str) -> None:
+def _keep_limited(log: str) -> NoReturn:
+    """Limit the size of a log until this program ends."""
+    while True:
+        _limit(log)
+        time.sleep(LOOK_AT_LOG_S)
+
+
+def _limit(path: str) -> None:
     """Drop the older part of a log that has become too large; all of its writers append."""
     # the solver may have removed it
     with suppress(OSError), os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND), "r+b") as log:

@@ -65,7 +65,7 @@ class CurveGroup(NamedTuple):
 
     @property
     def eval_stochastic(self) -> bool:
-        """Whether its evaluations sample actions, as training does."""
+        """True if evaluations sample actions, as training does."""
         return bool(self.runs[0].settings.get("eval_stochastic"))
 
     def __str__(self) -> str:
@@ -234,7 +234,7 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def with_evaluations(run: Path, curve: Curve) -> Curve:
-    """Return the curve of a run with the mean returns of its evaluations, which show the policy without its noise."""
+    """Return the curve of a run with the mean returns of its evaluations."""
     return curve._replace(evaluations=read_curve(run, EVALUATED_RETURN))
 
 

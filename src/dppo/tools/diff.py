@@ -25,7 +25,8 @@ CHECKSUM_DIGITS = 8  # a checksum of steps has four digits for each step before 
 DIGITS_PER_STEP = 4
 Checksums = Mapping[str, str]
 """Checksums of an iteration by quantity and sampler, such as "rewards/3", in the order of their causes."""
-Row = Mapping[str, float | None]
+Results = Mapping[str, float | None]
+"""Metrics of an iteration that do not depend on clocks and actors."""
 RESULTS = ("iteration", "global_step", "charts/", "losses/", "info/", "faults/")
 """Metrics that do not depend on clocks and actors, by the beginning of their names."""
 NO_RESULTS = "charts/SPS"
@@ -76,9 +77,10 @@ def _different_metrics(run_a: Path, run_b: Path) -> tuple[str, str]:
     for iteration in common:
         row_a = rows_a[iteration]
         row_b = rows_b[iteration]
-        for name in differing(row_a, row_b):
-            values = f"{row_a.get(name)} and {row_b.get(name)}"
-            return f"iteration {iteration}: {name}: {values}{FINER}", ""
+        names = differing(row_a, row_b)
+        if names:
+            values = f"{row_a.get(names[0])} and {row_b.get(names[0])}"
+            return f"iteration {iteration}: {names[0]}: {values}{FINER}", ""
     iteration = max(_saved(run_a) & _saved(run_b), default=0)
     if not iteration:
         return "", f"the metrics of {_in_words(common)}; no checkpoint of the same iteration"
@@ -87,7 +89,7 @@ def _different_metrics(run_a: Path, run_b: Path) -> tuple[str, str]:
     return "", f"the metrics of {_in_words(common)}, and in the weights of iteration {iteration}"
 
 
-def _results_by_iteration(run: Path) -> dict[int, Row]:
+def _results_by_iteration(run: Path) -> dict[int, Results]:
     """Return the results of each iteration; none if no iteration has finished."""
     if not (run / METRICS).exists():
         return {}
@@ -127,7 +129,7 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 
-def results_of(row: Row) -> Row:
+def results_of(row: Mapping[str, float | None]) -> Results:
     """Return the metrics of a row that do not depend on clocks and actors."""
     return {
         name: value

@@ -275,6 +275,12 @@ def check_stored_names(run: Path) -> None:
         check_names(run_dir / CONFIG, trusted=False)
 
 
+def stored_config(run: Path) -> Config:
+    """Return the settings of a run that is only looked at; raise as `check_stored_names`."""
+    check_stored_names(run)
+    return Config(**settings_to_resume(run, read_only=True))
+
+
 def _has_readable_config(run_dir: Path) -> bool:
     file = run_dir / CONFIG
     return file.is_file() and file.stat().st_size <= PARTS[CONFIG].max_bytes

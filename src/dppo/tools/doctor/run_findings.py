@@ -10,7 +10,7 @@ from dppo.envs.names import solved_at
 from dppo.errors import CheckpointError
 from dppo.records.bottleneck import MIN_GAIN, TimeSplit, bottleneck_line, times_line
 from dppo.records.files.checkpoint import find
-from dppo.records.files.run_folder import check_stored_names, settings_to_resume
+from dppo.records.files.run_folder import stored_config
 from dppo.records.flat import Score, flat_note
 from dppo.records.metrics.reading import Row, Rows, read_metrics
 from dppo.records.notes import LearningNotes
@@ -33,8 +33,7 @@ MIN_SHARE = 1 - 1 / MIN_GAIN
 
 def of_run(run: Path, rows: Rows | None = None) -> Findings:
     """Yield severity and text of findings about a run, or about a sample of its `rows`."""
-    check_stored_names(run)
-    config = Config(**settings_to_resume(run, read_only=True))
+    config = stored_config(run)
     if rows is None:
         rows = read_metrics(run)
     # a guess, until the actions are known

@@ -30,7 +30,7 @@ from dppo.records.files.run_files import (
     json_in,
     read_run_file,
 )
-from dppo.records.files.run_folder import check_stored_names, run_dir_of, settings_to_resume
+from dppo.records.files.run_folder import run_dir_of, stored_config
 from dppo.records.metrics.reading import Rows, sampled_metrics
 from dppo.tools.doctor.run_findings import of_run
 from dppo.tools.report.charts import Bar
@@ -63,8 +63,7 @@ def main(argv: list[str]) -> int:
 
 def facts_of(run: Path) -> Facts:
     """Read a run folder, perhaps a stranger's; raise a DppoError if it is not one, or damaged."""
-    check_stored_names(run)
-    config = Config(**settings_to_resume(run, read_only=True))
+    config = stored_config(run)
     rows = sampled_metrics(run)
     findings = [("note", "not examined")]
     with suppress(DppoError):

@@ -16,7 +16,7 @@ from dppo.user_code import in_a_line, place_of, require_package
 GROUP = "dppo.trackers"
 SHARED_MODULES = {"tracker"}
 PARTS = ("remedy", "server", "check", "send", "end")
-"""What the class of each tracker has."""
+"""Attributes of the class of each tracker."""
 FINISHED = "FINISHED"
 FAILED = "FAILED"
 KILLED = "KILLED"
@@ -26,7 +26,7 @@ class Backend(Protocol):
     """A run in a tracker. Its methods are called in one thread; they may raise anything, and may take long."""
 
     package: str
-    """Name of the package for pip; only for a tracker here."""
+    """Name of the package for pip; only the trackers in this folder have it."""
     remedy: str
     """Remedy for an error of `check`."""
     id: str

@@ -28,10 +28,10 @@ from dppo.run.loading import STATES_OF_ENVS
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 from dppo.signals import StopSignals
-from dppo.tools.diff import Checksums, Row, differing, first_difference, read_trace, results_of
+from dppo.tools.diff import Checksums, Results, differing, first_difference, read_trace, results_of
 from dppo.tools.verify.stored import Stretch
 
-Computed = tuple[Row, Checksums]
+Computed = tuple[Results, Checksums]
 """The results and the trace of an iteration."""
 
 
@@ -65,7 +65,7 @@ class Comparison:
         self.show = show
         self._stretch = stretch
         self._trace = read_trace(run)
-        self._rows: dict[int, list[Row]] = {}
+        self._rows: dict[int, list[Results]] = {}
         for row in read_metrics(run):
             of_iteration = self._rows.setdefault(int(row["iteration"]), [])
             of_iteration.append(results_of(plain(row)))
@@ -76,7 +76,7 @@ class Comparison:
         self.weights_sha256 = ""
         """SHA-256 of the weights at the end of the stretch; "" until it is computed."""
 
-    def check(self, row: Row, trace: Checksums, learner: PPOLearner) -> bool:
+    def check(self, row: Results, trace: Checksums, learner: PPOLearner) -> bool:
         """Compare an iteration; return whether it is the last. Raise NotEqual if something differs."""
         number = int(row["iteration"] or 0)
         self.show(f"iteration {number:,} of {self._stretch}")
@@ -92,7 +92,7 @@ class Comparison:
         self.weights_sha256 = learner.weights_sha256()
         return is_last
 
-    def _difference(self, number: int, results: Row, trace: Checksums) -> str:
+    def _difference(self, number: int, results: Results, trace: Checksums) -> str:
         stored_trace = self._trace.get(number)
         if stored_trace and trace and stored_trace != trace:
             return f"{first_difference(stored_trace, trace)}: trace.jsonl has another checksum"
