@@ -169,21 +169,29 @@ if number < 2:
 """
 
 
+def disturbed(folder: Path, trouble: str, at_start: str) -> gym.Env[Any, Any]:
+    """Return an environment whose solver is in trouble and plays as one without, after five steps.
+
+    `at_start`: code that runs when the solver starts, before anything else.
+    """
+    undisturbed = make(solver(folder), scratch_dir=str(folder))
+    expected = played(undisturbed, 5)
+    undisturbed.close()
+    words = solver(folder, trouble)
+    program = Path(words[1])
+    program.write_text(at_start + program.read_text())
+    env = make(words, scratch_dir=str(folder))
+    assert played(env, 5) == expected
+    return env
+
+
 def test_a_solver_that_is_killed_while_it_starts_or_repeats_its_episode_is_started_again(
     tmp_path: Path,
 ) -> None:
-    undisturbed = make(solver(tmp_path), scratch_dir=str(tmp_path))
-    expected = played(undisturbed, 5)
-    undisturbed.close()
     killed = "if steps == {0: 4, 1: 2}.get(len(glob.glob('at-*'))): "
     killed += "open(f'at-{steps}', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
-    words = solver(tmp_path, killed)
-    program = Path(words[1])
-    program.write_text(KILLED_TWICE + program.read_text())
-    env = make(words, scratch_dir=str(tmp_path))
-    assert played(env, 5) == expected
+    env = disturbed(tmp_path, killed, KILLED_TWICE)
     assert env.step(np.zeros(2))[4]["solver_restarts"] > 1
-
     env.close()
     assert len(list(tmp_path.glob("killed-*"))) == 2
 
@@ -201,17 +209,9 @@ def test_a_solver_whose_licence_is_not_free_at_once_is_started_again_in_its_epis
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dppo.remote.environment.WAITS_S", (0, 0))
-    undisturbed = make(solver(tmp_path), scratch_dir=str(tmp_path))
-    expected = played(undisturbed, 5)
-    undisturbed.close()
     killed = "if steps == 4 and not os.path.exists('killed'): "
     killed += "open('killed', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
-    words = solver(tmp_path, killed)
-    program = Path(words[1])
-    program.write_text(REFUSED_TWICE + program.read_text())
-    env = make(words, scratch_dir=str(tmp_path))
-    assert played(env, 5) == expected
-    env.close()
+    disturbed(tmp_path, killed, REFUSED_TWICE).close()
     assert len(list(tmp_path.glob("refused-*"))) == 2
 
 
