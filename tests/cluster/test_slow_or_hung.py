@@ -295,7 +295,7 @@ def test_a_phase_has_a_limit_that_is_set_or_follows_from_measurements(
 
 @pytest.mark.proves("is slow once in a long while")
 def test_the_first_and_the_last_replacement_get_the_whole_limit_for_a_rare_slow_event() -> None:
-    """So a slow step costs a single replay, and a step that hangs each time less than ten minutes for most of them."""
+    """So a slow step costs a single replay, and most processes that hang are replaced after a minute."""
     driver = Driver([[0]], PATIENT)
     driver.request(driver.measure())
     limits = ["step_timeout_s=60", "segment_timeout_s=600"] * 2
