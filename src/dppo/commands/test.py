@@ -15,22 +15,22 @@ Run the tests of a source checkout.
 
   --quick   for users: does it work on this machine? The promise, and one run of each kind, in one process; about a
             minute
-  (nothing) for developers: the fast tests, in three processes; 4 minutes on an idle machine with two cores, longer on
+  (nothing) for developers: the fast tests, in three processes; 3 minutes on an idle machine with two cores, longer on
             a busy one
   --slow    for developers: all tests, in two processes; hours
 
-Other arguments are passed on to pytest, and paths are relative to the root of the checkout. These tests run in two
-processes. For example, in one process, where a debugger works:
+Other arguments are passed on to pytest, and paths are relative to the root of the checkout. For example, in one
+process, where a debugger works:
 dppo test -n 0 tests/test_launcher.py -k symlink -x"""
 # tests are distributed by file, because tests of a file share fixtures
-TWO_PROCESSES = ["-n", "2", "--dist", "loadfile"]
-# all tests on Ray are run by one of them, which mostly waits for actors: two others keep two cores busy
-THREE_PROCESSES = ["-n", "3", "--dist", "loadfile"]
+SPREAD = ["--dist", "loadfile", "-n"]
+# processes: one of the three runs all tests on Ray, and mostly waits for actors
+PROCESSES = {"fast": "3", "slow": "2"}
 # runs of every kind in process, resumed, and with actors
 QUICK = ["-n", "0", "tests/test_promise.py"]
 ABOUT = {
     "quick": "The promise, and one run of each kind: about a minute.",
-    "fast": "The fast tests, for developers: 4 minutes on an idle machine with two cores, longer on a busy one. "
+    "fast": "The fast tests, for developers: 3 minutes on an idle machine with two cores, longer on a busy one. "
     "--quick takes a minute.",
     "slow": "All tests, for developers: hours.",
 }
@@ -55,11 +55,7 @@ def main(argv: list[str]) -> int:
         kind = "slow"
     everything = ["-m", ""] if kind == "slow" else []  # undoes the -m "not slow" of pyproject.toml
     passed_on = [word for word in argv if word not in ("--quick", "--slow")]
-    chosen = TWO_PROCESSES
-    if kind == "quick":
-        chosen = QUICK
-    elif kind == "fast" and not passed_on:
-        chosen = THREE_PROCESSES
+    chosen = QUICK if kind == "quick" else [*SPREAD, PROCESSES[kind]]
     if not passed_on:
         print(f"{PROG}: {ABOUT[kind]} It is {time.strftime('%H:%M')} now.", flush=True)
     os.chdir(checkout)
