@@ -116,16 +116,17 @@ class Learning:
 
     def __init__(self, config: Any, segments: list[Any] | None = None) -> None:
         """Collect a segment in this process, unless `segments` are given."""
-        from dppo.config.resolve import facts_of, resolve
+        from dppo.config.resolve import resolve
         from dppo.hosts.builders import build_sampler
         from dppo.hosts.plans import sampler_plan, trainer_plan
         from dppo.learners.staged import StagedTrainers
         from dppo.learners.stored_segments import StoredSegments
         from dppo.learners.trainers import LocalTrainer
         from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+        from dppo.spaces.actions import continuous_width
 
         built = build_sampler(sampler_plan(config), 0)
-        config, _ = resolve(config, facts_of(built.spaces.actions))
+        config, _ = resolve(config, continuous_width(built.spaces.actions))
         self.local = LocalTrainer(trainer_plan(config), built.spaces)
         self.trainers: Any = self.local
         if config.reuse > 1:

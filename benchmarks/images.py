@@ -61,11 +61,12 @@ def main() -> int:
     import torch
 
     from dppo.config import Config
-    from dppo.config.resolve import facts_of, resolve
+    from dppo.config.resolve import resolve
     from dppo.hosts.builders import build_sampler, build_trainer
     from dppo.hosts.plans import sampler_plan, trainer_plan
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.learning.batch import make_batch
+    from dppo.spaces.actions import continuous_width
 
     config = Config(
         env_id=Noise, num_samplers=1, envs_per_sampler=8, num_steps=options.steps, minibatch_size=256, update_epochs=4,
@@ -73,7 +74,7 @@ def main() -> int:
     )  # fmt: skip
     torch.set_num_threads(options.threads)
     built = build_sampler(sampler_plan(config), 0)
-    resolved, _ = resolve(config, facts_of(built.spaces.actions))
+    resolved, _ = resolve(config, continuous_width(built.spaces.actions))
     plan = trainer_plan(resolved)
     trainer: Any = build_trainer(plan, built.spaces)
     spent: dict[str, list[float]] = {"collect": [], "update": []}

@@ -240,7 +240,7 @@ def split_of(side: Side, learning_ms: float, steps: int) -> dict[str, float]:
 
 def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
     import dppo
-    from dppo.config.resolve import TaskFacts, resolve
+    from dppo.config.resolve import resolve
 
     rows = 4 * work.minibatch
     config = dppo.Config(
@@ -256,7 +256,7 @@ def config_of(work: Work, learners: int, options: argparse.Namespace) -> Any:
         num_learners=learners,
         progress="off",
     )
-    resolved, _ = resolve(config, TaskFacts(action_dims=ACTIONS))
+    resolved, _ = resolve(config, action_dims=ACTIONS)
     return resolved
 
 

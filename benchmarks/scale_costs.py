@@ -208,7 +208,7 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
     import torch
 
     from dppo.config import Config
-    from dppo.config.resolve import facts_of, resolve
+    from dppo.config.resolve import resolve
     from dppo.hosts.plans import trainer_plan
     from dppo.learners.trainers import LocalTrainer
     from dppo.ppo.exchange.inputs import no_statistics
@@ -226,7 +226,7 @@ def learner(num_samplers: int, num_steps: int, width: int) -> dict[str, float]:
         total_timesteps=num_samplers * num_steps * (UPDATES + 1),
     )
     spaces = Spaces(np.dtype(("float32", (width,))), DiscreteActions(2))
-    resolved, _ = resolve(config, facts_of(spaces.actions))
+    resolved, _ = resolve(config, action_dims=0)
     trainers, moments = (
         LocalTrainer(trainer_plan(resolved), spaces),
         no_statistics(spaces, obs=True, returns=True),

@@ -18,7 +18,7 @@ import yaml
 from dppo import streams
 from dppo.config import PPO, Config, grouped, plain_settings
 from dppo.config.parts import ResolvedPPO
-from dppo.config.resolve import facts_of, resolve
+from dppo.config.resolve import resolve
 from dppo.envs.episode import GroupSettings
 from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import FaultPolicy
@@ -36,7 +36,7 @@ from dppo.ppo.networks.layers import Layers
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.records.files.disk import Disk
 from dppo.records.observer import Result
-from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
+from dppo.spaces.actions import Actions, BoxActions, DiscreteActions, continuous_width
 from dppo.spaces.spaces import Spaces
 from dppo.streams import Stream
 
@@ -108,7 +108,7 @@ def at_rate(trainer: PPOTrainer, learning_rate: float) -> ResolvedPPO:
 
 def plan_of(config: Config, actions: Actions) -> TrainerPlan:
     """The settings of the trainer of a run."""
-    resolved, _ = resolve(config, facts_of(actions))
+    resolved, _ = resolve(config, continuous_width(actions))
     return trainer_plan(resolved)
 
 

@@ -17,7 +17,7 @@ from recorder import Notes, Recorder
 
 import dppo
 from dppo.config import Config, read_settings
-from dppo.config.resolve import TaskFacts, resolve
+from dppo.config.resolve import resolve
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.records.files import checkpoint as checkpoints
@@ -150,7 +150,7 @@ def test_defaults_of_the_task_are_used_and_recorded(
 ) -> None:
     sizes: dict[str, Any] = {"samplers": 2, "steps": 32, "iterations": 2, "update_epochs": None}
     config = tiny_run(tmp_path / "open", **sizes | task)
-    resolved, choices = resolve(config, TaskFacts(action_dims=int(task == CONTINUOUS)))
+    resolved, choices = resolve(config, action_dims=int(task == CONTINUOUS))
     with caplog.at_level("INFO", logger="dppo"):
         run = dppo.train(config)
     chosen = ("Epochs:", "Updates:", "Advantages:")

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from builders import make_config
 
-from dppo.config.resolve import LINES, TaskFacts, resolve
+from dppo.config.resolve import LINES, resolve
 from dppo.errors import ConfigError
 from dppo.hosts.plans import trainer_plan
 from dppo.records.run_lines import sizes_line
 
-DISCRETE, ONE, TWO = (TaskFacts(action_dims) for action_dims in range(3))
+DISCRETE, ONE, TWO = range(3)  # continuous components of an action
 OWN_MEMORY = {"model": "worlds.memory_models:Running", "sequence_length": 8}
 PRIOR = {"prior": "json:dumps"}
-CASES: dict[str, list[tuple[TaskFacts, dict[str, Any], Any]]] = {
+CASES: dict[str, list[tuple[int, dict[str, Any], Any]]] = {
     "update_epochs": [
         (DISCRETE, {}, 20),
         (DISCRETE, {"update_epochs": 3}, 3),
@@ -90,16 +90,16 @@ CASES: dict[str, list[tuple[TaskFacts, dict[str, Any], Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "changes", "value"),
+    ("name", "action_dims", "changes", "value"),
     [(name, *case) for name, cases in CASES.items() for case in cases],
     ids=str,
 )
 def test_a_setting_that_is_left_open_follows_from_the_task(
-    name: str, task: TaskFacts, changes: dict[str, Any], value: Any
+    name: str, action_dims: int, changes: dict[str, Any], value: Any
 ) -> None:
-    resolved, choices = resolve(make_config({"env_id": "E-v0"} | changes), task)
+    resolved, choices = resolve(make_config({"env_id": "E-v0"} | changes), action_dims)
     assert getattr(resolved, name) == value
-    assert resolve(resolved, task) == (resolved, []), "nothing is left open"
+    assert resolve(resolved, action_dims) == (resolved, []), "nothing is left open"
     chosen = {choice.setting: choice for choice in choices}
     assert (name in chosen) == (name not in changes and value is not None)
     if name in chosen:

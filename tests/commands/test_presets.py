@@ -15,8 +15,9 @@ from commandline import Typed, parse
 import dppo
 from dppo.config import Config, presets
 from dppo.config.presets import Preset, described_presets, merge_preset
-from dppo.config.resolve import facts_of, resolve
+from dppo.config.resolve import resolve
 from dppo.envs.simulated import register
+from dppo.spaces.actions import continuous_width
 
 PRESETS = list(described_presets())
 OF_OTHER_PACKAGES = {"MiniGrid": "minigrid", "ALE/": "ale_py", "highway": "highway_env"}
@@ -55,7 +56,7 @@ def test_a_preset_fits_its_environment_and_names_its_source_and_its_score(preset
     family, _, _ = preset.name.partition("-")
     actions = BOX if WITH_REAL_ACTIONS.fullmatch(family) else DISCRETE
     # `adv_floor` without `norm_adv` was refused when actions turned out to be real-valued
-    resolve(config, facts_of(actions))
+    resolve(config, continuous_width(actions))
     merged = preset.settings | {"env_id": env_id}
     assert merge_preset({"env_id": env_id}, preset.settings) == (merged, ())
     assert config.total_timesteps >= 4 * config.batch_size

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from plain import flat, plain_critics
 from torch.testing import assert_close
 
-from dppo.config.resolve import facts_of, resolve
+from dppo.config.resolve import resolve
 from dppo.envs.spaces import describe_spaces, with_critic_obs
 from dppo.hosts.builders import build_trainer
 from dppo.hosts.plans import trainer_plan
@@ -24,6 +24,7 @@ from dppo.sac.critics import Critics
 from dppo.sac.inputs import CriticInputs
 from dppo.sac.policy import MAX_LOG_STD, MIN_LOG_STD, clone_gradient, head_gradient, sample
 from dppo.sac.trainer import SACTrainer
+from dppo.spaces.actions import continuous_width
 from dppo.spaces.spaces import Spaces
 
 ROWS = 7
@@ -221,7 +222,7 @@ def test_a_run_announces_policy_and_critics_with_their_sizes(
     of_run = described(obs)
     if config.critic_obs:
         of_run = with_critic_obs(of_run, config.critic_obs)
-    resolved, _ = resolve(config, facts_of(of_run.actions))
+    resolved, _ = resolve(config, continuous_width(of_run.actions))
     trainer = build_trainer(trainer_plan(resolved), of_run)
     assert isinstance(trainer, SACTrainer)
 

@@ -1,4 +1,7 @@
-"""Defaults that depend on the task: chosen once, as soon as the spaces are known, each with its reason."""
+"""Defaults that depend on the task: chosen once, as soon as the spaces are known, each with its reason.
+
+What they depend on is `action_dims`: the number of continuous components of an action; 0 if all actions are discrete.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,22 +12,8 @@ from dppo.config.memory import replay_rows_of
 from dppo.config.parts import reuse_clip_factor
 from dppo.config.settings import Settings
 from dppo.invocation import as_setting_and_flag
-from dppo.spaces.actions import Actions, boxes
 
 LARGE_KL = 0.04  # nats; an update that moves the policy further rather follows noise
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFacts:
-    """Properties of a task that defaults depend on."""
-
-    action_dims: int
-    """Number of continuous action components; 0 if all actions are discrete."""
-
-    @property
-    def discrete(self) -> bool:
-        """True if all actions are discrete."""
-        return self.action_dims == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +25,8 @@ class Default:
     """The value, or a function of the settings that returns it."""
     because: str
     """The condition in words; "" for the value of all other runs."""
-    applies: Callable[[Config, TaskFacts], bool]
+    applies: Callable[[Config, int], bool]
+    """Whether the condition holds for these settings, and for this number of continuous components of actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +41,26 @@ class Choice:
     """A line for the log, with an alternative; "" if the value needs no explanation."""
 
 
-def facts_of(actions: Actions) -> TaskFacts:
-    return TaskFacts(sum(box.low.size for box in boxes(actions)))
-
-
 # ------------------------------------------------------------------ the table
 
 
-def _always(config: Config, task: TaskFacts) -> bool:
+def _always(config: Config, action_dims: int) -> bool:
     return True
 
 
-def _needs_many_epochs(config: Config, task: TaskFacts) -> bool:
-    return task.discrete and not config.has_memory and config.reuse == 1 and config.lag == 0
+def _needs_many_epochs(config: Config, action_dims: int) -> bool:
+    return action_dims == 0 and not config.has_memory and config.reuse == 1 and config.lag == 0
 
 
-def _needs_exploration(config: Config, task: TaskFacts) -> bool:
-    return task.discrete and config.reuse > 1 and not config.has_memory
+def _needs_exploration(config: Config, action_dims: int) -> bool:
+    return action_dims == 0 and config.reuse > 1 and not config.has_memory
 
 
-def _starts_with_little_noise(config: Config, task: TaskFacts) -> bool:
-    return config.prior is not None and not task.discrete and config.sizes.clone_kl > 0
+def _starts_with_little_noise(config: Config, action_dims: int) -> bool:
+    return config.prior is not None and action_dims > 0 and config.sizes.clone_kl > 0
 
 
-def _reads_what_it_cloned(config: Config, task: TaskFacts) -> bool:
+def _reads_what_it_cloned(config: Config, action_dims: int) -> bool:
     return config.prior is not None and (config.norm_obs or config.norm_reward)
 
 
@@ -83,9 +69,9 @@ def steps_of_prior(config: Settings) -> int:
     return config.collected_by_prior * config.batch_size
 
 
-def _may_move_too_far(config: Config, task: TaskFacts) -> bool:
-    sensitive = not task.discrete or (config.has_memory and config.reuse > 1)
-    adapts = bool(config.desired_kl) or _starts_with_little_noise(config, task)
+def _may_move_too_far(config: Config, action_dims: int) -> bool:
+    sensitive = action_dims > 0 or (config.has_memory and config.reuse > 1)
+    adapts = bool(config.desired_kl) or _starts_with_little_noise(config, action_dims)
     return sensitive and config.update_epochs != 1 and not adapts
 
 
@@ -94,17 +80,17 @@ def _largest_kl(config: Config) -> float:
     return round(LARGE_KL * reuse_clip_factor(config.reuse) ** 2, 6)
 
 
-def _advantages_have_unit(config: Config, task: TaskFacts) -> bool:
-    return not task.discrete and config.norm_reward and not config.norm_value
+def _advantages_have_unit(config: Config, action_dims: int) -> bool:
+    return action_dims > 0 and config.norm_reward and not config.norm_value
 
 
-def _initializes_std(config: Config, task: TaskFacts) -> bool:
+def _initializes_std(config: Config, action_dims: int) -> bool:
     is_own = config.model is None and not config.state_dependent_std and config.prior is None
-    return not task.discrete and is_own
+    return action_dims > 0 and is_own
 
 
-def _noise_adds_up(config: Config, task: TaskFacts) -> bool:
-    return _initializes_std(config, task) and task.action_dims > 1
+def _noise_adds_up(config: Config, action_dims: int) -> bool:
+    return _initializes_std(config, action_dims) and action_dims > 1
 
 
 CLONE_KEEPS_SCALE = Default(
@@ -208,39 +194,39 @@ LINES: dict[str, tuple[str, Any]] = {
 # ------------------------------------------------------------------ its use
 
 
-def resolve(config: Config, task: TaskFacts) -> tuple[Config, list[Choice]]:
+def resolve(config: Config, action_dims: int) -> tuple[Config, list[Choice]]:
     """Replace every open setting whose default depends on the task; return the settings and the choices.
 
     Raises:
         ConfigError: a setting of the user's has no effect beside these defaults.
     """
-    choices = list(_choices(config, task))
+    choices = list(_choices(config, action_dims))
     values = {choice.setting: choice.value for choice in choices}
     return replace(config, **values), choices
 
 
-def value_of(name: str, config: Config, task: TaskFacts) -> Any:
+def value_of(name: str, config: Config, action_dims: int) -> Any:
     """Return the value of a setting for this task: the user's, or its default."""
-    for choice in _choices(config, task):
+    for choice in _choices(config, action_dims):
         if choice.setting == name:
             return choice.value
     return getattr(config, name)
 
 
-def _choices(config: Config, task: TaskFacts) -> Iterator[Choice]:
+def _choices(config: Config, action_dims: int) -> Iterator[Choice]:
     chosen = set[str]()
     for default in DEFAULTS[config.algo]:
         name = default.setting
         is_open = getattr(config, name) is None and name not in chosen
-        if is_open and default.applies(config, task):
+        if is_open and default.applies(config, action_dims):
             chosen.add(name)
             value = default.value
             if callable(value):
                 value = value(config)
-            yield Choice(name, value, default.because, _line(config, task, name, value))
+            yield Choice(name, value, default.because, _line(config, action_dims, name, value))
 
 
-def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
+def _line(config: Config, action_dims: int, name: str, value: Any) -> str:
     if name not in LINES:
         return ""
     text, alternative = LINES[name]
@@ -250,4 +236,4 @@ def _line(config: Config, task: TaskFacts, name: str, value: Any) -> str:
     if name == "log_std_init" and config.init_from is not None:
         return ""
     other = "" if alternative is None else as_setting_and_flag(name, alternative)
-    return text.format(value=value, other=other, action_dims=task.action_dims)
+    return text.format(value=value, other=other, action_dims=action_dims)

@@ -14,10 +14,9 @@ from dppo.config.config import Config
 from dppo.config.field import FlatSettings
 from dppo.config.parts import default_of
 from dppo.config.plain import plain, plain_settings
-from dppo.config.resolve import facts_of
 from dppo.errors import ConfigError
 from dppo.invocation import flag
-from dppo.spaces.actions import Actions, BoxActions
+from dppo.spaces.actions import Actions, BoxActions, continuous_width
 from dppo.spaces.bounds import clipped_off_centre
 
 
@@ -125,7 +124,7 @@ def first_to_try(config: Config, actions: Actions | None) -> Iterator[str]:
     if clipped_off_centre(actions):
         yield "--action-bounds rescale: actions are clipped to bounds that are not symmetric about 0"
     is_usual = config.algo == "ppo" and config.reuse == 1 and config.batch_size <= USUAL_BATCH
-    if not facts_of(actions).discrete and is_usual:
+    if continuous_width(actions) and is_usual:
         yield (
             "--num-steps 128 --learning-rate 6e-4: 0.28 of the env steps on LunarLanderContinuous, but twice as many "
             "on BipedalWalker"

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from dppo.config import Config
-from dppo.config.resolve import facts_of, value_of
+from dppo.config.resolve import value_of
 from dppo.log import logger
 from dppo.records.flat import Score, flat_note
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import Observer
-from dppo.spaces.actions import Actions, BoxActions, boxes
+from dppo.spaces.actions import Actions, BoxActions, boxes, continuous_width
 
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
 ROWS_AT_ONCE = 10  # rows that are examined together
@@ -107,7 +107,9 @@ class LearningNotes(Observer):
         self._evaluations: list[Score] = []
         self._certainty = _Certainty(actions)
         is_ppo = config.algo == "ppo"
-        self._entropy_weight = value_of("ent_coef", config, facts_of(actions)) if is_ppo else 0.0
+        self._entropy_weight = 0.0
+        if is_ppo:
+            self._entropy_weight = value_of("ent_coef", config, continuous_width(actions))
         self._explore = "ent_coef" if is_ppo else "noise=wide"
         self._first_entropy = math.nan
         self._first_return = math.nan  # mean return once there are MIN_EPISODES

@@ -2,7 +2,7 @@
 
 from dppo.config import Config
 from dppo.config.checks import describe_batch
-from dppo.config.resolve import TaskFacts, value_of
+from dppo.config.resolve import value_of
 from dppo.errors import counted
 from dppo.invocation import as_setting_and_flag
 from dppo.records.files.checkpoint import LoadedCheckpoint
@@ -33,8 +33,8 @@ def sizes_line(config: Config, epochs: int | None = None) -> str:
 def _epochs(config: Config, epochs: int | None) -> str:
     if epochs is not None:
         return counted(epochs, "epoch")
-    continuous_epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
-    discrete_epochs = value_of("update_epochs", config, TaskFacts(action_dims=0))
+    continuous_epochs = value_of("update_epochs", config, action_dims=1)
+    discrete_epochs = value_of("update_epochs", config, action_dims=0)
     text = counted(continuous_epochs, "epoch")
     if discrete_epochs > continuous_epochs:
         text += f", or {discrete_epochs} if actions are discrete"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dppo.config import Config
 from dppo.config.atari import describe_atari
 from dppo.config.memory import batch_memory_in_words, check_replay_disk
-from dppo.config.resolve import Choice, facts_of, resolve
+from dppo.config.resolve import Choice, resolve
 from dppo.engine.collector import Collector, OnProgress
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import ConfigError, EnvironmentFault
@@ -34,6 +34,7 @@ from dppo.run.needed_states import state_place
 from dppo.run.parts import Parts
 from dppo.run.warm_start import warm_start
 from dppo.signals import StopSignals
+from dppo.spaces.actions import continuous_width
 from dppo.spaces.bounds import describe_rescaling, stuck_beside_unbounded
 from dppo.spaces.spaces import Spaces
 
@@ -72,7 +73,7 @@ def build(
 
     numerics = _expected_numerics(config, spaces)
     collector.expected = numerics
-    resolved, choices = resolve(config, facts_of(spaces.actions))
+    resolved, choices = resolve(config, continuous_width(spaces.actions))
     _log_choices(resolved, choices, spaces, folder)
     trace = _trace(resolved)
     trainers = factory.trainers(resolved, spaces, numerics, trace)

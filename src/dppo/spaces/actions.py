@@ -360,9 +360,14 @@ def boxes(actions: Actions) -> Iterator[BoxActions]:
     return (part for part in innermost(actions) if isinstance(part, BoxActions))
 
 
+def continuous_width(actions: Actions) -> int:
+    """Return the number of continuous components of an action; 0 if all actions are discrete."""
+    return sum(box.width for box in boxes(actions))
+
+
 def is_continuous(actions: Actions) -> bool:
     """True if all elements of an action are continuous; the parts of a Dict or Tuple count."""
-    return sum(box.width for box in boxes(actions)) == actions.width
+    return continuous_width(actions) == actions.width
 
 
 def has_bounds(low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dppo.config import Config
-from dppo.config.resolve import TaskFacts, facts_of, value_of
+from dppo.config.resolve import value_of
 from dppo.envs.names import solved_at
 from dppo.errors import CheckpointError
 from dppo.records.bottleneck import MIN_GAIN, TimeSplit, bottleneck_line, times_line
@@ -14,7 +14,7 @@ from dppo.records.files.run_folder import stored_config
 from dppo.records.flat import Score, flat_note
 from dppo.records.metrics.reading import Row, Rows, read_metrics
 from dppo.records.notes import LearningNotes
-from dppo.spaces.actions import actions_from_json
+from dppo.spaces.actions import actions_from_json, continuous_width
 from dppo.tools.doctor.speed import Findings
 
 LONGER = "longer segments (--num-steps)"
@@ -37,11 +37,11 @@ def of_run(run: Path, rows: Rows | None = None) -> Findings:
     if rows is None:
         rows = read_metrics(run)
     # a guess, until the actions are known
-    epochs = value_of("update_epochs", config, TaskFacts(action_dims=1))
+    epochs = value_of("update_epochs", config, action_dims=1)
     actions = None
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(find(run).checkpoint.state["model"]["actions"])
-        epochs = value_of("update_epochs", config, facts_of(actions))
+        epochs = value_of("update_epochs", config, continuous_width(actions))
         notes = LearningNotes(config, actions)
         for row in rows:
             for note in notes.follow(row):

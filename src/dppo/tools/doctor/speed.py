@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from dppo.config import Config
-from dppo.config.resolve import TaskFacts, value_of
+from dppo.config.resolve import value_of
 from dppo.config.ways import WAYS, Way
 from dppo.errors import counted
 from dppo.records.terminal.figures import duration
@@ -221,9 +221,9 @@ def _ways_here(facts: Facts, config: Config) -> Iterator[WayHere]:
 
 def _facts_with(facts: Facts, config: Config, changed: Config) -> Facts:
     """Return facts with the times of an iteration that the settings `changed` of the same algorithm would take."""
-    task = TaskFacts(action_dims=int(facts["continuous"]))
+    dims = int(facts["continuous"])
     steps = changed.num_steps / config.num_steps
-    epochs = value_of("update_epochs", changed, task) / value_of("update_epochs", config, task)
+    epochs = value_of("update_epochs", changed, dims) / value_of("update_epochs", config, dims)
     sgd = steps * epochs * changed.reuse / config.reuse
     return facts | {"collect_s": steps * facts["collect_s"], "update_s": sgd * facts["update_s"]}
 

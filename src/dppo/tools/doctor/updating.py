@@ -8,14 +8,14 @@ from statistics import median
 from typing import Any
 
 from dppo.config import Config
-from dppo.config.resolve import facts_of, resolve
+from dppo.config.resolve import resolve
 from dppo.config.ways import WAYS, suits_sac
 from dppo.engine.ledger import ReplayLedger
 from dppo.hosts.plans import trainer_plan
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import Experience, PolicySnapshot
 from dppo.signals import StopSignals
-from dppo.spaces.actions import BoxActions
+from dppo.spaces.actions import BoxActions, continuous_width
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.tools.doctor.playing import plan_of
 from dppo.transports.in_process import InProcessCollector
@@ -88,7 +88,7 @@ def _iterations(
     plan = plan_of(config, lambda **_: env, *sizes)
     ledger = ReplayLedger(config.num_samplers, replay=False)
     collector = InProcessCollector(plan, ledger)
-    run_config, _ = resolve(config, facts_of(spaces.actions))
+    run_config, _ = resolve(config, continuous_width(spaces.actions))
     sgd = SGDClock()
     trainer = LocalTrainer(trainer_plan(run_config), spaces, sgd)
     if trainer.device.type != "cpu":
