@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -68,13 +69,23 @@ def test_a_run_that_fails_gets_no_advice_on_learning(
     assert "this run was flat" in whole.notes
 
 
-def test_a_constructor_that_fails_before_training_leaves_an_incident(tmp_path: Path) -> None:
-    brittle = {"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": "constructor"}}
-    folder = incident_of(tmp_path / "run", **brittle)
-    incident = json.loads((folder / "incident.json").read_text())
-    assert incident["phase"] == "constructor"
-    report = (folder / "report.txt").read_text()
-    assert "LicenceError: licence server said 503" in report
+@pytest.mark.parametrize(
+    ("world", "maker"),
+    [
+        ({"env_id": "worlds.faulty:Brittle", "env_kwargs": {"where": "constructor"}}, "the environment's constructor"),
+        ({"env_id": "CartPole-v1", "env_kwargs": {}, "wrappers": ("worlds.faulty:unlicensed",)},
+         "the wrapper worlds.faulty:unlicensed"),
+    ],
+)  # fmt: skip
+def test_an_environment_that_cannot_be_made_is_named_with_its_place_and_leaves_no_folder(
+    world: Any, maker: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        dppo.train(settings(tmp_path / "run", **world))
+    words = rf"env 0: {maker} raised .*LicenceError: licence server said 503 \(.*faulty.py, line "
+    assert re.search(words, caught.value.message)
+    assert "src/dppo" not in caught.value.remote_traceback
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -16,6 +16,7 @@ from remedies import executes
 import dppo
 from dppo import user_code
 from dppo.__main__ import main
+from dppo.commands import discovery
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.transports.ray.actor import PPOActor
 from dppo.transports.ray.pickling import packed_model, unpacked_model
@@ -98,6 +99,38 @@ def test_a_file_that_hides_a_module_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").rename(tmp_path / "keys.py")
     with Command(words, tmp_path, program=program) as command:
         assert command.wait(60) == 0
+
+
+@executes("commands/discovery.py: Correct the package")
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        ("email", "AttributeError: module 'email' has no attribute 'main'. Correct the package"),
+        ("no_such_package.cli", "ModuleNotFoundError: No module named 'no_such_package'. Correct the package"),
+        ("broken_command", "NameError: name 'x' is not defined ({}/broken_command.py, line 1). Correct the package"),
+    ],
+)  # fmt: skip
+def test_a_command_of_another_package_that_cannot_run_is_named_and_the_others_do(
+    module: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "broken_command.py").write_text("x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    commands = discovery.CORE | {"other": module}
+    monkeypatch.setattr(discovery, "command_modules", lambda: commands)
+    monkeypatch.setattr("dppo.__main__.command_modules", lambda: commands)
+    assert main(["other", "--help"]) == 2
+    shown = capsys.readouterr().err
+    assert f"dppo other: {module}, which another package adds" in shown
+    assert problem.format(tmp_path) in shown
+
+
+def test_a_command_whose_source_cannot_be_read_does_not_end_the_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unfinished.py").write_text("def main(")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(discovery, "command_modules", lambda: {"other": "unfinished"})
+    assert discovery.summary("other") == "(its package cannot be imported)"
 
 
 class WithWords:

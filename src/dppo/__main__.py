@@ -3,10 +3,9 @@
 import os
 import sys
 import threading
-from importlib import import_module
 
 from dppo import __version__
-from dppo.commands.discovery import CORE, command_modules, summary
+from dppo.commands.discovery import CORE, command_modules, main_of, summary
 from dppo.commands.versions import other_versions
 from dppo.errors import DppoError, EnvironmentFault, printable, unknown_name
 from dppo.invocation import as_called, program, running, take_called_as
@@ -108,7 +107,7 @@ def _call(command: str, words: list[str], *, find_modules: bool) -> int:
             portable_numerics([command, *words])
             sys.path.insert(0, os.getcwd())
         with running([command, *words]):
-            code: int = import_module(command_modules()[command]).main(words)
+            code: int = main_of(command)(words)
         return code
     except DppoError as error:
         print(f"dppo {command}: {_describe(error)}", file=sys.stderr)

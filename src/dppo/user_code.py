@@ -215,7 +215,7 @@ def place_of(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and not Path(frame.filename).is_relative_to(PACKAGE)
+        if not frame.filename.startswith("<") and not _is_machinery(frame.filename)
     ]
     if frames:
         return f" ({frames[-1].filename}, line {frames[-1].lineno})"

@@ -24,9 +24,12 @@ from worlds.simple import Counting
 
 import dppo
 from dppo.config import Config, read_settings
+from dppo.envs.checks.faults import WrapperRaised
+from dppo.envs.closing import close_all
 from dppo.envs.instance import Instance
 from dppo.envs.make import make_env
 from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.wrappers import old_api
 from dppo.errors import ConfigError
 from dppo.files import SCRATCH, remove_abandoned
 from dppo.hosts.builders import build_sampler
@@ -84,8 +87,8 @@ def asked(**env_kwargs: Any) -> dict[str, Any]:
     return got
 
 
-class Bare:
-    """An environment that derives from nothing."""
+class Unclosed:
+    """An environment that derives from nothing, and has no `close`."""
 
     observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
     action_space = gym.spaces.Discrete(4)
@@ -95,7 +98,17 @@ class Bare:
 
     def step(self, action: Any) -> Any: ...
 
+
+class Bare(Unclosed):
     def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "maker", [Unclosed, lambda scratch_dir: Unclosed(), lambda: old_api(Unclosed())]
+)
+def test_an_environment_needs_no_close(maker: Any, temporary: Path, capsys: Any) -> None:
+    close_all([make_env(maker, {})])
+    assert (scratch(temporary), capsys.readouterr().err) == ([], "")
 
 
 @pytest.mark.parametrize("base", [Counting, Bare, joint.Agents])
@@ -249,7 +262,7 @@ def test_a_wrapper_that_returns_nothing_or_raises_closes_the_environment() -> No
 
     with pytest.raises(ConfigError, match=r"wrappers=worlds\.asking:nothing: made None"):
         make_prepared(Closing, {}, Preparation(("worlds.asking:PlusOne", asking.nothing)))
-    with pytest.raises(AttributeError):
+    with pytest.raises(WrapperRaised):
         make_prepared(Closing, {}, Preparation((lambda env: env.missing,)))
     assert len(closed) == 2
 

@@ -172,6 +172,11 @@ class Brittle(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
+def unlicensed(env: Any) -> Any:
+    """Raise in place of a wrapper."""
+    raise LicenceError("licence server", 503)
+
+
 def line_that_raises(where: str) -> int:
     """Return the number of the line of this file that raises there."""
     lines = Path(__file__).read_text().splitlines()

@@ -5,10 +5,15 @@ the text that `dppo --help` shows: "`dppo report`: write a run as one HTML page.
 """
 
 import ast
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+
+from dppo.errors import ConfigError
+from dppo.user_code import in_a_line, place_of
 
 GROUP = "dppo.commands"
 CORE = {name: f"dppo.commands.{name}" for name in ("train", "eval", "presets", "test")}
@@ -24,14 +29,29 @@ def command_modules() -> dict[str, str]:
     return CORE | {name: module for name, module in added.items() if name not in CORE}
 
 
+def main_of(command: str) -> Callable[[list[str]], int]:
+    """Import and return the function of a command; raise ConfigError if another package adds one that has none."""
+    module = command_modules()[command]
+    try:
+        main: Callable[[list[str]], int] = import_module(module).main
+    except (Exception, SystemExit) as error:  # a package may raise anything while it is imported
+        if module.startswith("dppo."):
+            raise
+        raise ConfigError(
+            f"{module}, which another package adds as this command, cannot be used: {in_a_line(error)}"
+            f"{place_of(error)}. Correct the package: a function main(words) must return the exit code."
+        ) from error
+    return main
+
+
 def summary(command: str) -> str:
     """Return what a command does, in one sentence; read from its source, because an import of all takes long."""
     try:
         spec = find_spec(command_modules()[command])
-    except ImportError:
-        spec = None
-    if spec is None or spec.origin is None:
+        assert spec is not None
+        tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf8"))
+    except Exception:  # a package may raise anything while it is imported
         return "(its package cannot be imported)"
-    docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf8"))) or ""
+    docstring = ast.get_docstring(tree) or ""
     sentence = docstring.partition("\n")[0].removeprefix(f"`dppo {command}`: ")
     return sentence[:1].upper() + sentence[1:]

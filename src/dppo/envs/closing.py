@@ -71,13 +71,19 @@ def closing_together() -> Iterator[None]:
         _errors.leave()
 
 
+def close(env: Any) -> None:
+    """Close an environment, if it has a method `close`: only those of Gymnasium and PettingZoo always do."""
+    if hasattr(env, "close"):
+        env.close()
+
+
 def close_all(envs: Sequence[Any]) -> None:
     """Close environments and print the traceback of each kind of error, be it SystemExit."""
     with closing_together():
         for env in envs:
             try:
                 with user_code(f"closing {type(env).__name__}"):
-                    env.close()
+                    close(env)
             except (Exception, SystemExit) as error:
                 _errors.print(error)
 

@@ -50,7 +50,7 @@ def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
     elif not (joint and joint_kind(env)):
         problem = _describe_other(env)
     if problem:
-        if hasattr(env, "close"):
+        if not inspect.isclass(env):
             close_all([env])
         raise ConfigError(f"{named}: made {problem}")
     return env

@@ -10,12 +10,14 @@ import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 
 from dppo.envs.arguments import refusing_arguments
-from dppo.envs.closing import close_all
+from dppo.envs.checks.faults import WrapperRaised
+from dppo.envs.closing import close, close_all
 from dppo.envs.instance import ANY_INSTANCE, Instance
 from dppo.envs.kinds import checked_kind, joint_kind, refuse_sub_envs
 from dppo.envs.names import EnvId, factory_of
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, DppoError
 from dppo.files import make_scratch_dir
+from dppo.signals import INTERRUPTIONS
 from dppo.user_code import import_path, imported, in_a_line
 
 
@@ -35,7 +37,7 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
             made = factory(**_own_copy(env_kwargs), **extra)
         env = checked_kind(made, f"env_id={import_path(env_id)}", joint=instance.num_sub_envs > 0)
         if "scratch_dir" in extra or "slots" in extra:
-            stack.callback(env.close)
+            stack.callback(close, env)
             # An environment may close itself in its reset, to restart its simulator: its folder stays then.
             is_single = isinstance(env, gym.Env) and not joint_kind(env)
             holder: Any = gym.Wrapper(env) if is_single else _Holder(env)
@@ -127,14 +129,27 @@ def _own_copy(env_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_wrappers(env: Any, wrappers: Iterable[Any]) -> Any:
-    """Return `env` in `wrappers`, the first one innermost; close it, and raise as `make_env`, if one of them fails."""
+    """Return `env` in `wrappers`, the first one innermost; close it, and raise, if one of them fails.
+
+    Raise ConfigError if a wrapper does not return an environment, and WrapperRaised from what it raises.
+    """
     for named in wrappers:
         try:
-            env = checked_kind(wrapper_of(named)(env), f"wrappers={import_path(named)}")
+            env = checked_kind(_wrapped(env, named), f"wrappers={import_path(named)}")
         except BaseException:
             close_all([env])
             raise
     return env
+
+
+def _wrapped(env: Any, named: Any) -> Any:
+    wrapper = wrapper_of(named)
+    try:
+        return wrapper(env)
+    except (DppoError, *INTERRUPTIONS):
+        raise
+    except BaseException as error:
+        raise WrapperRaised(f"the wrapper {import_path(named)}") from error
 
 
 def wrapper_of(named: Any) -> Callable[[Any], Any]:

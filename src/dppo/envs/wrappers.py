@@ -5,6 +5,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.envs.closing import close
+
 
 def old_api(env: Any) -> gym.Env[Any, Any]:
     """Return an environment with the API of Gym before 0.26 with Gymnasium's API.
@@ -67,7 +69,7 @@ class _Adapted(gym.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the environment."""
-        self.env.close()
+        close(self.env)
 
 
 def no_limits(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from dppo.errors import DppoError, EnvFault, EnvironmentFault
 from dppo.process_state.borders import user_code
 from dppo.signals import INTERRUPTIONS
-from dppo.user_code import in_a_line, in_unicode
+from dppo.user_code import in_a_line, in_unicode, place_of
 
 REMEDY = "Correct the environment, or use `on_env_fault=rebuild` to go on with a new episode of a new environment."
 PACKAGE = str(Path(__file__).parents[2])
@@ -31,6 +31,10 @@ def user_traceback(error: BaseException) -> str:
     return in_unicode("".join(traceback.format_exception(type(error), error, frames)))
 
 
+class WrapperRaised(Exception):
+    """A wrapper raised the cause of this exception. The message names the wrapper."""
+
+
 @contextmanager
 def making(owner: str, sampler_id: int = 0, env: int = 0, *, env_name: str = "") -> Iterator[None]:
     """Raise an EnvironmentFault in place of what the constructor of an environment raises, unless it is one of ours.
@@ -43,9 +47,14 @@ def making(owner: str, sampler_id: int = 0, env: int = 0, *, env_name: str = "")
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:
-        message = f"{owner}: the environment's constructor raised {in_a_line(error)}"
-        trace = user_traceback(error)
-        place = EnvFault("constructor", type(error).__name__, trace, env, sampler_id=sampler_id)
+        raised = error
+        maker = "the environment's constructor"
+        if isinstance(error, WrapperRaised) and error.__cause__ is not None:
+            raised = error.__cause__
+            maker = str(error)
+        message = f"{owner}: {maker} raised {in_a_line(raised)}{place_of(raised)}"
+        trace = user_traceback(raised)
+        place = EnvFault("constructor", type(raised).__name__, trace, env, sampler_id=sampler_id)
         raise EnvironmentFault(message, trace, place) from None
 
 

@@ -49,11 +49,13 @@ class IncidentWriter(FileWriter):
             logger.warning("%s: %s The incident is not written.", self._folder, cause(error))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Write the incident that has ended the run."""
+        """Write the incident that has ended the run; a run that did not start leaves no folder."""
+        if result is None:
+            return
         self._max_logged = MAX_INCIDENTS
         if isinstance(error, EnvironmentFault):
             self.on_incident(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
-        elif isinstance(error, ClusterError) and result is not None:
+        elif isinstance(error, ClusterError):
             self.on_incident(Incident(IncidentKind.ACTOR_LOST, str(error)))
 
     def _write(self, number: int, incident: Incident) -> None:
