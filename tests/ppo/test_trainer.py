@@ -391,14 +391,32 @@ def test_each_value_of_the_setting_has_a_class() -> None:
     [
         (lambda gradients, figures: gradients, "Gradients(torch.float64["),
         (lambda gradients, figures: (tuple(gradients), figures), "tuple(tuple(torch.float64["),
-        (lambda gradients, figures: (gradients._replace(values=gradients.values[:, None]), figures), ", 1]), {policy"),
+        (
+            lambda gradients, figures: (
+                gradients._replace(values=gradients.values[:, None]),
+                figures,
+            ),
+            ", 1]), {policy",
+        ),
         (lambda gradients, figures: (gradients._replace(entropies=None), figures), "], NoneType, "),
-        (lambda gradients, figures: (gradients._replace(values=0.0), figures), "], float, float), {"),
-        (lambda gradients, figures: (gradients._replace(log_ratio=gradients.log_ratio.float()), figures), "float32["),
+        (
+            lambda gradients, figures: (gradients._replace(values=0.0), figures),
+            "], float, float), {",
+        ),
+        (
+            lambda gradients, figures: (
+                gradients._replace(log_ratio=gradients.log_ratio.float()),
+                figures,
+            ),
+            "float32[",
+        ),
         (lambda gradients, figures: (gradients, {"policy_loss": 1.0}), ", {policy_loss: float})"),
-        (lambda gradients, figures: (gradients, {"policy_loss": gradients.values}), ", {policy_loss: torch.float64["),
+        (
+            lambda gradients, figures: (gradients, {"policy_loss": gradients.values}),
+            ", {policy_loss: torch.float64[",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_loss_that_returns_something_else_is_named_with_what_it_returned(
     answer: Any, described: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
