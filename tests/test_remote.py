@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from builders import tiny_run
 from remedies import executes
 
 import dppo
+from dppo.envs.activity import ActivityRecord, Phase
+from dppo.envs.instance import Instance
 from dppo.machine import usable_cores
 from dppo.remote import make
 from dppo.remote.client import STOP, Solver
@@ -172,7 +176,8 @@ if number < 2:
 def disturbed(folder: Path, trouble: str, at_start: str) -> gym.Env[Any, Any]:
     """Return an environment whose solver is in trouble and plays as one without, after five steps.
 
-    `at_start`: code that runs when the solver starts, before anything else.
+    `at_start`: code that runs when the solver starts, before anything else. The run hears of each restart, and sees
+    progress in it, which has the time limit of a constructor.
     """
     undisturbed = make(solver(folder), scratch_dir=str(folder))
     expected = played(undisturbed, 5)
@@ -180,8 +185,26 @@ def disturbed(folder: Path, trouble: str, at_start: str) -> gym.Env[Any, Any]:
     words = solver(folder, trouble)
     program = Path(words[1])
     program.write_text(at_start + program.read_text())
-    env = make(words, scratch_dir=str(folder))
+    record = ActivityRecord()
+    record.enter(Phase.STEP)
+    reasons: list[str] = []
+    phases: list[Phase] = []
+
+    @contextmanager
+    def restarting(reason: str) -> Iterator[Callable[[], None]]:
+        with Instance(progress=record, on_restart=reasons.append).restarting(reason) as show:
+            yield lambda: phases.append((show(), record.look().phase)[1])
+
+    env = make(words, scratch_dir=str(folder), slots=Slots(restarting=restarting))
     assert played(env, 5) == expected
+    log = folder / "solver.log"
+    pattern = (
+        r"its solver ended in step 4 of an episode \(by SIGKILL\) after the line 'begun', and is "
+    )
+    assert re.match(rf"{pattern}started again; its log: {log} on ", reasons[0])
+    assert len(phases) >= 6
+    assert set(phases) == {Phase.RESTART}
+    assert record.look().phase is Phase.STEP
     return env
 
 
@@ -208,7 +231,7 @@ if glob.glob("killed") and number < 2:
 def test_a_solver_whose_licence_is_not_free_at_once_is_started_again_in_its_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dppo.remote.environment.WAITS_S", (0, 0))
+    monkeypatch.setattr("dppo.remote.environment.WAITS_S", (0.25, 0.25))
     killed = "if steps == 4 and not os.path.exists('killed'): "
     killed += "open('killed', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
     disturbed(tmp_path, killed, REFUSED_TWICE).close()
@@ -477,7 +500,9 @@ def settings(folder: Path, command: list[str], **changes: Any) -> dppo.Config:
     return tiny_run(folder, samplers=2, iterations=4, **world | changes)
 
 
-def test_a_run_has_the_same_weights_if_a_solver_was_killed(tmp_path: Path) -> None:
+def test_a_run_has_the_same_weights_if_a_solver_was_killed_and_reports_its_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     calm = dppo.train(settings(tmp_path / "calm", solver(tmp_path)))
     marker = tmp_path / "killed"
     once = f"steps == 7 and not os.path.exists({str(marker)!r})"
@@ -485,7 +510,11 @@ def test_a_run_has_the_same_weights_if_a_solver_was_killed(tmp_path: Path) -> No
     disturbed = dppo.train(settings(tmp_path / "run", solver(tmp_path, trouble)))
     assert marker.exists()
     assert disturbed.weights_sha256 == calm.weights_sha256
-    assert not disturbed.incidents
+    assert disturbed.incidents == {"program_restarted": 1}
+    assert re.search(
+        r"sampler \d \(dppo\.remote:make\), env 0: its solver ended in step 7 of .* is started again",
+        caplog.text,
+    )
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ def test_native_code_that_keeps_the_interpreter_in_each_step_has_its_stacks_writ
         (Phase.STEP, "step 7 of episode 4"),
         (Phase.REPLAY, "a step of a replay (0 of 0 are done)"),
         (Phase.CLOSE, "close"),
+        (Phase.RESTART, "the restart of its program"),
     ],
 )
 def test_a_call_that_does_not_return_is_named_after_ten_seconds_and_each_time_it_is_twice_as_late(

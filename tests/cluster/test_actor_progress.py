@@ -62,6 +62,7 @@ def test_recorded_progress_is_read_from_its_file() -> None:
         (Phase.STEP, "stepping env 5 of sampler 123456, episode 7, step 3"),
         (Phase.CLOSE, "closing env 5 of sampler 123456"),
         (Phase.BUILD, "preparing env 5 of sampler 123456"),
+        (Phase.RESTART, "restarting the program of env 5 of sampler 123456"),
         (Phase.IDLE, "idle"),
     ],
 )

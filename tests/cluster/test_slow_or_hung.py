@@ -24,7 +24,7 @@ from dppo.engine.messages import (
     Start,
 )
 from dppo.engine.patience import MEASURED
-from dppo.envs.activity import Activity, Phase
+from dppo.envs.activity import STARTS, Activity, Phase
 from dppo.errors import ClusterError, EnvFault, EnvironmentFault
 from dppo.ppo.exchange.questions import Answer
 from dppo.ppo.exchange.records import Incident, IncidentKind, Timings
@@ -310,13 +310,15 @@ def test_the_first_and_the_last_replacement_get_the_whole_limit_for_a_rare_slow_
     assert "this episode is given up" in driver.incidents()[-1].text
 
 
-def test_the_constructor_of_a_replacement_gets_the_whole_limit() -> None:
-    """It may wait for a licence that the lost process still holds."""
+@pytest.mark.parametrize("phase", STARTS)
+def test_the_constructor_of_a_replacement_gets_the_whole_limit(phase: Phase) -> None:
+    """It may wait for a licence that the lost process still holds; so may a program that is started again in a step."""
     driver = Driver([[0]], PATIENT)
     driver.request(driver.measure())
     driver.die(0)
     driver.start(0, 2)
-    driver.progress[0] = moving(Phase.MAKE, 1, until=driver.now + 10)
+    assert limit_of(driver, phase) == ("start_timeout_s", 300)
+    driver.progress[0] = moving(phase, 1, until=driver.now + 10)
     driver.forget()
     assert "made no progress for segment_timeout_s=600" in killed_after(driver, 600)
 

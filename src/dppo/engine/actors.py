@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dppo.engine.deadline import Deadline
 from dppo.engine.messages import Kill, Limits, Process, Reply
 from dppo.engine.pace import Pace
-from dppo.envs.activity import Activity, Phase
+from dppo.envs.activity import STARTS, Activity, Phase
 from dppo.ppo.exchange.questions import Question
 from dppo.ppo.exchange.records import FatalStep
 
@@ -183,6 +183,6 @@ class Actor:
             return f"has not begun its question within {seconds:g} s and counts as hung"
         else:
             fact = f"made no progress for {limit}, was last seen {progress}"
-            if progress.phase in (Phase.MAKE, Phase.BUILD):
+            if progress.phase in STARTS:
                 call = "constructor"
         return f"{fact} and counts as hung; if a single {call} takes longer, raise {name}"

@@ -5,13 +5,13 @@ import math
 from dppo.engine.actors import Actor
 from dppo.engine.deadline import Limit
 from dppo.engine.messages import Limits
-from dppo.envs.activity import Activity, Phase
+from dppo.envs.activity import STARTS, Activity, Phase
 from dppo.ppo.exchange.questions import Answer
 
 FACTOR = 20  # limit, in units of the longest measured duration
 MEASURED = 8  # answers before measured durations count
 MIN_S = {Phase.MAKE: 300.0, Phase.RESET: 300.0, Phase.STEP: 60.0, Phase.IDLE: 60.0}
-COUNTED_AS = {Phase.REPLAY: Phase.STEP, Phase.BUILD: Phase.MAKE}
+COUNTED_AS = {Phase.REPLAY: Phase.STEP, **dict.fromkeys(STARTS, Phase.MAKE)}
 SETTINGS = {
     Phase.MAKE: "start_timeout_s",
     Phase.RESET: "reset_timeout_s",
@@ -68,7 +68,7 @@ class Patience:
 
     def _limit_of(self, actor: Actor, progress: Activity) -> Limit:
         still_imports = progress.moves == 0
-        is_made_again = actor.losses > 0 and progress.phase in (Phase.MAKE, Phase.BUILD)
+        is_made_again = actor.losses > 0 and progress.phase in STARTS
         full = still_imports or is_made_again or self._is_first_or_last(actor)
         return self.limit(progress.phase, full=full)
 

@@ -3,7 +3,8 @@
 This module only writes to memory; the process that creates the record may map it to a file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -19,6 +20,12 @@ class Phase(IntEnum):
     CLOSE = 5
     BUILD = 6
     """After a constructor has returned: spaces, networks, imports."""
+    RESTART = 7
+    """The environment starts its program again, within a reset or step."""
+
+
+STARTS = (Phase.MAKE, Phase.BUILD, Phase.RESTART)
+"""Phases that take as long as a constructor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class Activity:
     """Steps of that episode before the current one."""
 
     def __str__(self) -> str:
-        is_built = self.phase not in (Phase.MAKE, Phase.BUILD)
+        is_built = self.phase not in STARTS
         is_behind = is_built and self.replayed < self.to_replay and not self.steps
         if is_behind or self.phase is Phase.REPLAY:
             return replaying(self.replayed, self.to_replay)
@@ -57,6 +64,7 @@ class Activity:
             Phase.STEP: "stepping",
             Phase.CLOSE: "closing",
             Phase.BUILD: "preparing",
+            Phase.RESTART: "restarting the program of",
         }
         text = f"{doing[self.phase]} env {self.env} of sampler {self.sampler_id}"
         if self.phase in (Phase.RESET, Phase.STEP):
@@ -115,6 +123,23 @@ class ActivityRecord:
         cells[_REPLAYED] += 1
         self._on_replay(cells[_REPLAYED], cells[_TO_REPLAY])
 
+    @contextmanager
+    def restarting(self) -> Iterator[Callable[[], None]]:
+        """Context in which a program is started again within a call; the function that it yields shows progress."""
+        cells = self._cells
+        place = cells[_PLACE]
+
+        def show() -> None:
+            cells[_PLACE] = place | Phase.RESTART
+            cells[_MOVES] += 1
+
+        show()
+        try:
+            yield show
+        finally:
+            cells[_PLACE] = place
+            cells[_MOVES] += 1
+
     def stepped(self) -> None:
         """Count an env step."""
         self._cells[_STEPS] += 1
@@ -150,13 +175,13 @@ class ActivityRecord:
     def look(self) -> Activity:
         moves, began, place, *counts = self._cells.tolist()
         return Activity(
-            moves, began, Phase(place & 7), place >> 32, place >> 3 & 0x1FFFFFFF, *counts
+            moves, began, Phase(place & 15), place >> 32, place >> 4 & 0xFFFFFFF, *counts
         )
 
 
 def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:
     """Encode a phase and a place in one number, so that a record changes both at once."""
-    return phase | env << 3 | sampler_id << 32
+    return phase | env << 4 | sampler_id << 32
 
 
 def replaying(replayed: int, to_replay: int) -> str:

@@ -25,7 +25,7 @@ from dppo.envs.checks.returned import (
 from dppo.envs.guidance import Guidance
 from dppo.errors import GIVEN_UP, EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
-from dppo.ppo.exchange.records import Episode, FatalStep
+from dppo.ppo.exchange.records import Episode, FatalStep, Incident
 from dppo.process_state.borders import Guard
 from dppo.process_state.forks import FORKS
 from dppo.signals import INTERRUPTIONS
@@ -99,6 +99,8 @@ class GroupSettings:
     """An observation beyond a limit of its space is a fault, in each step."""
     guidance: Guidance | None = None
     """The controllers beside the environments; None without any."""
+    restarts: list[Incident] = field(default_factory=list)
+    """Restarts of programs since the last segment."""
 
 
 class SkippedStep(Exception):

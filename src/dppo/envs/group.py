@@ -177,6 +177,8 @@ class EnvGroup:
 
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
+        log.incidents += self._settings.restarts
+        self._settings.restarts.clear()
         returned = obs[self._returned]
         # failed steps would shift the place of a value
         has_faults = any(incident.fault for incident in log.incidents)

@@ -1,8 +1,12 @@
 """Instance: which of the environments of a run is made, and what for."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+from dppo.envs.activity import ActivityRecord
+from dppo.log import logger
 from dppo.slots.layout import PLAIN, Layout
 
 
@@ -23,6 +27,10 @@ class Instance:
     """Mode in which the environment is shown; None: not at all."""
     layout: Layout = PLAIN
     """Ranks of its program, and their cores."""
+    progress: ActivityRecord = field(default_factory=ActivityRecord)
+    """Activity of the process, which shows when the program is started again."""
+    on_restart: Callable[[str], None] = logger.warning
+    """Called with the reason for such a start."""
 
     def optional_arguments(self) -> dict[str, Any]:
         """Return what a factory gets for parameters of these names, whether they have default values or not."""
@@ -34,6 +42,13 @@ class Instance:
         An environment that is shown has its render_mode among its own arguments.
         """
         return {"render_mode": None, "num_envs": max(1, self.num_sub_envs), "seed": self.seed}
+
+    @contextmanager
+    def restarting(self, reason: str) -> Iterator[Callable[[], None]]:
+        """Context in which the program is started again: see `Slots.restarting`."""
+        self.on_restart(reason)
+        with self.progress.restarting() as show:
+            yield show
 
 
 ANY_INSTANCE = Instance()

@@ -108,7 +108,7 @@ def _arguments_asked_for(
 def _slots(instance: Instance, stack: ExitStack) -> Any:
     from dppo.slots.slots import Slots
 
-    slots = Slots(instance.layout, instance.sampler_id, instance.env_index)
+    slots = Slots(instance.layout, instance.sampler_id, instance.env_index, instance.restarting)
     stack.callback(slots.close)
     return slots
 

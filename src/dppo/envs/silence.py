@@ -23,6 +23,7 @@ CALLS = {
     Phase.STEP: "step {step} of episode {activity.episode}",
     Phase.REPLAY: "a step of a replay ({activity.replayed:,} of {activity.to_replay:,} are done)",
     Phase.CLOSE: "close",
+    Phase.RESTART: "the restart of its program",
 }
 
 

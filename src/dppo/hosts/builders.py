@@ -33,6 +33,7 @@ from dppo.hosts.sac import check_actions, check_observations
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.acting.wide import WideExploration
+from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.choice import choose_network
 from dppo.spaces.actions import is_continuous
 from dppo.spaces.spaces import MAX_WHOLE, Spaces, holds_float64, is_image
@@ -82,8 +83,9 @@ def build_sampler(
     if progress is None:
         progress = ActivityRecord()
     made: list[Any] = []
+    restarts: list[Incident] = []
     try:
-        make = partial(_make_in_turn, plan, sampler_id, progress)
+        make = partial(_make_in_turn, plan, sampler_id, progress, restarts)
         make_all(make, plan.sampling.envs_per_sampler, plan.sampling.standby_envs, made)
         spaces = spaces_of(plan, made[0])
         settings = GroupSettings(
@@ -95,6 +97,7 @@ def build_sampler(
             meter=InfoMeter(plan.env.info_keys) if plan.env.info_keys else None,
             limits=plan.env.on_env_fault == "rebuild",
             guidance=_guidance(plan),
+            restarts=restarts,
         )
         sub_envs = sub_envs_of(made, settings, make, plan.sampling.standby_envs)
         sub_envs.keep_states(plan.env.env_state, plan.state_place)
@@ -181,15 +184,34 @@ def _wide_exploration(plan: SamplerPlan, sampler_id: int) -> WideExploration | N
 
 
 def _make_in_turn(
-    plan: SamplerPlan, sampler_id: int, progress: ActivityRecord, env_index: int
+    plan: SamplerPlan,
+    sampler_id: int,
+    progress: ActivityRecord,
+    restarts: list[Incident],
+    env_index: int,
 ) -> Any:
     """Make an environment, in a thread of its own if it has standbys; wait `start_interval_s` after the last start."""
     enter = partial(progress.enter, place_of(Phase.MAKE, sampler_id, env_index))
     _wait_for_start(plan.sampling.start_interval_s, enter)
-    name = f"sampler {sampler_id} ({plan.env.env_name}), env {env_index}"
-    make = partial(_make_env, plan, name, sampler_id, env_index)
+    owner = f"sampler {sampler_id} ({plan.env.env_name}), env {env_index}"
+
+    def note_restart(reason: str) -> None:
+        message = f"{owner}: {reason}"
+        restarts.append(Incident(IncidentKind.PROGRAM_RESTARTED, message, env_index))
+
+    instance = Instance(
+        sampler_id,
+        env_index,
+        seed=streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0),
+        num_sub_envs=plan.sampling.envs_per_sampler,
+        max_steps=plan.env.most_steps,
+        layout=plan.layout,
+        progress=progress,
+        on_restart=note_restart,
+    )
+    make = partial(_make_env, plan, owner, instance)
     if plan.sampling.standby_envs:
-        env = EnvThread(make, name)
+        env = EnvThread(make, owner)
     else:
         env = make()
     progress.enter(place_of(Phase.BUILD, sampler_id, env_index))
@@ -211,18 +233,10 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
         enter()
 
 
-def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) -> Any:
+def _make_env(plan: SamplerPlan, owner: str, instance: Instance) -> Any:
     """Make an environment of a sampler; raise EnvironmentFault if its constructor raises."""
     env = plan.env
-    instance = Instance(
-        sampler_id,
-        env_index,
-        seed=streams.integer(plan.seed, Stream.EPISODES, sampler_id, 0, 0),
-        num_sub_envs=plan.sampling.envs_per_sampler,
-        max_steps=env.most_steps,
-        layout=plan.layout,
-    )
-    with making(owner, sampler_id, env_index, env_name=env.env_name):
+    with making(owner, instance.sampler_id, instance.env_index, env_name=env.env_name):
         made = make_prepared(env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance)
         check_statistics(made, env.running_statistics)
         if env.info_keys:
@@ -238,7 +252,7 @@ def _make_env(plan: SamplerPlan, owner: str, sampler_id: int, env_index: int) ->
                 "a controller acts in single environments, not in vectors or for several agents. Leave it out.",
             )
         try:
-            adapted_env = adapted(made, partial(_make_env, plan, owner, sampler_id, env_index))
+            adapted_env = adapted(made, partial(_make_env, plan, owner, instance))
             check_size(adapted_env, plan.sampling.envs_per_sampler, plan.sampling.standby_envs)
         except BaseException:
             close_all([made])

@@ -242,7 +242,12 @@ class EpisodePlayer:
             self.progress.enter(place_of(Phase.MAKE))
         env = self._env_settings
         instance = Instance(
-            self._num_samplers, self.number, self._settings.seed, num_sub_envs=1, layout=self.layout
+            self._num_samplers,
+            self.number,
+            self._settings.seed,
+            num_sub_envs=1,
+            layout=self.layout,
+            progress=self.progress or ActivityRecord(),
         )
         with making(f"evaluation ({env.env_name})", env_name=env.env_name):
             made = make_prepared(

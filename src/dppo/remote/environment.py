@@ -5,7 +5,8 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from dppo.remote.client import TERMINATED, TRUNCATED
 from dppo.remote.connection import MAX_UNIX_PATH, Listener
 from dppo.remote.protocol import Part
 from dppo.remote.session import Session, SolverEnded, SolverStep
-from dppo.slots.program import SolverError, SolverKilled, SolverNotStarted
+from dppo.slots.program import LOG, SolverError, SolverKilled, SolverNotStarted
 from dppo.slots.slots import Slots
 
 ADDRESS = "DPPO_ADDRESS"  # variables of the solver
@@ -28,6 +29,8 @@ PORTS_PER_SAMPLER = 10
 STARTS = 3  # attempts to start a solver that is killed before it connects, or while its episode is replayed
 # waits between attempts to start a solver again in an episode: its licence may not be free at once
 WAITS_S = (1, 2, 4, 8, 16, 30)
+POLL_S = 0.25  # between signs of life while waiting
+MAX_LINE = 200  # characters of the solver's last line in a report
 RESTARTS = "solver_restarts"  # key of the number of restarts in `info`
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "aprun", "prterun")
 
@@ -146,16 +149,38 @@ class _Start:
                 logger.warning("solver %s: %s\nIt is started again.", solver.name, error)
         return self._started()
 
-    def again(self) -> Session:
-        """Start a solver that has ended in an episode; if it ends before it connects, try for a minute."""
+    def restarting(
+        self, error: SolverEnded, place: str, restarts: int
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """Report that the solver ended, and is started again in the context that is returned: see `Slots`."""
+        outcome, *lines = str(error).splitlines()
+        text = f"its solver ended {place} {outcome.rpartition(')')[0]})"
+        if lines:
+            text += f" after the line {lines[-1].strip()[:MAX_LINE]!r}"
+        text += ", and is started again"
+        if restarts > 1:
+            text += f" ({restarts} times in this episode)"
+        if self._solver.command is not None:
+            log = Path(self._solver.folder, LOG).absolute()
+            text += f"; its log: {log} on {socket.gethostname()}"
+        return self._solver.slots.restarting(text)
+
+    def again(self, show: Callable[[], None]) -> Session:
+        """Start a solver that has ended in an episode; if it ends before it connects, try for a minute.
+
+        Call `show` with each attempt, and while it waits.
+        """
         for wait_s in WAITS_S:
+            show()
             try:
                 return self()
             except SolverNotStarted as error:
                 logger.warning(
                     "solver %s: %s\nIt is started again in %d s.", self._solver.name, error, wait_s
                 )
-            time.sleep(wait_s)
+            for _ in range(round(wait_s / POLL_S)):
+                show()
+                time.sleep(POLL_S)
         return self()
 
     def _started(self) -> Session:
@@ -212,7 +237,10 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         try:
             step = self._live().reset(self._seed, self._options)
         except SolverEnded as error:
-            step = self._begin_again(error, "in its reset")
+            place = "in its reset"
+            self._restarts += 1
+            with self._start.restarting(error, place, self._restarts) as show:
+                step = self._begin_again(place, show)
         self._last_numbers = step.numbers
         return self._observation(step), self._info(step)
 
@@ -253,11 +281,14 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
 
     def _restart_and_replay(self, error: SolverEnded, place: str, attempts: int) -> None:
         """Start the solver, at most `attempts` times, until it has repeated the actions of the episode."""
-        step = self._begin_again(error, place)
-        session = self._live()
+        self._restarts += 1
         try:
-            for action in self._actions:
-                step = session.act(action)
+            with self._start.restarting(error, place, self._restarts) as show:
+                step = self._begin_again(place, show)
+                session = self._live()
+                for action in self._actions:
+                    step = session.act(action)
+                    show()
         except SolverEnded as next_error:
             if attempts == 1:
                 raise SolverError(f"the solver ended in each replay {place} {next_error}") from None
@@ -269,12 +300,10 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
                 f"observation than before: its episodes do not follow from the seed and the actions"
             )
 
-    def _begin_again(self, error: SolverEnded, place: str) -> SolverStep:
+    def _begin_again(self, place: str, show: Callable[[], None]) -> SolverStep:
         """Start the solver again, and its episode."""
-        logger.warning("the solver ended %s %s\nIt is started again.", place, error)
         self._live().close(wait_s=0.0)
-        self._restarts += 1
-        session = self._start.again()
+        session = self._start.again(show)
         self._session = session
         declared = session.opening
         if declared != self._opening:

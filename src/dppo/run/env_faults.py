@@ -11,7 +11,7 @@ from dppo.engine.collector import Collected
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import EnvFault, EnvironmentFault, counted
 from dppo.log import logger
-from dppo.ppo.exchange.records import Incident
+from dppo.ppo.exchange.records import Incident, IncidentKind
 
 LOGGED_EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th, 16th ...
 
@@ -68,14 +68,18 @@ class EnvFaults:
                 raise self._too_many(incident)
 
     def log(self, incident: Incident) -> None:
-        """Log an incident, unless the same fault has often been logged; count it if it is a fault."""
+        """Log an incident, unless the like has often been logged; count it if it is a fault."""
         fault = incident.fault
         text = incident.message
-        if fault is not None:
+        kind = ""
+        if incident.kind is IncidentKind.PROGRAM_RESTARTED:
+            kind = "restarts"
+        elif fault is not None:
             kind = f"{fault.error} in {fault.phase}"
-            self._kinds[kind] += 1
             self.counts[f"sampler {fault.sampler_id}, env {fault.env}: {kind}"] += 1
             self.counts["steps lost"] += incident.lost_steps
+        if kind:
+            self._kinds[kind] += 1
             times = self._kinds[kind]
             if times > LOGGED_EACH:
                 if times & (times - 1):  # no power of 2

@@ -4,21 +4,42 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
+from dppo.log import logger
 from dppo.slots.cores import Lease
 from dppo.slots.launchers import OF_LAUNCHERS, OF_SLURM, launcher_words, without
 from dppo.slots.layout import PLAIN, Layout
 from dppo.slots.node import MARK, NodeLease
 from dppo.slots.program import GUARD, Program, SolverError
 
+Restarting = Callable[[str], AbstractContextManager[Callable[[], None]]]
+"""As `Slots.restarting`."""
+
+
+@contextmanager
+def log_restart(reason: str) -> Iterator[Callable[[], None]]:
+    """Log that a program is started again."""
+    logger.warning("%s", reason)
+    yield lambda: None
+
 
 class Slots:
     """Ranks of an environment and the cores of each rank, passed to a factory as its parameter `slots`."""
 
-    def __init__(self, layout: Layout = PLAIN, sampler_id: int = 0, env_index: int = 0) -> None:
+    def __init__(
+        self,
+        layout: Layout = PLAIN,
+        sampler_id: int = 0,
+        env_index: int = 0,
+        restarting: Restarting = log_restart,
+    ) -> None:
         """Lease the cores; raise NoCores if too few are free on this machine."""
+        self.restarting = restarting
+        """Returns a context in which the program is started again within a reset or step, for a reason that the run
+        reports and counts. It has the time limit of a constructor, from the last call of the function that it yields.
+        """
         self.layout = layout
         self.sampler_id = sampler_id
         self.env_index = env_index

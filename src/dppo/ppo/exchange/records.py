@@ -195,6 +195,7 @@ class IncidentKind(str, Enum):
     EPISODE_ABANDONED = "episode_abandoned"
     BAD_STEP = "bad_step"
     ENV_RAISED = "env_raised"
+    PROGRAM_RESTARTED = "program_restarted"
     OUTSIDE_SPACE = "outside_space"
     OWN_STATE = "own_state"
     PRECISION_LOST = "precision_lost"

@@ -2,12 +2,10 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from dppo.engine.actor_players import ActorPlayers
 from dppo.engine.playing import PlayEngine, PlayLimits
-from dppo.envs.activity import Phase, place_of
 from dppo.errors import DppoError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.transports.ray.actor import PPOActor
@@ -46,8 +44,7 @@ class EvaluationActor:
     def play(self, policy: bytes | PolicySnapshot, episode: int, timeout_s: float) -> bytes:
         """Play an episode, or pack the fault that ended it."""
         try:
-            stepped = partial(self._process.progress.enter, place_of(Phase.STEP), episode)
-            return pack(self._loaded().play(unpack(policy), episode, timeout_s, stepped))
+            return pack(self._loaded().play(unpack(policy), episode, timeout_s))
         except DppoError as error:
             return pack(sendable(error))
 
@@ -59,6 +56,7 @@ class EvaluationActor:
         if self._player is None:
             player: Any = unpacked_model(self._packed)
             player.number = self._number
+            player.progress = self._process.progress
             player.layout = self._process.on_nodes(player.layout)
             self._process.keep(player)  # so that SIGTERM closes it
             self._player = player
