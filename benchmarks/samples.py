@@ -12,8 +12,8 @@ A run is stored in samples.jsonl as it ends, so that the command can be interrup
 defaults), `reuse` (--reuse 4 --num-steps 32), `fast` (--preset fast: CleanRL's settings), `sb3` (the defaults of PPO,
 MaskablePPO and RecurrentPPO) and `zoo` (rl-baselines3-zoo's settings in Stable-Baselines3). For continuous actions:
 `sac` (--algo sac), `sb3-sac` and `crossq` (SAC and sb3-contrib's CrossQ with their defaults, 8 environments, and a
-gradient step for each env step). On tasks with sensors: `sensors` (its critic sees as
-little as its policy) and `critic-obs` (its critic sees the state).
+gradient step for each env step), and `sb3-sac-segments` (512 gradient steps after segments of 64 steps). On tasks with
+sensors: `sensors` (its critic sees as little as its policy) and `critic-obs` (its critic sees the state).
 Tasks are in samples_tasks.py; packages that dppo does not install are MuJoCo, Box2D and MiniGrid, and tasks without
 theirs are skipped.
 
@@ -54,9 +54,9 @@ from samples_tasks import (
 from dppo.config.presets import presets
 
 STORE = HERE / "samples.jsonl"
-SIDES = ("dppo", "reuse", "fast", "sb3", "zoo", "sac", "sb3-sac", "crossq")
-PEERS = ("sb3", "zoo", "sb3-sac", "crossq")  # of Stable-Baselines3
-OFF_POLICY = ("sac", "sb3-sac", "crossq")  # for tasks with continuous actions
+SIDES = ("dppo", "reuse", "fast", "sb3", "zoo", "sac", "sb3-sac", "sb3-sac-segments", "crossq")
+PEERS = ("sb3", "zoo", "sb3-sac", "sb3-sac-segments", "crossq")  # of Stable-Baselines3
+OFF_POLICY = ("sac", "sb3-sac", "sb3-sac-segments", "crossq")  # for tasks with continuous actions
 OF_SENSORS = ("sensors", "critic-obs")  # for tasks with sensors, and no other sides for these
 SHOWN = ("dppo", "reuse", "sb3")  # unless others are named: these have run most of the tasks
 LONGEST_S = 7200.0

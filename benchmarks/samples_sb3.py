@@ -5,7 +5,7 @@ python samples_sb3.py '{"task": "CartPole", "side": "sb3", "seed": 1, "until": n
 Prints: {"episodes": [[env steps of the run at its end, return], ...], "steps": all env steps, "update_s": CPU seconds
 of all updates, "evaluations": [[env steps, mean return], ...]}. With "until": "good" the run ends where it reaches this
 return; with "greedy": true the policy is evaluated without noise. Masks and memory are sb3-contrib's.
-Sides: sb3, zoo, sb3-sac, crossq.
+Sides: sb3, zoo, sb3-sac, sb3-sac-segments, crossq.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
-OFF_POLICY = ("sb3-sac", "crossq")
+# As many gradient steps as env steps: after each step of the environments, or after segments of 64 steps of each.
+EACH_STEP = {"n_envs": 8, "train_freq": 1, "gradient_steps": -1}
+OFF_POLICY = {
+    "sb3-sac": EACH_STEP,
+    "sb3-sac-segments": {"n_envs": 8, "train_freq": 64, "gradient_steps": 512},
+    "crossq": EACH_STEP,
+}
 FIRST_EVALUATED_SEED = 10_000  # of the episodes of an evaluation
 
 
@@ -60,9 +66,7 @@ def main() -> None:
 
     task = TASKS[work["task"]]
     is_tuned = work["side"] == "zoo"
-    settings = dict(ZOO[work["task"]]) if is_tuned else {}
-    if work["side"] in OFF_POLICY:  # as many gradient steps as env steps
-        settings = {"n_envs": 8, "train_freq": 1, "gradient_steps": -1}
+    settings = dict(ZOO[work["task"]] if is_tuned else OFF_POLICY.get(work["side"], {}))
     n_envs, normalize = settings.pop("n_envs", 1), settings.pop("normalize", False)
     envs = make_vec_env(partial(make, task.env_id), n_envs=n_envs, seed=work["seed"])
     if normalize:
@@ -127,7 +131,7 @@ def algorithm_for(task: str, side: str) -> tuple[Any, str]:
     import sb3_contrib
     from stable_baselines3 import PPO, SAC
 
-    if side == "sb3-sac":
+    if side.startswith("sb3-sac"):
         return SAC, "MlpPolicy"
     if side == "crossq":
         return sb3_contrib.CrossQ, "MlpPolicy"
