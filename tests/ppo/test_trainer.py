@@ -14,7 +14,6 @@ import torch
 from builders import PLAIN, spec_of
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
-from remedies import executes
 from torch import Tensor, from_numpy
 from updates import (
     ACTIONS,
@@ -29,9 +28,8 @@ from updates import (
 )
 
 from dppo.config.parts.ppo import LOSSES, PPO
-from dppo.errors import ConfigError, TrainingDiverged
+from dppo.errors import TrainingDiverged
 from dppo.ppo.learning.batch import Batch
-from dppo.ppo.learning.losses import ClippedLoss
 from dppo.ppo.learning.minibatches import draw_minibatches
 from dppo.ppo.learning.objective import Outputs, objective_class
 from dppo.ppo.learning.parallel import Parallel
@@ -383,51 +381,6 @@ def test_each_value_of_the_setting_has_a_class() -> None:
     assert set(names) == set(LOSSES)
     for name in LOSSES:
         assert objective_class(name)(PLAIN)
-
-
-@executes("ppo/learning/objective.py: Correct it")
-@pytest.mark.parametrize(
-    ("answer", "described"),
-    [
-        (lambda gradients, figures: gradients, "Gradients(torch.float64["),
-        (lambda gradients, figures: (tuple(gradients), figures), "tuple(tuple(torch.float64["),
-        (
-            lambda gradients, figures: (
-                gradients._replace(values=gradients.values[:, None]),
-                figures,
-            ),
-            ", 1]), {policy",
-        ),
-        (lambda gradients, figures: (gradients._replace(entropies=None), figures), "], NoneType, "),
-        (
-            lambda gradients, figures: (gradients._replace(values=0.0), figures),
-            "], float, float), {",
-        ),
-        (
-            lambda gradients, figures: (
-                gradients._replace(log_ratio=gradients.log_ratio.float()),
-                figures,
-            ),
-            "float32[",
-        ),
-        (lambda gradients, figures: (gradients, {"policy_loss": 1.0}), ", {policy_loss: float})"),
-        (
-            lambda gradients, figures: (gradients, {"policy_loss": gradients.values}),
-            ", {policy_loss: torch.float64[",
-        ),
-    ],
-)
-def test_a_loss_that_returns_something_else_is_named_with_what_it_returned(
-    answer: Any, described: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Wrong(ClippedLoss):
-        def loss(self, outputs: Outputs, batch: Batch) -> Any:
-            return answer(*super().loss(outputs, batch))
-
-    monkeypatch.setattr("dppo.ppo.learning.trainer.objective_class", lambda name: Wrong)
-    with pytest.raises(ConfigError, match=r"^loss: Wrong\.loss must return Gradients") as caught:
-        train(make_trainer(), random_batch(), 1e-2)
-    assert described in str(caught.value)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from dppo.config.parts.ppo import LOSSES, ResolvedPPO
-from dppo.errors import ConfigError
 from dppo.ppo.learning.batch import Batch
 
 if TYPE_CHECKING:  # shapes are checked in tests only
@@ -53,41 +52,6 @@ def objective_class(name: str) -> Callable[[ResolvedPPO], Objective]:
     module, _, attribute = LOSSES[name].partition(":")
     loss: Callable[[ResolvedPPO], Objective] = getattr(import_module(module), attribute)
     return loss
-
-
-def gradients_and_figures(
-    objective: Objective, outputs: Outputs, batch: Batch
-) -> tuple[Gradients, dict[str, Tensor]]:
-    """Return the gradients and the figures of a loss; raise ConfigError if they are not those of `Objective.loss`."""
-    answer: Any = objective.loss(outputs, batch)
-    match answer:
-        case (Gradients() as gradients, dict() as figures):
-            of_rows = [gradients.log_ratio, gradients.values]
-            if not isinstance(gradients.entropies, float):
-                of_rows.append(gradients.entropies)
-            expected = _described(outputs.values)
-            figures_fit = all(
-                isinstance(figure, Tensor) and figure.dim() == 0 for figure in figures.values()
-            )
-            if figures_fit and all(_described(gradient) == expected for gradient in of_rows):
-                return gradients, figures
-    raise ConfigError(
-        f"loss: {type(objective).__name__}.loss must return Gradients, each of them {_described(outputs.values)} (a "
-        f"float for the entropies if it is the same for all rows), and a dict of tensors with a single number. It "
-        f"returned {_described(answer)}. Correct it.",
-        setting="loss",
-    )
-
-
-def _described(value: Any) -> str:
-    match value:
-        case Tensor():
-            return f"{value.dtype}{list(value.shape)}"
-        case dict():
-            return "{" + ", ".join(f"{name}: {_described(value[name])}" for name in value) + "}"
-        case tuple():
-            return f"{type(value).__name__}({', '.join(map(_described, value))})"
-    return type(value).__name__
 
 
 def differentiable(outputs: Outputs) -> Outputs:

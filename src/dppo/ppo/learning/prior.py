@@ -16,7 +16,7 @@ from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
 from dppo.ppo.learning.losses import weighted_mean
 from dppo.ppo.learning.minibatches import aligned_with_ranks
-from dppo.ppo.learning.objective import Gradients, Objective, Outputs, gradients_and_figures
+from dppo.ppo.learning.objective import Gradients, Objective, Outputs
 from dppo.ppo.learning.popart import value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage, StagedTrainer
 
@@ -140,7 +140,7 @@ class NearClone:
 
     def loss(self, outputs: Outputs, batch: Batch) -> tuple[Gradients, dict[str, Tensor]]:
         """Compute the gradients of the sum, and its parts."""
-        gradients, figures = gradients_and_figures(self.objective, outputs, batch)
+        gradients, figures = self.objective.loss(outputs, batch)
         if batch.clone_logprobs is None:
             return gradients, figures
         distance = outputs.log_ratio + batch.logprobs - batch.clone_logprobs

@@ -20,13 +20,7 @@ from dppo.ppo.learning.batch import Batch, make_batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, weighted_mean
 from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
 from dppo.ppo.learning.model import PPOModel
-from dppo.ppo.learning.objective import (
-    MAX_LOG_RATIO,
-    Objective,
-    Outputs,
-    gradients_and_figures,
-    objective_class,
-)
+from dppo.ppo.learning.objective import MAX_LOG_RATIO, Objective, Outputs, objective_class
 from dppo.ppo.learning.parallel import Parallel, moments_of_all
 from dppo.ppo.learning.popart import PopArt, value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
@@ -271,7 +265,7 @@ class PPOTrainer:
         with torch.no_grad():
             log_ratio = _log_ratio(scored.policy.logprobs, rows)
             outputs = Outputs(log_ratio, scored.policy.entropies, scored.values)
-            gradients, figures = gradients_and_figures(objective, outputs, rows)
+            gradients, figures = objective.loss(outputs, rows)
         self.model.backward(scored, *gradients)
         return _Losses(figures, log_ratio)
 
