@@ -252,6 +252,18 @@ def test_rows_of_a_killed_run_may_be_ahead_of_its_checkpoint(tmp_path: Path, run
     assert verify(killed) == 0
 
 
+def test_rows_that_waited_for_a_full_disk_may_follow_those_of_the_checkpoint(run: Path) -> None:
+    metrics = run / "metrics.jsonl"
+    rows = metrics.read_bytes()
+    metrics.write_bytes(b"".join(rows.splitlines(keepends=True)[:4]))
+    sums = RowSums(run).now()
+    forge(run, lambda stored: stored.state.update(rows=sums))
+    metrics.write_bytes(rows)
+    assert verify(run) == 0
+    add_row(run)
+    assert verify(run) == 1
+
+
 @executes("tools/verify/command.py: is computed again from the checkpoint before it. Train with")
 def test_a_run_with_a_single_checkpoint_says_how_to_keep_more(tmp_path: Path, run: Path) -> None:
     single = train(tmp_path / "single", keep_checkpoints=1)

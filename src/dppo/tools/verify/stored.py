@@ -73,11 +73,11 @@ def changed_files(run: Path, newest: LoadedCheckpoint) -> Iterator[str]:
             in_file = f"{CONFIG} has {name}: {values.get(name)}"
             yield f"{in_file}, and the newest checkpoint {stored.get(name)}"
     for name, summed in state.get("rows", {}).items():
-        yield from _changed_rows(run / name, state["iteration"], **summed)
+        yield from _changed_rows(run / name, **summed)
 
 
-def _changed_rows(path: Path, iteration: int, bytes: int, sha256: str) -> Iterator[str]:
-    """Yield what was changed in a file of which a checkpoint of an `iteration` knows the first `bytes`."""
+def _changed_rows(path: Path, bytes: int, sha256: str) -> Iterator[str]:
+    """Yield what was changed in a file of which the newest checkpoint knows the first `bytes`."""
     try:
         data = read_run_file(path)
     except OSError as error:
@@ -85,7 +85,11 @@ def _changed_rows(path: Path, iteration: int, bytes: int, sha256: str) -> Iterat
         return
     if hashlib.sha256(data[:bytes]).hexdigest() != sha256:
         yield f"{path.name} was changed: the newest checkpoint has another SHA-256 of its first {bytes:,} bytes"
+    # Rows of earlier iterations than the checkpoint's may follow: on a full disk, they waited in memory for its end.
+    known = [row["iteration"] for _, row in parsed(data[:bytes]) if row is not None]
+    last_known = max(known, default=0)
     for line, row in parsed(data[bytes:]):
-        is_later = row is not None and (row["iteration"] > iteration or "eval/iteration" in row)
+        is_later = row is not None and (row["iteration"] > last_known or "eval/iteration" in row)
         if line.endswith(b"\n") and not is_later:
             yield f"{path.name} was changed: lines were added behind the rows of the newest checkpoint"
+            return
