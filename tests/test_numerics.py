@@ -179,6 +179,23 @@ def test_fingerprints_see_another_code() -> None:
         assert "NumPy's matrix products" in results[0].differences(results[1])
 
 
+def test_the_variables_raise_no_warning_where_warnings_are_errors() -> None:
+    """Also in a process that this one starts, which loads NumPy before it loads `dppo`."""
+    load_numpy = [sys.executable, "-c", "import numpy"]
+    script = (
+        "import subprocess, dppo; dppo.portable_numerics(); import numpy; "
+        f"subprocess.run({load_numpy}, check=True)"
+    )
+    environment = {
+        name: value for name, value in fresh_environment().items() if name not in portable.VARIABLES
+    }
+    environment["PYTHONWARNINGS"] = "error"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "native"),
     [

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -13,7 +14,7 @@ from dppo.files import MAX_SETTINGS_BYTES, read_file
 VARIABLES = {
     "OPENBLAS_CORETYPE": "Haswell",  # matrix products: NumPy's, and through it torch's (`ppo.kernels.products`)
     # NumPy has AVX-512 versions of exp, log, sin and others. These are the names of the features in NumPy 2.4 and in
-    # earlier versions; NumPy ignores names that it does not know.
+    # earlier versions; NumPy ignores names that it does not know, with the warning of UNKNOWN_FEATURES.
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
     # With any other value, the code that MKL runs depends on the vendor of the CPU: an AMD does not get the same code.
     "MKL_CBWR": "COMPATIBLE",
@@ -21,6 +22,9 @@ VARIABLES = {
 }
 # Only `numerics=strict` sets this, because it costs CNNs a third of their speed on a CPU with AVX-512.
 CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+UNKNOWN_FEATURES = (
+    "During parsing environment variable"  # an ImportWarning, which `-W error` would raise
+)
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
 # `numerics: native` or `numerics = "native"`, at the start of a line or inside of braces
 NATIVE = re.compile(
@@ -35,7 +39,16 @@ def portable_numerics(argv: Sequence[str] = ()) -> None:
     if `argv`, a file that it names, or the variable DPPO_NUMERICS asks for native.
     """
     if "numpy" not in sys.modules and has_avx2() and not _native(argv):
-        os.environ.update(VARIABLES)
+        os.environ.update(_with_filter(VARIABLES))
+        warnings.filterwarnings("ignore", UNKNOWN_FEATURES, ImportWarning)
+
+
+def _with_filter(variables: dict[str, str]) -> dict[str, str]:
+    """Add the variable by which processes that are started ignore UNKNOWN_FEATURES, if they are to raise warnings."""
+    filters = os.environ.get("PYTHONWARNINGS", "")
+    if not filters or UNKNOWN_FEATURES in filters:
+        return variables
+    return variables | {"PYTHONWARNINGS": f"{filters},ignore:{UNKNOWN_FEATURES}:ImportWarning"}
 
 
 def _native(argv: Sequence[str]) -> bool:
@@ -83,7 +96,7 @@ def in_force(numerics: str) -> Iterator[dict[str, str]]:
     Sets none with `numerics=native`, without AVX2, or if NumPy was loaded without them: all processes of a run must
     compute the same bits.
     """
-    chosen = VARIABLES | (CONVOLUTIONS if numerics == "strict" else {})
+    chosen = _with_filter(VARIABLES | (CONVOLUTIONS if numerics == "strict" else {}))
     if numerics == "native" or not has_avx2() or not numpy_is_portable():
         chosen = {}
     before = {name: os.environ[name] for name in chosen if name in os.environ}
