@@ -14,7 +14,7 @@ import pytest
 from builders import tiny_run
 from commandline import run_as_program
 from recorder import Notes
-from worlds.faulty import Brittle, line_that_raises
+from worlds.faulty import Brittle, Unreliable, line_that_raises
 
 import dppo
 from dppo.__main__ import main
@@ -248,6 +248,24 @@ def test_an_exception_of_the_environment_carries_its_traceback(
     assert f'faulty.py", line {line_that_raises(where)}, in ' in raised.value.remote_traceback
 
 
+def unreliable() -> Env:
+    return Unreliable(resets=0.4)
+
+
+def test_an_episode_in_which_the_environment_fails_is_left_out(trained: dppo.Result) -> None:
+    with Notes() as notes:
+        evaluation = dppo.evaluate(trained, unreliable, 8)
+    undisturbed = dppo.evaluate(trained, cartpole, 8)
+    assert 0 < len(evaluation.left_out) < 8
+    kept = [index for index in range(8) if index not in evaluation.left_out]
+    assert evaluation.returns == tuple(undisturbed.returns[index] for index in kept)
+    for index in evaluation.left_out:
+        assert any(f"episode {index} is left out: " in text for text in notes.texts)
+    assert f"{len(kept)} episodes, {len(evaluation.left_out)} left out" in str(evaluation)
+    with pytest.raises(EnvironmentFault, match="licence server said 503"):
+        dppo.evaluate(trained, unreliable(), 8)
+
+
 def ignores_render_mode(**kwargs: Any) -> Env:
     return cartpole()
 
@@ -401,8 +419,9 @@ def test_another_environment_does_not_get_the_arguments_of_the_run(
 
 def test_actors_play_the_same_episodes(trained: dppo.Result, ray_session: None) -> None:
     """A single actor starts sooner; in the slow set there are more."""
-    expected = dppo.evaluate(trained, episodes=5)
-    assert dppo.evaluate(trained.run_dir, cartpole, 5, num_actors=1).returns == expected.returns
+    expected = dppo.evaluate(trained, unreliable, 5)
+    assert expected.left_out
+    assert dppo.evaluate(trained.run_dir, unreliable, 5, num_actors=1) == expected
 
 
 @pytest.mark.slow

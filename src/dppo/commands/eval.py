@@ -70,6 +70,9 @@ def main(argv: list[str]) -> int:
         return 0
     span = f"(from {min(played.returns):.1f} to {max(played.returns):.1f}), length {played.mean_length:.1f}"
     print(f"return {played.mean_return:.1f} +- {played.std_return:.1f} {span}")
+    if played.left_out:
+        total = counted(len(played.left_out) + len(played.returns), "episode")
+        print(f"{len(played.left_out)} of {total} left out: the environment failed in them")
     for line in info_table(played):
         print(printable(line))
     return 0
@@ -141,6 +144,7 @@ def _as_json(played: Evaluation) -> dict[str, Any]:
         "std_return": played.std_return,
         "returns": played.returns,
         "lengths": played.lengths,
+        "left_out": played.left_out,
         "info": {
             key: dict(zip(("sum", "mean", "last"), zip(*infos, strict=True), strict=True))
             for key, infos in played.info.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from dppo.errors import ConfigError, counted, refuse
+from dppo.errors import ConfigError, EnvironmentFault, counted, refuse
 from dppo.log import logger
 from dppo.plugins import plugin
 from dppo.policies.acting import PlaySettings
@@ -18,6 +18,7 @@ from dppo.ppo.exchange.records import Episode
 from dppo.records.terminal.figures import duration
 
 REPORT_EVERY_S = 5.0
+MAX_LOGGED_FAULTS = 10  # of the environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,49 @@ def check_display() -> None:
         )
 
 
-def summary(played: Sequence[Episode], episodes: int, seconds: float | None = None) -> str:
+class PlayedEpisodes:
+    """The episodes of an evaluation that were played, and the faults of the environment that ended others."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.episodes: list[Episode] = []
+        self.faults: dict[int, EnvironmentFault] = {}
+        """By the index of the episode."""
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.episodes) + len(self.faults) == self.total
+
+    def leave_out(self, episode: int, fault: EnvironmentFault) -> None:
+        """Leave out an episode, as the evaluations of a run do.
+
+        Raises `fault` if the constructor raised, and the first fault if it has ended all episodes.
+        """
+        self.faults[episode] = fault
+        if fault.in_constructor:
+            raise fault
+        if len(self.faults) == self.total:
+            raise self.faults[0]
+        if len(self.faults) <= MAX_LOGGED_FAULTS:
+            first_line = str(fault).partition("\n")[0]
+            logger.warning("episode %d is left out: %s", episode, first_line)
+
+    def summary(self, seconds: float | None = None) -> str:
+        """Describe what was played, in `seconds`, as the function `summary` does."""
+        return summary(self.episodes, self.total, seconds, len(self.faults))
+
+
+def summary(
+    played: Sequence[Episode], episodes: int, seconds: float | None = None, left_out: int = 0
+) -> str:
     """Return `5 of 100 episodes, mean return -1100.7`; with the time that they took, also the time that is left."""
-    parts = [f"{len(played)} of {episodes} episodes"]
+    ended = len(played) + left_out
+    parts = [f"{ended} of {episodes} episodes"]
     if played:
         parts.append(f"mean return {fmean(episode.episode_return for episode in played):.1f}")
-    if played and seconds is not None:
-        left_s = round(seconds / len(played) * (episodes - len(played)))
+    if left_out:
+        parts.append(f"{left_out} left out")
+    if ended and seconds is not None:
+        left_s = round(seconds / ended * (episodes - ended))
         parts.append(f"about {duration(left_s)} left")
     return ", ".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from dppo.envs.closing import close_in_time
 from dppo.envs.names import EnvId
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.envs.statistics import kept_in_words, running_statistics
-from dppo.errors import counted
+from dppo.errors import EnvironmentFault, counted
 from dppo.files import user_path
 from dppo.log import logger
 from dppo.numerics.arithmetic import limit_blas
 from dppo.plugins import plugin
-from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, summary
+from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, PlayedEpisodes
 from dppo.policies.bounds import element_at_bound
 from dppo.policies.controller import Controller
 from dppo.policies.player import Player, find_player, is_made
@@ -72,7 +73,8 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     Raises:
         ConfigError: an invalid argument, or a run whose code is not trusted.
         CheckpointError: there is no checkpoint, or the policy has other spaces than the environment.
-        EnvironmentFault: the environment raised; carries its traceback.
+        EnvironmentFault: the environment failed in its constructor or in all episodes, or it failed and `env` is an
+            environment, which cannot be made again. Otherwise, the episode is left out. Carries its traceback.
         ControllerFault: the controller raised, or returned an invalid action.
     """
     film = None if video is None else user_path(video)
@@ -84,21 +86,22 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     keys = tuple(player.settings.get("info_keys", ()) if info_keys is None else info_keys)
     arguments = replace(arguments, info_keys=keys)
     player.check(arguments.play_settings)
-    played = list[Episode]()
-    with ending_on_signals(lambda: summary(played, episodes)) as check_signals:
+    played = PlayedEpisodes(episodes)
+    with ending_on_signals(played.summary) as check_signals:
         if num_actors:
             from dppo.policies.on_actors import play_on_actors
 
             play_on_actors(player, arguments, played, check_signals)
         else:
             _play_here(player, arguments, played, check_signals)
-    _log_actions_at_bound(player.policy, played)
+    _log_actions_at_bound(player.policy, played.episodes)
     return _result(player.env_name, played, keys)
 
 
-def _result(env_name: str, played: Sequence[Episode], keys: Sequence[str]) -> Evaluation:
+def _result(env_name: str, played: PlayedEpisodes, keys: Sequence[str]) -> Evaluation:
+    episodes = played.episodes
     infos = {
-        key: tuple(episode.measured[key] for episode in played if key in episode.measured)
+        key: tuple(episode.measured[key] for episode in episodes if key in episode.measured)
         for key in keys
     }
     for key, numbers in infos.items():
@@ -106,16 +109,17 @@ def _result(env_name: str, played: Sequence[Episode], keys: Sequence[str]) -> Ev
             logger.warning("info_keys=%s: is not a number in the info of any step", key)
     return Evaluation(
         env_name,
-        tuple(episode.episode_return for episode in played),
-        tuple(episode.length for episode in played),
+        tuple(episode.episode_return for episode in episodes),
+        tuple(episode.length for episode in episodes),
         {key: numbers for key, numbers in infos.items() if numbers},
+        tuple(sorted(played.faults)),
     )
 
 
 def _play_here(
     player: Player,
     arguments: EvaluationArguments,
-    played: list[Episode],
+    played: PlayedEpisodes,
     check_signals: Callable[[], None],
 ) -> None:
     """Play all episodes in an environment of this process, and add them to `played`."""
@@ -123,40 +127,71 @@ def _play_here(
     with (
         limit_blas(1),  # as in the evaluations of a run, whose returns are the same
         SilenceWatch(progress, of_one(player.env_name)),
+        closing(_Stage(player, arguments, progress)) as stage,
     ):
-        progress.enter(place_of(Phase.MAKE))
-        made = player.make(arguments.render_mode, arguments.seed)
-        progress.enter(place_of(Phase.IDLE))
-        try:
-            settings = arguments.play_settings
-            acting = player.acting_for(settings)(player.snapshot)
-            playing = Playing(acting, made, player.env_name, settings, progress)
-            wrappers = running_statistics(made)
-            if wrappers:
-                problem = kept_in_words(wrappers)
-                logger.warning(
-                    "%s: %s: observations or rewards are not as in training",
-                    player.env_name,
-                    problem,
-                )
-            arguments.log_beginning(player)
-            film = None
-            if arguments.video is not None:
-                repeat = player.settings.get("action_repeat", 1)
-                film = plugin("video")(arguments.video, made, arguments.episodes, repeat)
-            with guarded_steps(f"a step or reset of {player.env_name}"):
-                for so_far in _episodes(playing, arguments.episodes, played):
-                    check_signals()
-                    if film is not None:
-                        film.add(so_far.index)
-            for change in take_changes():
-                logger.warning("%s.", change)
-            if film is not None:
-                film.write()
-        finally:
-            progress.enter(place_of(Phase.CLOSE))
-            if not is_made(player.env):
-                close_in_time([made])
+        stage.make()
+        stage.warn_of_running_statistics()
+        arguments.log_beginning(player)
+        film = None
+        if arguments.video is not None:
+            repeat = player.settings.get("action_repeat", 1)
+            film = plugin("video")(arguments.video, stage.env, arguments.episodes, repeat)
+        with guarded_steps(f"a step or reset of {player.env_name}"):
+            for so_far in _episodes(stage, played):
+                check_signals()
+                if film is not None:
+                    film.env = stage.env
+                    film.add(so_far.index)
+        for change in take_changes():
+            logger.warning("%s.", change)
+        if film is not None:
+            film.write()
+
+
+class _Stage:
+    """An environment of this process, and what plays in it."""
+
+    env: Any = None
+    playing: Playing
+
+    def __init__(
+        self, player: Player, arguments: EvaluationArguments, progress: ActivityRecord
+    ) -> None:
+        self._player = player
+        self._arguments = arguments
+        self._progress = progress
+
+    def make(self) -> None:
+        """Make the environment; raise CheckpointError if the policy does not fit it."""
+        player = self._player
+        settings = self._arguments.play_settings
+        self._progress.enter(place_of(Phase.MAKE))
+        self.env = player.make(self._arguments.render_mode, self._arguments.seed)
+        self._progress.enter(place_of(Phase.IDLE))
+        acting = player.acting_for(settings)(player.snapshot)
+        self.playing = Playing(acting, self.env, player.env_name, settings, self._progress)
+
+    @property
+    def is_callers(self) -> bool:
+        """True if the caller has made the environment: it stays open, and cannot be made again."""
+        return is_made(self._player.env)
+
+    def warn_of_running_statistics(self) -> None:
+        wrappers = running_statistics(self.env)
+        if wrappers:
+            logger.warning(
+                "%s: %s: observations or rewards are not as in training",
+                self._player.env_name,
+                kept_in_words(wrappers),
+            )
+
+    def close(self) -> None:
+        """Close the environment, if there is one and it is not the caller's."""
+        env = self.env
+        self.env = None
+        if env is not None and not self.is_callers:
+            self._progress.enter(place_of(Phase.CLOSE))
+            close_in_time([env])
 
 
 def _log_actions_at_bound(policy: Policy | Controller, played: list[Episode]) -> None:
@@ -167,19 +202,24 @@ def _log_actions_at_bound(policy: Policy | Controller, played: list[Episode]) ->
         logger.warning("%s", element)
 
 
-def _episodes(playing: Playing, episodes: int, played: list[Episode]) -> Iterator[Episode]:
+def _episodes(stage: _Stage, played: PlayedEpisodes) -> Iterator[Episode]:
     """Play episodes: yield each after its reset and after each step, add it to `played`, report every few seconds."""
     began = time.monotonic()
     reported = began
-    for episode in range(episodes):
-        for so_far in playing.play(episode):
-            yield so_far
-            if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
-                reported = time.monotonic()
-                current = (
-                    f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
-                )
-                logger.info(
-                    "%s; the current one: %s", summary(played, episodes, reported - began), current
-                )
-        played.append(so_far)
+    for episode in range(played.total):
+        try:
+            for so_far in stage.playing.play(episode):
+                yield so_far
+                if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
+                    reported = time.monotonic()
+                    current = f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
+                    summary = played.summary(reported - began)
+                    logger.info("%s; the current one: %s", summary, current)
+        except EnvironmentFault as fault:
+            if stage.is_callers:
+                raise
+            played.leave_out(episode, fault)
+            stage.close()
+            stage.make()
+        else:
+            played.episodes.append(so_far)

@@ -14,14 +14,14 @@ from dppo.engine.actor_players import ActorPlayers
 from dppo.engine.playing import PlayLimits
 from dppo.engine.slots import ENDING_S
 from dppo.envs.preparation import Preparation
-from dppo.errors import ConfigError, DppoError, counted
+from dppo.errors import ConfigError, DppoError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.numerics.portable import in_force
-from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, summary
+from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, PlayedEpisodes
 from dppo.policies.controller import Controller
 from dppo.policies.player import Player, is_made
 from dppo.policies.playing import EpisodePlayer
-from dppo.ppo.exchange.records import Episode, PolicySnapshot
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.slots.layout import Layout
 from dppo.transports.ray.session import RaySession, demand_of, store_bytes_for
 
@@ -34,14 +34,14 @@ HUNG_S = 600.0  # time limit of a step, a reset or a constructor
 def play_on_actors(
     player: Player,
     arguments: EvaluationArguments,
-    played: list[Episode],
+    played: PlayedEpisodes,
     check_signals: Callable[[], None],
 ) -> None:
-    """Play each episode on the next free actor; add the episodes to `played`, which is sorted at the end.
+    """Play each episode on the next free actor; add the episodes to `played`, sorted at the end.
 
     Raises:
         ConfigError: the environment cannot be sent to actors, or the cluster has no room for the actors.
-        EnvironmentFault: the environment raised, or returned something invalid.
+        EnvironmentFault: the environment raised in its constructor, or failed in each episode.
         ClusterError: Ray was lost, or an episode failed with several actors in a row.
     """
     if is_made(player.env):
@@ -74,7 +74,7 @@ def play_on_actors(
             closing(players_on_ray(episode_player, session, limits, logs)) as players,
         ):
             players.begin(0, snapshot)
-            _collect(players, arguments.episodes, played, (check_signals, session.check))
+            _collect(players, played, (check_signals, session.check))
 
 
 def _session(
@@ -107,23 +107,23 @@ def _episode_player(player: Player, arguments: EvaluationArguments) -> EpisodePl
 
 
 def _collect(
-    players: ActorPlayers,
-    episodes: int,
-    played: list[Episode],
-    checks: Sequence[Callable[[], None]],
+    players: ActorPlayers, played: PlayedEpisodes, checks: Sequence[Callable[[], None]]
 ) -> None:
-    """Add all episodes to `played` and sort it by index; log a summary every few seconds."""
+    """Add the results of all episodes to `played`, and sort them by index; log a summary every few seconds."""
     began = time.monotonic()
     reported_at = began
-    while len(played) < episodes:
+    while not played.is_complete:
         for check in checks:
             check()
-        for _, _, outcome in players.outcomes(WAIT_S):
-            if isinstance(outcome, DppoError):
+        for _, index, outcome in players.outcomes(WAIT_S):
+            if isinstance(outcome, EnvironmentFault):
+                played.leave_out(index, outcome)
+            elif isinstance(outcome, DppoError):
                 raise outcome
-            played.append(outcome)
+            else:
+                played.episodes.append(outcome)
         now = time.monotonic()
         if now - reported_at >= REPORT_EVERY_S:
             reported_at = now
-            logger.info("%s", summary(played, episodes, now - began))
-    played.sort(key=lambda episode: episode.index)
+            logger.info("%s", played.summary(now - began))
+    played.episodes.sort(key=lambda episode: episode.index)

@@ -178,6 +178,8 @@ class Evaluation:
     """Env steps of each episode."""
     info: dict[str, tuple[EpisodeInfo, ...]] = field(default_factory=dict)
     """By name, numbers in the info of the steps: `total`, `mean` and `last` of each episode that has it."""
+    left_out: tuple[int, ...] = ()
+    """Indices of the episodes that are left out, because the environment failed in them."""
 
     @property
     def mean_return(self) -> float:
@@ -195,9 +197,10 @@ class Evaluation:
         return fmean(self.lengths)
 
     def __repr__(self) -> str:
+        left_out = f", {len(self.left_out)} left out" if self.left_out else ""
         return (
             f"Evaluation({self.env_name}: return {self.mean_return:.1f} +- {self.std_return:.1f}, "
-            f"mean length {self.mean_length:.1f}, {counted(len(self.returns), 'episode')})"
+            f"mean length {self.mean_length:.1f}, {counted(len(self.returns), 'episode')}{left_out})"
         )
 
 

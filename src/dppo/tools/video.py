@@ -52,7 +52,8 @@ class Video:
         if is_number and 0 < fps <= MAX_FPS:
             self._fps = float(fps) / repeat
         self._path = path.absolute()  # the environment may change the current folder
-        self._env = env
+        self.env = env
+        """The environment whose images are added."""
         num_tiles = min(episodes, MAX_TILES)
         self._images: list[list[bytes]] = [[] for _ in range(num_tiles)]
         self._columns = math.ceil(math.sqrt(num_tiles))
@@ -62,7 +63,7 @@ class Video:
         """Add the image that the environment shows now; raise ConfigError if it is none."""
         if episode >= len(self._images):
             return
-        image = image_of(self._env)
+        image = image_of(self.env)
         if self._tile is None:
             margin = MARGIN if len(self._images) > 1 else 0
             self._tile = _tile_size(image, MAX_WIDTH // self._columns, margin)
