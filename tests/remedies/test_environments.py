@@ -64,7 +64,7 @@ def test_rewards_of_several_parts_are_summed_by_the_wrapper_that_the_message_nam
     assert code_named_by({"wrappers": ["dppo.envs.wrappers:gym.make"]})
 
 
-@executes("envs/group.py: where you cannot change the environment, use")
+@executes("envs/group.py: Use `wrappers=dppo.envs.wrappers:no_limits`")
 def test_a_space_that_is_wrong_by_factors_is_left_out_by_the_wrapper_that_the_message_names(
     tmp_path: Path,
 ) -> None:
@@ -109,6 +109,25 @@ def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
 ) -> None:
     message = problem(tmp_path, env_id=lambda: Herd((part,)), envs_per_sampler=3)
     assert f"returned no `{name}` for agent 'ann', which was among `agents`" in message
+    assert "on_env_fault" not in message
+
+
+@pytest.mark.proves("lets an agent vanish without an end, or lists an unknown one")
+@executes("envs/sub_envs/agents.py: Return True as its `terminated` or `truncated` in the step")
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ({"vanish": True}, "returned no end of agent 'ann', which was among `agents` and left it. Return True"),
+        ({"strays": ["dan"]}, "returned `agents` with 'dan' instead of possible_agents alone. List it"),
+        ({"parts": True}, "the reward must be one number. Return a weighted sum of the parts"),
+    ],
+)  # fmt: skip
+def test_agents_against_the_rules_are_named_without_a_remedy_for_single_environments(
+    mistake: Any, words: str, tmp_path: Path
+) -> None:
+    message = problem(tmp_path, **in_package("Herd", **mistake), envs_per_sampler=3)
+    assert words in message
+    assert not settings_in(message)
     assert "on_env_fault" not in message
 
 

@@ -112,14 +112,31 @@ def fixed_mode(render_mode: str = "rgb_array") -> Fine:
 
 
 class Herd(Agents):
-    """Agents; those that leave are missing in some parts of what their last step returns."""
+    """Agents; those that leave are missing in some parts of what their last step returns, or leave without an end.
 
-    def __init__(self, leaves_out: tuple[int, ...] = ()) -> None:
+    `strays`: an agent that is not among the possible ones; `parts`: the rewards are lists.
+    """
+
+    def __init__(
+        self,
+        leaves_out: tuple[int, ...] = (),
+        vanish: bool = False,
+        strays: tuple[str, ...] = (),
+        parts: bool = False,
+    ) -> None:
         super().__init__()
         self._leaves_out = leaves_out
+        self._vanish = vanish
+        self._strays = strays
+        self._parts = parts
 
     def step(self, actions: dict[str, Any]) -> Any:
         parts = list(super().step(actions))
         for part in self._leaves_out:
             parts[part] = {agent: parts[part][agent] for agent in self.agents}
+        if self._vanish:
+            parts[2] = dict.fromkeys(parts[2], False)
+        if self._parts:
+            parts[1] = {agent: [reward, 1.0] for agent, reward in parts[1].items()}
+        self.agents += self._strays
         return tuple(parts)

@@ -21,6 +21,7 @@ from dppo.envs.checks.returned import (
     describe_bad,
     flag_of,
     reward_of,
+    without_wrappers,
 )
 from dppo.envs.guidance import Guidance
 from dppo.errors import GIVEN_UP, EnvFault, EnvironmentFault
@@ -326,6 +327,8 @@ class CheckedEnv:
             options=deepcopy(self.options),
             alone=self.alone,
         )
+        if not self.alone:
+            problem = without_wrappers(problem)
         return EnvironmentFault(f"{self.place(self.episode, step)} {problem}", traceback, place)
 
     def _raised(self, phase: str, error: BaseException) -> BaseException:

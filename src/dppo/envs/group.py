@@ -9,7 +9,7 @@ import numpy as np
 
 from dppo.envs.activity import Phase, place_of
 from dppo.envs.checks.first_segment import FirstSegment
-from dppo.envs.checks.returned import BadResult
+from dppo.envs.checks.returned import BadResult, without_wrappers
 from dppo.envs.episode import SkippedStep
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.guidance import Guidance
@@ -29,8 +29,7 @@ from dppo.ppo.exchange.records import (
 )
 
 WRONG_SPACE = (
-    "Correct the observation, or widen the space; where you cannot change the environment, use "
-    "`wrappers=dppo.envs.wrappers:no_limits`."
+    "Use `wrappers=dppo.envs.wrappers:no_limits`, or correct the observation or its space."
 )
 
 
@@ -215,7 +214,8 @@ class EnvGroup:
             place = checked.place(checked.episode, checked.length - steps + row)
         message = f"{place} returned {outside}."
         if wrong:
-            raise EnvironmentFault(f"{message} {WRONG_SPACE}")
+            remedy = without_wrappers(WRONG_SPACE) if self.sub_envs.are_joint else WRONG_SPACE
+            raise EnvironmentFault(f"{message} {remedy}")
         if not self._reported_outside:
             text = f"{message} It is used as it is."
             log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, text, env=env))

@@ -1,5 +1,6 @@
 """Check and convert the results of environments: observations to elements of a NumPy dtype, rewards, flags."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -17,10 +18,11 @@ OLD_API = (
     "return (observation, info), and step return (observation, reward, terminated, truncated, info)"
 )
 ONE_REWARD = (
-    "the reward must be one number. Use `wrappers=dppo.envs.wrappers:SummedReward`, or a gymnasium.RewardWrapper of "
-    "your own, which weighs the parts"
+    "the reward must be one number. Use `wrappers=dppo.envs.wrappers:SummedReward`, or return a weighted sum of the "
+    "parts"
 )
-LASTING = (OLD_API, ONE_REWARD)  # ends of messages on faults that a new environment has as well
+LASTING = (OLD_API[-60:], ONE_REWARD[-30:])
+"""Ends of messages on faults that a new environment has as well."""
 
 
 class BadResult(ValueError):
@@ -30,6 +32,11 @@ class BadResult(ValueError):
         """`row`: index of the invalid observation, if there are several."""
         super().__init__(problem)
         self.row = row
+
+
+def without_wrappers(problem: str) -> str:
+    """Return the text on a sub-environment: `wrappers` are for single environments, so leave that remedy out."""
+    return re.sub(r"\w+ `wrappers=\S+`, or (\w)", lambda match: match[1].upper(), problem)
 
 
 PARTS = ("observation", "reward", "terminated", "truncated", "info")

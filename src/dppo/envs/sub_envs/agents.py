@@ -29,7 +29,7 @@ class JointAgents(JointEnv):
 
     def step(self, actions: Sequence[Any]) -> None:
         """Step the agents whose episodes are open; if none remains, begin the next episode."""
-        acting = set(self.env.agents) - self._ended
+        acting = self._listed() - self._ended
         actions_by_name = zip(self._names, actions, strict=True)
         answer = self.env.step({name: action for name, action in actions_by_name if name in acting})
         check_parts(answer, step=True)
@@ -39,7 +39,13 @@ class JointAgents(JointEnv):
         obs, rewards, terminated, truncated, infos = answer
         # an environment may still list an agent whose episode has ended
         self._ended |= {name for name in acting if terminated[name] or truncated[name]}
-        remaining = set(self.env.agents) - self._ended
+        remaining = self._listed() - self._ended
+        lost = acting - remaining - self._ended
+        if lost:
+            raise BadResult(
+                f"no end of agent {min(lost)!r}, which was among `agents` and left it. Return True as its `terminated` "
+                f"or `truncated` in the step in which it ends"
+            )
         over = not remaining
         # an agent that is no longer listed may come back, and acts again then
         self._ended &= set(self.env.agents)
@@ -50,16 +56,14 @@ class JointAgents(JointEnv):
             infos = {name: copy(info) for name, info in infos.items()}
         for name, sub_env in zip(self._names, self.sub_envs, strict=True):
             if name in acting:
-                # the end of the episode of all agents truncates those that did not terminate
-                is_cut_off = truncated[name] or (over and not terminated[name])
                 sub_env.step_result = (
                     obs[name],
                     rewards[name],
                     terminated[name],
-                    is_cut_off,
+                    truncated[name],
                     infos.get(name, {}),
                 )
-                sub_env.is_waiting = bool(terminated[name] or is_cut_off)
+                sub_env.is_waiting = bool(terminated[name] or truncated[name])
             elif name in remaining:
                 # the agent has joined, and acts from the next step on
                 sub_env.step_result = SkippedStep(
@@ -70,6 +74,16 @@ class JointAgents(JointEnv):
                 sub_env.step_result = SkippedStep(over=over)
         if over and not self.plays_once:
             self._begin_all(self.next_seed(0))
+
+    def _listed(self) -> set[str]:
+        """Return the agents that the environment lists; raise BadResult if it lists an unknown one."""
+        listed = set(self.env.agents)
+        unknown = listed.difference(self._names)
+        if unknown:
+            raise BadResult(
+                f"`agents` with {min(unknown)!r} instead of possible_agents alone. List it in possible_agents"
+            )
+        return listed
 
     def begin(self, sub_env: SubEnv, seed: int) -> None:
         """Begin the next episode of all agents."""
