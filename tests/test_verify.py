@@ -16,11 +16,13 @@ from recorder import Recorder
 from remedies import executes
 
 import dppo
+from dppo.config.parts import settings_by_name
 from dppo.errors import CheckpointError, ConfigError, DppoError
 from dppo.files import sha256_of
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint, Keep
 from dppo.records.files.row_sums import RowSums
+from dppo.tools.replay.command import main as replay_main
 from dppo.tools.verify import certificate
 from dppo.tools.verify.command import _drawn, _estimated_s, main
 from dppo.tools.verify.stored import Stretch
@@ -230,6 +232,17 @@ def test_a_resumed_run_is_equal_also_with_other_settings_that_change_no_result(
     train(run, resume=run / "checkpoints" / "iter_000002", trace_hashes=True, norm_value=True)
     train(run, resume=run, trace_hashes=True, norm_value=True, record_episodes="none")
     assert verify(run) == 0
+
+
+@pytest.mark.parametrize("play", [verify, lambda run: replay_main([str(run), "--episode", "1"])])
+def test_a_run_of_another_version_is_refused_with_the_file_and_line(
+    play: Callable[[Path], int], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = settings_by_name()
+    left = {name: known[name] for name in known if name != "num_steps"}
+    monkeypatch.setattr("dppo.config.reading.settings_by_name", lambda: left)
+    with pytest.raises(ConfigError, match=r"run/config\.yaml, line \d+: num_steps is not a known"):
+        play(run)
 
 
 @pytest.mark.parametrize(

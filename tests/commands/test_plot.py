@@ -82,10 +82,16 @@ def test_labels_leave_out_what_follows_from_the_algorithm() -> None:
 
     assert names([stored(), stored(algo="sac")]) == ["algo=ppo (1 seed)", "algo=sac (1 seed)"]
     rates = [stored(algo="sac"), stored(algo="sac", learning_rate=1e-3), stored(target_kl=0.0)]
-    assert names(rates) == [
-        "algo=sac, learning_rate=0.0005, target_kl=none (1 seed)",
-        "algo=sac, learning_rate=0.001, target_kl=none (1 seed)",
+    of_rates = [
+        "algo=sac, learning_rate=0.0005 (1 seed)",
+        "algo=sac, learning_rate=0.001 (1 seed)",
+        "algo=ppo, learning_rate=0.0003 (1 seed)",
+    ]
+    assert names(rates) == of_rates  # nothing to limit the KL divergence of in SAC
+    assert names([*rates, stored()]) == [
+        *of_rates[:2],
         "algo=ppo, learning_rate=0.0003, target_kl=0.0 (1 seed)",
+        "algo=ppo, learning_rate=0.0003, target_kl=none (1 seed)",
     ]
     sizes = [stored(num_steps=64), stored(num_steps=128)]
     assert names(sizes) == ["num_steps=64 (1 seed)", "num_steps=128 (1 seed)"]

@@ -380,6 +380,8 @@ def test_a_flipped_bit_and_a_missing_end_are_detected_anywhere(tmp_path: Path) -
 
 DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
     "truncated": lambda path, data: path.write_bytes(data[:-1]),
+    "cut in its header": lambda path, data: path.write_bytes(data[:99]),
+    "cut in its length": lambda path, data: path.write_bytes(data[:5]),
     "longer": lambda path, data: path.write_bytes(data + b"\n"),
     "empty": lambda path, data: path.write_bytes(b""),
     "zeros": lambda path, data: path.write_bytes(bytes(len(data))),
@@ -401,6 +403,8 @@ def test_the_error_names_expected_and_found_content(tmp_path: Path, damage: str)
         load(path)
 
     first, second = str(caught.value).splitlines()
+    is_short = damage in ("cut in its header", "cut in its length")
+    assert ("the beginning of one, which was cut short" in first) == is_short
     assert re.search(f"{re.escape(str(path))}.*expected.*found", first)
     assert "newest good one" in second
 

@@ -333,6 +333,12 @@ NEEDS = (
 )
 
 
+def ineffective(config: Settings) -> set[str]:
+    """Return the names of the settings that have no effect beside the others, whatever their values."""
+    needs = [need for need in NEEDS if not need.holds(config)]
+    return {name for need in needs for name in need.names.split()}
+
+
 def without_effect(config: Settings) -> Iterator[tuple[str, str]]:
     """Yield the name of each setting that differs from its default but has no effect, and the reason."""
     for need in NEEDS:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dppo.config.algorithms import own_defaults
+from dppo.config.effects import ineffective
 from dppo.config.parts import about, default_of, settings_by_name
 from dppo.config.plain import as_typed, plain
 from dppo.config.settings import Settings
@@ -186,13 +187,10 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     values = []
     for run in runs:
         settings_of_run = {**defaults, **own_defaults(run.settings), **run.settings}
-        values.append({name: plain(settings_of_run.get(name)) for name in names})
-    differing = [
-        name
-        for name in names
-        if any(settings[name] != values[0][name] for settings in values)
-        and any(_is_chosen(name, settings) for settings in values)
-    ]
+        left_out = _ineffective(settings_of_run)
+        effects = (name for name in names if name not in left_out)
+        values.append({name: plain(settings_of_run.get(name)) for name in effects})
+    differing = [name for name in names if _differs(name, values)]
     effective = [name for name in differing if _may_change_results(name)]
     groups: dict[tuple[str, str], list[Curve]] = {}
     for run, settings in zip(runs, values, strict=True):
@@ -209,6 +207,25 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     return named
 
 
+def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether runs in which a setting has an effect differ in it, and not only because others do."""
+    affected = [settings for settings in runs if name in settings]
+    return any(settings[name] != affected[0][name] for settings in affected) and any(
+        _is_chosen(name, settings) for settings in affected
+    )
+
+
+def _ineffective(settings: Mapping[str, Any]) -> set[str]:
+    """Return the settings without effect, such as those of the other algorithm; none if `settings` are invalid."""
+    with suppress(DppoError, TypeError, ValueError):
+        return ineffective(Settings(**_known(settings)))
+    return set()
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in settings if name in settings_by_name()}
+
+
 def _is_chosen(name: str, settings: Mapping[str, Any]) -> bool:
     """Return whether a setting of a run has another value than follows from its other settings."""
     value = settings[name]
@@ -218,9 +235,8 @@ def _is_chosen(name: str, settings: Mapping[str, Any]) -> bool:
         return False
     if name != "minibatch_size":
         return True
-    known = {key: settings[key] for key in settings if key in settings_by_name()}
     with suppress(DppoError, TypeError, ValueError):  # a stranger's settings may be invalid
-        return bool(value != Settings(**known | {name: None}).sizes.minibatch_rows)
+        return bool(value != Settings(**_known(settings) | {name: None}).sizes.minibatch_rows)
     return True
 
 
@@ -230,7 +246,7 @@ def _may_change_results(setting: str) -> bool:
 
 def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`."""
-    return ", ".join(f"{name}={as_typed(settings[name])}" for name in names)
+    return ", ".join(f"{name}={as_typed(settings[name])}" for name in names if name in settings)
 
 
 def with_evaluations(run: Path, curve: Curve) -> Curve:

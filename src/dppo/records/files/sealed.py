@@ -110,7 +110,7 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     length = int.from_bytes(start, "little")
     limit = min(MAX_HEADER_BYTES, os.fstat(file.fileno()).st_size - LENGTH)
     if len(start) < LENGTH or length > limit:
-        raise damaged(path, "a checkpoint", _looks_like(start))
+        raise damaged(path, "a checkpoint", _looks_like(start + file.read(1)))
     header = start + file.read(length)
     seals = SEAL_OF_HEADER.findall(header)
     if len(seals) != 1:
@@ -142,4 +142,7 @@ def _looks_like(data: bytes) -> str:
         return "a pickle, which is never loaded because it may run code"
     if not data:
         return "an empty file"
+    length = int.from_bytes(data[:LENGTH], "little")
+    if len(data) < LENGTH or (data[LENGTH:] == b"{" and length <= MAX_HEADER_BYTES):
+        return "the beginning of one, which was cut short"
     return "something else"

@@ -43,7 +43,7 @@ from dppo.records.files.episodes import (
     read_episodes,
 )
 from dppo.records.files.run_files import INCIDENT, check_run_files, read_run_file
-from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.files.run_folder import check_stored_names, settings_to_resume
 from dppo.signals import ending_on_signals
 from dppo.spaces.actions import Actions
 from dppo.streams import Stream
@@ -95,6 +95,7 @@ def replay(
     recorded = _recorded(run, episode) if episode else _of_incident(path)
     if not recorded.alone:
         raise CheckpointError(f"{run}: is of {SUB_ENVS}: none can be played again.")
+    check_stored_names(run)
     settings = settings_to_resume(run)
     only_in_training = {"model": None, "prior": None, "baseline": None}
     require_trust({"env_kwargs": {}} | settings | only_in_training, (), run, trust=trust)

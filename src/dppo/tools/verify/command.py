@@ -17,7 +17,12 @@ from dppo.invocation import command
 from dppo.numerics.fingerprint import cpu_name
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint
-from dppo.records.files.run_folder import run_dir_of, settings_to_resume, versions
+from dppo.records.files.run_folder import (
+    check_stored_names,
+    run_dir_of,
+    settings_to_resume,
+    versions,
+)
 from dppo.records.metrics.reading import Rows, read_metrics
 from dppo.records.terminal.figures import duration
 from dppo.signals import StopRequested, StopSignals
@@ -65,6 +70,7 @@ def main(argv: list[str]) -> int:
         for problem in problems:
             print(printable(f"differs  {problem}"))
         return 1
+    check_stored_names(run)
     settings_to_resume(run)  # refuses Python objects, which a folder cannot hold
     if not stretches:
         raise CheckpointError(
