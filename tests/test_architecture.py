@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "config": "",
     "ppo": "config.parts",
     "sac": "ppo",
-    "envs": "ppo.exchange.records signals slots",
+    "envs": "config.parts ppo.exchange.records signals slots",
     "records": "config ppo.exchange.records",
     "hosts": "config ppo sac envs policies.controller signals",
     "engine": "ppo envs signals",

@@ -15,7 +15,8 @@ from worlds.models import Plain
 from worlds.observed import World
 
 import dppo
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.config.parts import Env
+from dppo.envs.preparation import make_prepared
 from dppo.ppo.exchange.records import Episode
 from dppo.tools.replay.episode import replay
 
@@ -57,7 +58,7 @@ def test_an_environment_may_change_its_action_in_each_repeated_step(kind: str) -
 
     def rewards(in_place: bool) -> list[float]:
         kwargs = {"kind": kind, "in_place": in_place}
-        env = make_prepared(Scaling, kwargs, Preparation(action_repeat=3))
+        env = make_prepared(Env(env_id=Scaling, env_kwargs=kwargs, action_repeat=3))
         env.reset(seed=1)
         steps = [env.step(action) for _ in range(2)]
         return [reward for _, reward, *_ in steps]

@@ -22,8 +22,9 @@ from worlds.simple import Counting
 import dppo
 from dppo.config.atari import describe_atari
 from dppo.config.memory import batch_memory_in_words
+from dppo.config.parts import Env
 from dppo.envs.frames import LifeStack, Lives
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.preparation import make_prepared
 from dppo.errors import ConfigError
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.exchange.stacks import frames_of, stack_numbers
@@ -108,8 +109,7 @@ class Rewarding(Counting):
 
 
 def test_an_action_is_repeated_until_the_episode_ends() -> None:
-    preparation = Preparation(action_repeat=3)
-    env = make_prepared(lambda: Rewarding(terminate_after=5), {}, preparation)
+    env = make_prepared(Env(env_id=lambda: Rewarding(terminate_after=5), action_repeat=3))
     env.reset(seed=1)
     obs, reward, ended, *_ = env.step(0)
     assert (obs[0], reward, ended) == (3, 6.0, False)
@@ -119,7 +119,7 @@ def test_an_action_is_repeated_until_the_episode_ends() -> None:
 
 WITHOUT_EFFECT = {
     "frame_stack": 1,
-    "resize": [],
+    "resize": (),
     "grayscale": False,
     "action_repeat": 1,
     "atari": "raw",
@@ -137,8 +137,7 @@ SHAPES: list[tuple[Any, dict[str, Any], tuple[int, ...]]] = [
 def test_settings_change_the_shape_of_observations(
     make: Any, settings: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
-    preparation = Preparation.by_names(settings)
-    env = make_prepared(make, {}, preparation)
+    env = make_prepared(Env(env_id=make, **settings))
     assert env.observation_space.shape == shape
 
 
@@ -166,7 +165,7 @@ def test_settings_that_do_not_fit_are_refused(
     monkeypatch.setitem(sys.modules, "cv2", type("Stub", (), {"setNumThreads": print}))
     monkeypatch.setattr("dppo.envs.preparation.close_all", closed.extend)
     with pytest.raises(ConfigError, match=words):
-        make_prepared(make, {}, Preparation.by_names(settings))
+        make_prepared(Env(env_id=make, **settings))
     assert len(closed) == 1
 
 
@@ -183,9 +182,8 @@ def test_a_factory_by_name_gets_a_frameskip_for_games_if_it_takes_one(
 
     monkeypatch.setattr("worlds.observed.skipping", skipping, raising=False)
     monkeypatch.setattr("dppo.envs.preparation._apply", lambda env, *_: env)
-    preparation = Preparation.by_names(settings)
     for name in ("skipping", "Picture"):
-        made = make_prepared(f"worlds.observed:{name}", {}, preparation)
+        made = make_prepared(Env(env_id=f"worlds.observed:{name}", **settings))
         assert isinstance(made, Picture)
     expected = 1 if settings else 4
     assert got == [expected]
@@ -198,7 +196,7 @@ def test_a_missing_opencv_is_named_with_the_command_that_installs_it(
     with pytest.raises(
         ConfigError, match=r"resize=4 4: needs OpenCV.* -m pip install .*opencv-python-headless"
     ):
-        make_prepared(Picture, {}, Preparation(resize=(4, 4)))
+        make_prepared(Env(env_id=Picture, resize=(4, 4)))
 
 
 SIZES = {"resize": (84, 84), "frame_stack": 4, "sign_reward": True}

@@ -24,11 +24,12 @@ from worlds.simple import Counting
 
 import dppo
 from dppo.config import Config, read_settings
+from dppo.config.parts import Env
 from dppo.envs.checks.faults import WrapperRaised
 from dppo.envs.closing import close_all
 from dppo.envs.instance import Instance
 from dppo.envs.make import make_env
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.preparation import make_prepared
 from dppo.envs.wrappers import old_api
 from dppo.errors import ConfigError
 from dppo.files import SCRATCH, remove_abandoned
@@ -238,7 +239,7 @@ def test_wrappers_are_applied_in_order_before_frames_are_prepared(
 ) -> None:
     paths = [f"worlds.asking:{wrapper.__name__}" for wrapper in wrappers]
     for named in (wrappers, tuple(paths)):
-        env = make_prepared(Counting, {}, Preparation(named, action_repeat=10))
+        env = make_prepared(Env(env_id=Counting, wrappers=named, action_repeat=10))
         env.reset(seed=0)
         assert env.step(1)[1] == 10 * reward
 
@@ -261,9 +262,9 @@ def test_a_wrapper_that_returns_nothing_or_raises_closes_the_environment() -> No
             closed.append(self)
 
     with pytest.raises(ConfigError, match=r"wrappers=worlds\.asking:nothing: made None"):
-        make_prepared(Closing, {}, Preparation(("worlds.asking:PlusOne", asking.nothing)))
+        make_prepared(Env(env_id=Closing, wrappers=("worlds.asking:PlusOne", asking.nothing)))
     with pytest.raises(WrapperRaised):
-        make_prepared(Closing, {}, Preparation((lambda env: env.missing,)))
+        make_prepared(Env(env_id=Closing, wrappers=(lambda env: env.missing,)))
     assert len(closed) == 2
 
 

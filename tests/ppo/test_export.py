@@ -28,7 +28,7 @@ from worlds.models import Plain
 import dppo
 from dppo.__main__ import main
 from dppo.config import plain_settings
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.preparation import make_prepared
 from dppo.errors import ConfigError
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
@@ -92,9 +92,7 @@ def policy_of(kind: str) -> tuple[Policy, Any]:
     snapshot = PolicySnapshot(0, random_weights(spec), scale)
     state = {"iteration": 0, "global_step": 0, "config": plain_settings(config)}
     policy = Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state)
-
-    preparation = Preparation.by_attributes(config)
-    return policy, make_prepared(config.env_id, config.env_kwargs, preparation)
+    return policy, make_prepared(config.env)
 
 
 def random_mask(choices: Sequence[int], rng: np.random.Generator) -> np.ndarray:

@@ -1,12 +1,12 @@
 """Prepare an environment by settings: wrappers, repeated actions, gray, resized and stacked images, games of Atari."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.wrappers import AtariPreprocessing, GrayscaleObservation, ResizeObservation
 
+from dppo.config.parts import Env, default_of
 from dppo.envs.closing import close_all
 from dppo.envs.frames import ActionRepeat, LifeStack, Lives
 from dppo.envs.instance import ANY_INSTANCE, Instance
@@ -16,54 +16,22 @@ from dppo.envs.names import EnvId, takes
 from dppo.errors import ConfigError
 from dppo.user_code import import_path, in_a_line, pip_install
 
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """The settings by which an environment is prepared. Their defaults change nothing."""
-
-    wrappers: tuple[Any, ...] = ()
-    atari: Literal["raw", "game", "life"] = "raw"
-    action_repeat: int = 1
-    grayscale: bool = False
-    resize: tuple[int, ...] = ()
-    """Height and width."""
-    frame_stack: int = 1
-
-    @classmethod
-    def by_attributes(cls, settings: Any) -> "Preparation":
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
-
-    @classmethod
-    def by_names(cls, settings: Mapping[str, Any]) -> "Preparation":
-        """Return the settings in a mapping, which may lack some, and hold lists for tuples."""
-        values: dict[str, Any] = {
-            field.name: settings[field.name] for field in fields(cls) if field.name in settings
-        }
-        for name, value in values.items():
-            if isinstance(value, list):
-                values[name] = tuple(value)
-        return cls(**values)
-
-    def changes(self) -> dict[str, Any]:
-        """Return the settings that change something, in the order in which they are applied."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        }
+PREPARING = ("wrappers", "atari", "action_repeat", "grayscale", "resize", "frame_stack")
+"""The settings that change an environment, in the order in which they are applied. Their defaults change nothing."""
 
 
-def make_prepared(
-    env_id: EnvId,
-    env_kwargs: dict[str, Any],
-    preparation: Preparation,
-    instance: Instance = ANY_INSTANCE,
-) -> Any:
+def make_prepared(settings: Env, instance: Instance = ANY_INSTANCE) -> Any:
     """Return an environment of `make_env`, prepared; with a render_mode of `instance`, it is to be shown.
 
     Raise ConfigError if a setting does not fit its observations, OpenCV is missing, or it cannot be shown.
     """
-    changes = preparation.changes()
+    changes = {
+        name: getattr(settings, name)
+        for name in PREPARING
+        if getattr(settings, name) != default_of(name)
+    }
+    env_id = settings.env_id
+    env_kwargs = settings.env_kwargs
     if "atari" in changes and isinstance(env_id, str) and takes(env_id, "frameskip"):
         env_kwargs = {"frameskip": 1} | env_kwargs
     if instance.render_mode is None:
@@ -80,7 +48,7 @@ def make_prepared(
     env = in_wrappers(env, changes.pop("wrappers", ()))
     for name, value in changes.items():
         try:
-            env = _apply(env, name, preparation)
+            env = _apply(env, name, settings)
         except (AssertionError, AttributeError, ImportError, TypeError, ValueError) as error:
             close_all([env])
             problem = f"does not fit the environment ({in_a_line(error)}). Leave `{name}` out"
@@ -123,38 +91,38 @@ def _make_shown(
     )
 
 
-def _apply(env: Any, name: str, preparation: Preparation) -> Any:
+def _apply(env: Any, name: str, settings: Env) -> Any:
     if name in ("atari", "resize"):
         import cv2
 
         cv2.setNumThreads(1)  # it would start a thread for each CPU in each actor
     if name == "atari":
-        return _game(env, preparation)
+        return _game(env, settings)
     if name == "frame_stack":
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) > 3:
             raise TypeError(f"only a Box of at most three axes is stacked, and this is {space}")
-        return LifeStack(env, preparation.frame_stack)
-    if preparation.atari != "raw":  # which has prepared the images
+        return LifeStack(env, settings.frame_stack)
+    if settings.atari != "raw":  # which has prepared the images
         return env
     if name == "action_repeat":
-        return ActionRepeat(env, preparation.action_repeat)
+        return ActionRepeat(env, settings.action_repeat)
     if name == "grayscale":
         # an image has an axis of channels
-        return GrayscaleObservation(env, keep_dim=preparation.frame_stack == 1)
-    return _resized(env, preparation.resize)
+        return GrayscaleObservation(env, keep_dim=settings.frame_stack == 1)
+    return _resized(env, settings.resize)
 
 
-def _game(env: Any, preparation: Preparation) -> Any:
-    screen: Any = preparation.resize[::-1] or (160, 210)
+def _game(env: Any, settings: Env) -> Any:
+    screen: Any = settings.resize[::-1] or (160, 210)
     game = AtariPreprocessing(
         env,
         screen_size=screen,
-        grayscale_newaxis=preparation.frame_stack == 1,
-        frame_skip=preparation.action_repeat,
-        grayscale_obs=preparation.grayscale,
+        grayscale_newaxis=settings.frame_stack == 1,
+        frame_skip=settings.action_repeat,
+        grayscale_obs=settings.grayscale,
     )
-    return Lives(game) if preparation.atari == "life" else game
+    return Lives(game) if settings.atari == "life" else game
 
 
 def _resized(env: Any, size: tuple[int, ...]) -> Any:

@@ -21,7 +21,7 @@ from dppo.envs.episode import GroupSettings, InfoMeter
 from dppo.envs.group import EnvGroup
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import refuse_sub_envs
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.preparation import make_prepared
 from dppo.envs.repairs import FIRST_STEPS, FaultPolicy
 from dppo.envs.spaces import describe_spaces, with_critic_obs
 from dppo.envs.statistics import check_statistics
@@ -237,7 +237,7 @@ def _make_env(plan: SamplerPlan, owner: str, instance: Instance) -> Any:
     """Make an environment of a sampler; raise EnvironmentFault if its constructor raises."""
     env = plan.env
     with making(owner, instance.sampler_id, instance.env_index, env_name=env.env_name):
-        made = make_prepared(env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance)
+        made = make_prepared(env, instance)
         check_statistics(made, env.running_statistics)
         if env.info_keys:
             refuse_sub_envs(

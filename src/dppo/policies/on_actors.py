@@ -7,13 +7,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict
 
-from dppo.config.parts import Actors, Env, Learners
+from dppo.config.parts import Actors, Learners
 from dppo.engine.actor_players import ActorPlayers
 from dppo.engine.playing import PlayLimits
 from dppo.engine.slots import ENDING_S
-from dppo.envs.preparation import Preparation
 from dppo.errors import ConfigError, DppoError, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.numerics.portable import in_force
@@ -95,12 +93,12 @@ def _session(
 
 def _episode_player(player: Player, arguments: EvaluationArguments) -> EpisodePlayer:
     settings = player.settings | player.objects
-    preparation = Preparation.by_names(settings)
-    env = Env(env_id=player.env, env_kwargs=player.env_kwargs, **asdict(preparation))
     acting_for = player.acting_for(arguments.play_settings)
     num_samplers = settings.get("num_samplers", 0)
     layout = Layout.by_names(settings)
-    episode_player = EpisodePlayer(env, acting_for, arguments.play_settings, num_samplers, layout)
+    episode_player = EpisodePlayer(
+        player.env_settings, acting_for, arguments.play_settings, num_samplers, layout
+    )
     # errors name the arguments that the caller has passed
     episode_player.setting = "policy and env" if isinstance(player.policy, Controller) else "env"
     return episode_player

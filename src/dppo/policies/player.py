@@ -10,6 +10,7 @@ import numpy as np
 
 from dppo.config import flattened
 from dppo.config.field import FlatSettings
+from dppo.config.parts import Env
 from dppo.config.plain import objects_in
 from dppo.config.programs import MAIN, definitions_of_program, refusal
 from dppo.config.trust import code_named_by, require_trust
@@ -17,7 +18,7 @@ from dppo.envs.arguments import check_arguments
 from dppo.envs.checks.faults import making
 from dppo.envs.instance import Instance
 from dppo.envs.names import check_env_id
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.preparation import PREPARING, make_prepared
 from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, refuse
 from dppo.files import user_path
 from dppo.log import logger
@@ -114,9 +115,19 @@ class Player:
             render_mode=mode,
             layout=Layout.by_names(settings),
         )
-        preparation = Preparation.by_names(settings)
         with making(self.env_name):
-            return make_prepared(self.env, self.env_kwargs, preparation, instance)
+            return make_prepared(self.env_settings, instance)
+
+    @property
+    def env_settings(self) -> Env:
+        """The environment, and the settings by which it is prepared as in training; a stored tuple is a list."""
+        settings = self.settings | self.objects
+        preparing: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.items()
+            if name in PREPARING
+        }
+        return Env(env_id=self.env, env_kwargs=self.env_kwargs, **preparing)
 
 
 def is_made(env: Any) -> bool:

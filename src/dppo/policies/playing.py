@@ -12,7 +12,7 @@ from dppo.envs.checks.faults import making, user_traceback
 from dppo.envs.closing import close_in_time
 from dppo.envs.episode import GroupSettings, SkippedStep, numbers_in
 from dppo.envs.instance import Instance
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.preparation import make_prepared
 from dppo.envs.statistics import check_statistics
 from dppo.envs.sub_envs.choice import adapted, sub_envs_of
 from dppo.errors import (
@@ -250,9 +250,7 @@ class EpisodePlayer:
             progress=self.progress or ActivityRecord(),
         )
         with making(f"evaluation ({env.env_name})", env_name=env.env_name):
-            made = make_prepared(
-                env.env_id, env.env_kwargs, Preparation.by_attributes(env), instance
-            )
+            made = make_prepared(env, instance)
             check_statistics(made, env.running_statistics)
         if self.progress is not None:
             self.progress.enter(place_of(Phase.IDLE))

@@ -20,7 +20,7 @@ from dppo.envs.closing import close_in_time
 from dppo.envs.episode import GroupSettings
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import joint_kind
-from dppo.envs.preparation import Preparation, make_prepared
+from dppo.envs.preparation import make_prepared
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.errors import GIVEN_UP, CheckpointError, DppoError, EnvironmentFault, counted
@@ -167,9 +167,7 @@ class _Replay:
             layout=config.layout,
         )
         with making(config.env_name):
-            self.env = make_prepared(
-                config.env_id, config.env_kwargs, Preparation.by_attributes(config), instance
-            )
+            self.env = make_prepared(config.env, instance)
         self._activity.enter(place_of(Phase.BUILD))
         try:
             if joint_kind(self.env):
