@@ -23,7 +23,7 @@ from dppo.records.differences import (
 )
 from dppo.records.files import disk
 from dppo.records.files.run_files import BASELINE, json_in
-from dppo.run.context import RunContext
+from dppo.run.parts import RunContext
 from dppo.run.sources import source_sha256
 
 BASELINE_NUMBER = -1
@@ -71,8 +71,12 @@ class Baseline:
     @classmethod
     def of_run(cls, run: RunContext) -> Baseline:
         """Return the baseline of a run that is about to train."""
-        is_resumed = bool(run.resumed_from)
-        return cls(run.config, run.path, paired=run.deterministic, resumed=is_resumed)
+        return cls(
+            run.config,
+            run.folder.path,
+            paired=run.parts.model["deterministic"],
+            resumed=run.folder.start is not None,
+        )
 
     @property
     def mean_return(self) -> float:

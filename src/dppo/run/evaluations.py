@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,12 +38,12 @@ from dppo.records.files.run_files import BASELINE, CHECKPOINTS
 from dppo.records.observer import Observer
 from dppo.run.baseline import BASELINE_NUMBER, CHECK_NUMBER, Baseline
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
-from dppo.run.context import RunContext
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.notices import Notices
 from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, result_of
 from dppo.run.outputs import call_disk
+from dppo.run.parts import RunContext
 from dppo.signals import StopRequested
 
 Row = dict[str, float]
@@ -64,19 +65,24 @@ class Evaluations(Observer):
     the rest of the present one. The policy of an evaluation that is not over is in the checkpoint of its iteration.
     """
 
-    def __init__(self, run: RunContext, players: InProcessPlayers | ActorPlayers) -> None:
-        """Begin the evaluations again that were not over in the checkpoint from which the run is resumed."""
+    def __init__(
+        self, run: RunContext, players: InProcessPlayers | ActorPlayers, rows: Sequence[Row] = ()
+    ) -> None:
+        """Begin the evaluations again that were not over in the checkpoint from which the run is resumed.
+
+        `rows`: those of metrics.jsonl before this call.
+        """
         self._observers = run.observers
         self._players = players
         self._disk = run.disk
         self._stop = run.stop
         self._config: Config = run.config
-        self._learner: PPOLearner = run.learner
-        self._path: Path = run.path
+        self._learner: PPOLearner = run.parts.learner
+        self._path: Path = run.folder.path
         self._steps = self._learner.global_step
         self._row: Row = {"iteration": self._learner.iteration, "global_step": self._steps}
-        if run.rows:
-            self._row |= run.rows[-1]
+        if rows:
+            self._row |= rows[-1]
         self._waited_s = 0.0
         self._notices = Notices()
         if isinstance(players, InProcessPlayers):
@@ -98,7 +104,7 @@ class Evaluations(Observer):
         if self._config.baseline is not None:
             self._baseline = Baseline.of_run(run)
             self._begin_baseline(self._baseline)
-        state = run.resumed_from.get("evaluations")
+        state = run.folder.resumed_from.get("evaluations")
         if state is not None:
             self._load(state)
 

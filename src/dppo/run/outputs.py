@@ -93,7 +93,7 @@ def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -
     resumed_at = None
     env_options = EnvOptions()
     if folder.start is not None:
-        state = folder.start.checkpoint.state
+        state = folder.resumed_from
         lines.append(f"Resuming from {folder.start.path.stem} at step {state['global_step']:,}.")
         resumed_at = state["iteration"]
         env_options = EnvOptions(state.get("env_options"), fixed=True)

@@ -19,7 +19,6 @@ from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, ti
 from dppo.records.files import run_folder
 from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.row_sums import RowSums
-from dppo.records.files.run_folder import RunFolder
 from dppo.records.instance_lines import instances_line
 from dppo.records.notes import LearningNotes
 from dppo.records.observer import Observer, Result
@@ -30,17 +29,15 @@ from dppo.records.run_lines import own_state_line
 from dppo.records.terminal.plain import make_display
 from dppo.run import outputs
 from dppo.run.building import build
-from dppo.run.context import RunContext
 from dppo.run.evaluations import Evaluations
 from dppo.run.file_observers import cut_row_files, file_observers
 from dppo.run.iteration_row import TrainingTimes, mean_return, row_maker
 from dppo.run.learner import Iteration
 from dppo.run.needed_states import states_of_run
 from dppo.run.outputs import call_disk
-from dppo.run.parts import Parts
+from dppo.run.parts import RunContext
 from dppo.run.saving import RunCheckpoints
 from dppo.signals import StopRequested, StopSignals
-from dppo.spaces.actions import actions_from_json
 
 
 @with_answers
@@ -117,7 +114,7 @@ def _run(
                 watching.describe(replace(info, lines=lines))
                 watching.start()
                 info.options.fixed = False
-                return Run(config, folder, watching, parts, disk, times).train(stop)
+                return Run(RunContext(config, folder, watching, parts, disk, stop), times).train()
         except StopRequested as request:
             # Training has not started, so there is nothing to save: end as a program without handlers would.
             interrupted: BaseException = SystemExit(128 + request.signal)
@@ -136,40 +133,33 @@ def _run(
 class Run:
     """Drives the parts of one run: iterates, reports, saves, ends."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        observers: Observers,
-        parts: Parts,
-        disk: OutsideThread,
-        times: TrainingTimes,
-    ) -> None:
-        self.config = config
-        self.folder = folder
-        self.observers = observers
-        self.parts = parts
-        self.learner = parts.learner
-        self.disk = disk
-        self.checkpoints = RunCheckpoints(config, folder, parts, observers, disk)
+    def __init__(self, context: RunContext, times: TrainingTimes) -> None:
+        self.context = context
+        self.config = context.config
+        self.folder = context.folder
+        self.observers = context.observers
+        self.parts = context.parts
+        self.learner = context.parts.learner
+        self.stop = context.stop
+        self.checkpoints = RunCheckpoints(context)
         self.evaluations: Evaluations | None = None
         self.resumed_at = self.learner.iteration
         self.times = times
         self.time_split = TimeSplit()
-        self.row_of = row_maker(config.info_keys)
+        self.row_of = row_maker(self.config.info_keys)
 
-    def train(self, stop: StopSignals) -> Result:
+    def train(self) -> Result:
         """Train until all steps are done or a stop is requested; write a checkpoint in any case."""
         # Save before rows are cut off and before training, so that a run can be resumed whenever it is killed.
         self.checkpoints.save()
         self._write_settings()
         try:
-            self._open_files(stop)
+            self._open_files()
             if self.evaluations is not None:
                 self.evaluations.play_baseline()
-            stopped_by = self._iterate(stop)
+            stopped_by = self._iterate()
             self._report_open_incidents()
-            stopped_by = self._finish_evaluations(stop) or stopped_by
+            stopped_by = self._finish_evaluations() or stopped_by
             self.checkpoints.save(last=True)
         except BaseException as error:
             if isinstance(error, EnvironmentFault):
@@ -185,40 +175,28 @@ class Run:
     def _write_settings(self) -> None:
         numerics = self.parts.numerics.own.summary()
         write = partial(self.folder.write_settings, self.config, numerics, self.parts.choices)
-        call_disk(self.disk, "writing config.yaml", write)
+        call_disk(self.context.disk, "writing config.yaml", write)
 
-    def _open_files(self, stop: StopSignals) -> None:
+    def _open_files(self) -> None:
         """Open the files of the run, and restart unfinished evaluations; add both to the observers."""
-        resumed_from = self.folder.start.checkpoint.state if self.folder.start else {}
-        cut = partial(cut_row_files, self.folder.path, resumed_from.get("iteration"))
-        rows = call_disk(self.disk, "opening metrics.jsonl", cut)
-        context = RunContext(
-            config=self.config,
-            path=self.folder.path,
-            learner=self.learner,
-            actions=actions_from_json(self.parts.model["actions"]),
-            deterministic=self.parts.model["deterministic"],
-            trace=self.parts.trace,
-            observers=self.observers,
-            disk=self.disk,
-            stop=stop,
-            rows=rows,
-            resumed_from=resumed_from,
-        )
+        disk = self.context.disk
+        last_iteration = self.folder.resumed_from.get("iteration")
+        cut = partial(cut_row_files, self.folder.path, last_iteration)
+        rows = call_disk(disk, "opening metrics.jsonl", cut)
         if self.parts.players is not None:
-            begin = partial(Evaluations, context, self.parts.players)
-            self.evaluations = call_disk(self.disk, "reading evaluations", begin)
+            begin = partial(Evaluations, self.context, self.parts.players, rows)
+            self.evaluations = call_disk(disk, "reading evaluations", begin)
             self.checkpoints.evaluations = self.evaluations
             self.observers.add_file(self.evaluations)
-        for observer in file_observers(context):
+        for observer in file_observers(self.context, rows):
             self.observers.add_file(observer)
         self.checkpoints.row_sums = RowSums(self.folder.path)
 
-    def _iterate(self, stop: StopSignals) -> str | None:
+    def _iterate(self) -> str | None:
         """Iterate until all steps are done; return the name of the signal or observer that stopped the run early."""
         self.times.begin(self.learner.global_step)
         try:
-            for iteration in self.learner.run(self.config.iterations, stop):
+            for iteration in self.learner.run(self.config.iterations, self.stop):
                 stopped_by = self._report(iteration)
                 has_new_evaluation = self.evaluations is not None and self.evaluations.take_begun()
                 self.checkpoints.save_if_due(now=has_new_evaluation)
@@ -270,14 +248,14 @@ class Run:
                     # of a user's observer: the run has ended, and its reason counts
                     logger.warning("%s.on_incident raised %r", type(observer).__qualname__, problem)
 
-    def _finish_evaluations(self, stop: StopSignals) -> str | None:
+    def _finish_evaluations(self) -> str | None:
         """Wait for evaluations; return the name of the signal that ended the wait, or None."""
         if self.evaluations is None or not self.evaluations.finish():
             return None
         # again, with the results of the evaluations
         self.checkpoints.save(last=True, again=True)
-        if stop.received is not None and self.evaluations.state()["open"]:
-            return stop.received.name
+        if self.stop.received is not None and self.evaluations.state()["open"]:
+            return self.stop.received.name
         return None
 
     def _complete(self, fault: EnvironmentFault) -> None:

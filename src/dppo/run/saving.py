@@ -10,22 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dppo.config import Config, plain_settings
+from dppo.config import plain_settings
 from dppo.errors import CheckpointError, CheckpointNotWritten
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.row_sums import RowSums
 from dppo.records.files.run_files import CHECKPOINTS
-from dppo.records.files.run_folder import RunFolder, describe_process
-from dppo.records.observers import Observers
-from dppo.records.outside import OutsideThread
+from dppo.records.files.run_folder import describe_process
 from dppo.run import needed_states
 from dppo.run.best_evaluation import chosen_of
 from dppo.run.evaluations import Evaluations
 from dppo.run.iteration_row import mean_return
 from dppo.run.outputs import call_disk
-from dppo.run.parts import Parts
+from dppo.run.parts import RunContext
 from dppo.run.sources import prior_source
 from dppo.run.state import RunState
 
@@ -36,29 +34,23 @@ MIN_EPISODES = 20
 class RunCheckpoints:
     """Writes the state of a run to its folder."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        parts: Parts,
-        observers: Observers,
-        disk: OutsideThread,
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._parts = parts
-        self._learner = parts.learner
-        self._observers = observers
-        self._disk = disk
+    def __init__(self, context: RunContext) -> None:
+        self._config = context.config
+        self._folder = context.folder
+        self._parts = context.parts
+        self._learner = context.parts.learner
+        self._observers = context.observers
+        self._disk = context.disk
         self.evaluations: Evaluations | None = None  # once they have been read
         self.row_sums: RowSums | None = None  # once the files with rows are open
+        folder = context.folder
         self.last_path = folder.path
-        self._prior_source = prior_source(config)
-        self._keep = checkpoints.Keep(*config.run.kept_checkpoints)
+        self._prior_source = prior_source(self._config)
+        self._keep = checkpoints.Keep(*self._config.run.kept_checkpoints)
         self._saved_iteration = -1
         if folder.start is not None:
             self.last_path = folder.start.path.absolute()
-            if folder.start.newest and self._is_described_by(folder.start.checkpoint.state):
+            if folder.start.newest and self._is_described_by(folder.resumed_from):
                 self._saved_iteration = self._learner.iteration
         self._has_failed = False
         self._saved_at = time.monotonic()
@@ -146,16 +138,14 @@ class RunCheckpoints:
         if self.row_sums is not None:
             values["rows"] = self.row_sums.now()
         elif self._folder.start is not None:
-            values["rows"] = self._folder.start.checkpoint.state.get("rows", {})
+            values["rows"] = self._folder.resumed_from.get("rows", {})
         return write()
 
     def _evaluations_state(self) -> Any:
         """Return the state of the evaluations; before they have been read, or without any, the one stored before."""
         if self.evaluations is not None:
             return self.evaluations.state()
-        if self._folder.start is not None:
-            return self._folder.start.checkpoint.state.get("evaluations")
-        return None
+        return self._folder.resumed_from.get("evaluations")
 
     def _is_described_by(self, stored: Mapping[str, Any]) -> bool:
         """Return whether a checkpoint has these settings, versions and machine, as config.yaml is about to have."""

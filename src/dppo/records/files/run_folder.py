@@ -49,6 +49,11 @@ class RunFolder:
     """The checkpoint of another run that this new one branches from, or None."""
 
     @property
+    def resumed_from(self) -> dict[str, Any]:
+        """The values in the checkpoint that the run continues; {} for a new run."""
+        return {} if self.start is None else self.start.checkpoint.state
+
+    @property
     def branched_from(self) -> dict[str, Any] | None:
         """The origin as JSON values, kept when the run is resumed."""
         if self.origin is not None:
@@ -56,9 +61,7 @@ class RunFolder:
                 "checkpoint": str(self.origin.path),
                 "global_step": self.origin.checkpoint.state["global_step"],
             }
-        if self.start is not None:
-            return self.start.checkpoint.state.get("branched_from")
-        return None
+        return self.resumed_from.get("branched_from")
 
     def write_settings(
         self, config: Config, numerics: dict[str, str], choices: Sequence[Choice] = ()
