@@ -27,6 +27,7 @@ from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
 from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.noise import WhiteNoise
 from dppo.ppo.acting.sampler import PPOSampler
 from dppo.ppo.exchange.records import PolicySnapshot, Segment, SegmentReport, SegmentRequest
 from dppo.ppo.exchange.scales import ObsScale
@@ -175,16 +176,19 @@ def sampler_of(
         for field in dataclasses.fields(PPO)
         if field.name in changes
     }
+    generators = partial(streams.generator, seed, Stream.ACTIONS, sampler_id)
+    spec = agent.spec
+    white = WhiteNoise(generators, spec.distribution, num_steps, len(envs), spec.dtype)
     sampler = PPOSampler(
         sampler_id,
         agent,
         group_of(envs, seed=seed, sampler_id=sampler_id, rebuild=rebuild),
         num_steps=num_steps,
         ppo=PPO(gamma=gamma, norm_reward=track, **ppo),
-        noise=partial(streams.generator, seed, Stream.ACTIONS, sampler_id),
+        noise=white.of_segment,
         **changes,
     )
-    return sampler, agent.spec
+    return sampler, spec
 
 
 def telling_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:

@@ -21,6 +21,8 @@ import dppo
 from dppo.errors import ConfigError, ControllerFault
 from dppo.hosts.builders import build_sampler, build_trainer
 from dppo.hosts.plans import sampler_plan
+from dppo.ppo.acting.guided import GuidedExploration
+from dppo.ppo.acting.wide import WideExploration
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import Episode, PolicySnapshot, Segment
@@ -65,9 +67,9 @@ def test_soft_actor_critic_explores_widely_only_after_the_controller(
     steps = 2 * 128 if prior else None
     config = pendulum(prior=prior, prior_steps=steps, **sac | sizes)
     built = build_sampler(sampler_plan(config), 3)
-    wide = built.sampler.wide
-    assert wide is not None
-    covered = [index for index in range(12) if wide.covers(index)]
+    wide = built.sampler.explorations[0]
+    assert isinstance(wide, WideExploration)
+    covered = [index for index in range(12) if wide.covers(3, index)]
     built.envs.close()
     assert covered == [*range(first, 12)]
 
@@ -339,11 +341,10 @@ def ended_by_the_clock(env: Any, action: Any) -> Any:
 def test_an_episode_is_the_controllers_if_it_began_in_its_segments(
     length: int, end: int, index: int, is_controllers: bool
 ) -> None:
-    phase = ControllerPhase.of(BoxActions(LOW, HIGH), 1, 0.2, lag=1)
-    assert phase.segments == 2
+    phase = ControllerPhase.of(BoxActions(LOW, HIGH), 1, 0.2)
+    exploration = GuidedExploration(phase, segments=2)
     episode = Episode(0, 0, 1.0, length, None, end=end)
-    [marked] = phase.marked([episode], index, num_steps=8)
-    assert marked.explored == is_controllers
+    assert exploration.covers_episode(0, episode, episode.segments(index, 8)) == is_controllers
 
 
 def test_the_controller_collects_at_first_and_its_rows_are_dropped_after_the_clone(

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from builders import agent_of, sampler_of
+from builders import agent_of
 from numpy.random import default_rng
-from worlds.pushed import Pushed
 
 from dppo import streams
 from dppo.config.parts import Network
 from dppo.ppo.acting import wide
-from dppo.ppo.acting.noise import BLOCK_STEPS, CORRELATIONS, PinkNoise, pink
+from dppo.ppo.acting.noise import BLOCK_STEPS, CORRELATIONS, PinkNoise, WhiteNoise, pink
 from dppo.ppo.acting.wide import EVERY, STRETCH_STEPS, WideAgent, WideExploration, hold
 from dppo.ppo.distributions.simple import DiagonalGaussian
 from dppo.ppo.exchange.records import Episode
@@ -34,8 +33,7 @@ def noise_of(seed: int = 1, steps: int = 64, envs: int = 2) -> PinkNoise:
     def generator(index: int) -> np.random.Generator:
         return streams.generator(seed, Stream.ACTIONS, 0, index)
 
-    shape = (steps, envs)
-    return PinkNoise(generator, DiagonalGaussian(3), shape, "float32")
+    return PinkNoise(WhiteNoise(generator, DiagonalGaussian(3), steps, envs, "float32"))
 
 
 def test_each_process_follows_its_recursion() -> None:
@@ -106,16 +104,13 @@ def test_segments_of_any_length_join_without_a_break() -> None:
 
 
 def covered(exploration: WideExploration, segments: Iterable[int]) -> list[bool]:
-    """Return for each segment whether it explores widely."""
-    return [exploration.covers(index) for index in segments]
+    """Return for each segment of sampler 3 whether it explores widely."""
+    return [exploration.covers(3, index) for index in segments]
 
 
 def test_at_any_time_one_sampler_of_four_explores_widely() -> None:
     for index in (0, STRETCH - 1, STRETCH, 9 * STRETCH):
-        flags = []
-        for sampler in range(8):
-            exploration = WideExploration(sampler, 64)
-            flags.append(exploration.covers(index))
+        flags = [WideExploration(64).covers(sampler, index) for sampler in range(8)]
         assert sum(flags) == 8 // EVERY
 
 
@@ -123,7 +118,7 @@ def test_at_any_time_one_sampler_of_four_explores_widely() -> None:
 def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> None:
     stretch = math.ceil(STRETCH_STEPS / num_steps)
     period = EVERY * stretch
-    exploration = WideExploration(2, num_steps)
+    exploration = WideExploration(num_steps)
     flags = covered(exploration, range(3 * period))
     assert sum(flags) == 3 * stretch
 
@@ -134,11 +129,11 @@ def test_a_sampler_explores_widely_for_a_quarter_of_the_time(num_steps: int) -> 
 
 def test_nothing_is_wide_while_a_controller_acts() -> None:
     segments = (0, 4, 5)
-    wide_from_the_start = WideExploration(3, 64)
+    wide_from_the_start = WideExploration(64)
     flags = covered(wide_from_the_start, segments)
     assert flags == [True, True, True]
 
-    later = WideExploration(3, 64, first_segment=5)
+    later = WideExploration(64, first_segment=5)
     flags = covered(later, segments)
     assert flags == [False, False, True]
 
@@ -207,13 +202,10 @@ def test_only_the_deviation_of_wide_samplers_is_raised(
 def test_an_episode_with_wide_actions_says_so(length: int, end: int, explored: bool) -> None:
     """Of this sampler, segment 1 explores widely; the episodes end in segment 2."""
     num_steps = 1024
-    exploration = WideExploration(2, num_steps)
-    sampler, _ = sampler_of([Pushed()], num_steps=num_steps, sampler_id=2, wide=exploration)
-    assert sampler.wide is not None
-
-    flags = covered(sampler.wide, range(6))
+    exploration = WideExploration(num_steps)
+    flags = [exploration.covers(2, index) for index in range(6)]
     assert np.flatnonzero(flags).tolist() == [1, 5]
 
     episode = Episode(0, 0, 1.0, length, None, end=end)
-    (marked,) = sampler.wide.marked([episode], index=2)
-    assert marked.explored == explored
+    segments = episode.segments(2, num_steps)
+    assert exploration.covers_episode(2, episode, segments) == explored

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dppo import streams
 from dppo.config.parts import ResolvedPPO
+from dppo.config.sizes import Sizes
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.first_segment import FirstSegment
@@ -31,8 +34,9 @@ from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.plans import SamplerPlan, TrainerPlan
 from dppo.hosts.sac import check_actions, check_observations
 from dppo.ppo.acting.agent import PPOAgent
-from dppo.ppo.acting.sampler import PPOSampler
-from dppo.ppo.acting.wide import WideExploration
+from dppo.ppo.acting.noise import PinkNoise, WhiteNoise
+from dppo.ppo.acting.sampler import Exploration, PPOSampler
+from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.ppo.networks.choice import choose_network
 from dppo.spaces.actions import is_continuous
@@ -42,7 +46,6 @@ from dppo.streams import Stream
 if TYPE_CHECKING:
     from dppo.envs.guidance import Guidance
     from dppo.hosts.trainer import Trainer
-    from dppo.ppo.exchange.phase import ControllerPhase
     from dppo.ppo.learning.parallel import Parallel
     from dppo.ppo.learning.stages import Stage
     from dppo.ppo.learning.trainer import PPOTrainer
@@ -123,16 +126,6 @@ def _guidance(plan: SamplerPlan) -> Guidance | None:
     return Guidance(partial(ControllerInstance, controller))
 
 
-def _phase(plan: SamplerPlan, spaces: Spaces) -> ControllerPhase | None:
-    if plan.sampling.prior is None:
-        return None
-    from dppo.ppo.exchange.phase import ControllerPhase
-
-    sizes = plan.sizes
-    lag = plan.sampling.lag
-    return ControllerPhase.of(spaces.actions, sizes.prior_iterations, sizes.prior_noise, lag)
-
-
 def _first_segment(plan: SamplerPlan, sampler_id: int, spaces: Spaces, owner: str) -> FirstSegment:
     return FirstSegment(
         spaces,
@@ -158,29 +151,45 @@ def _make_sampler(
 ) -> PPOSampler:
     spec = choose_network(plan.network, spaces).spec
     agent = PPOAgent(spec, spaces.mask, estimates_values=plan.ppo.algo == "ppo")
+    num_steps = plan.sampling.num_steps
+    generators = partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id)
+    white = WhiteNoise(generators, spec.distribution, num_steps, group.num_envs, spec.dtype)
+    noise: Callable[[int], np.ndarray] = white.of_segment
+    explorations: list[Exploration] = []
+    if plan.sampling.noise == "pink":
+        noise = PinkNoise(white).of_segment
+    elif plan.sampling.noise == "wide":
+        from dppo.ppo.acting.wide import WideExploration
+
+        wide = WideExploration(num_steps, _segments_of_prior(plan))
+        noise = partial(wide.noise, sampler_id, white)
+        explorations.append(wide)
+    if plan.sampling.prior is not None:
+        from dppo.ppo.acting.guided import GuidedExploration
+
+        phase = _phase(plan.sizes, spaces)
+        explorations.append(GuidedExploration(phase, _segments_of_prior(plan)))
     return PPOSampler(
         sampler_id,
         agent,
         group,
         ppo=plan.ppo,
-        num_steps=plan.sampling.num_steps,
-        noise=partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id),
+        num_steps=num_steps,
+        noise=noise,
         sequence_length=plan.sizes.sequence_length,
         stack=plan.env.frame_stack if is_image(spaces.of_network().obs) else 1,
-        phase=_phase(plan, spaces),
-        is_noise_pink=plan.sampling.noise == "pink",
-        wide=_wide_exploration(plan, sampler_id),
+        explorations=explorations,
     )
 
 
-def _wide_exploration(plan: SamplerPlan, sampler_id: int) -> WideExploration | None:
-    """Return which segments explore widely; none of those in which a controller acts."""
-    if plan.sampling.noise != "wide":
-        return None
-    of_controller = 0
-    if plan.sizes.prior_iterations:
-        of_controller = plan.sizes.prior_iterations + plan.sampling.lag
-    return WideExploration(sampler_id, plan.sampling.num_steps, of_controller)
+def _segments_of_prior(plan: SamplerPlan) -> int:
+    """Return the number of segments of a sampler in which a controller acts."""
+    versions = plan.sizes.prior_iterations
+    return versions + plan.sampling.lag if versions else 0
+
+
+def _phase(sizes: Sizes, spaces: Spaces) -> ControllerPhase:
+    return ControllerPhase.of(spaces.actions, sizes.prior_iterations, sizes.prior_noise)
 
 
 def _make_in_turn(
@@ -381,7 +390,6 @@ TRAINERS: dict[str, Callable[[str, TrainerPlan, NetworkSpec, Parallel], Trainer]
 
 def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[Stage]:
     """Make the stages that a run adds to its updates; by default none."""
-    from dppo.ppo.exchange.phase import ControllerPhase
     from dppo.ppo.learning.prior import Prior
     from dppo.ppo.learning.reuse import OlderPolicies
     from dppo.ppo.learning.stages import LagCorrection, RecomputedAdvantages
@@ -393,10 +401,8 @@ def stages_of(plan: TrainerPlan, parallel: Parallel, spec: NetworkSpec) -> list[
         stages.append(LagCorrection())
     if plan.ppo.recompute_advantages:
         stages.append(RecomputedAdvantages(plan.ppo))
-    sizes = plan.sizes
-    if sizes.prior_iterations > 0:
-        phase = ControllerPhase.of(spec.spaces.actions, sizes.prior_iterations, sizes.prior_noise)
-        stages.append(Prior(plan.ppo, phase))
+    if plan.sizes.prior_iterations > 0:
+        stages.append(Prior(plan.ppo, _phase(plan.sizes, spec.spaces)))
     return stages
 
 

@@ -1,26 +1,52 @@
-"""GuidedAgent: acts as controllers beside the environments would, in the first segments of a run."""
+"""GuidedExploration: controllers beside the environments act in the first segments of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from typing_extensions import override
 
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
+from dppo.ppo.acting.sampler import Act, Exploration, Rollout, with_successors
 from dppo.ppo.exchange.phase import ControllerPhase
-from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.records import Episode, Segment
 from dppo.ppo.networks.network import NetworkOutputs
 
 
-def guided_agent(
-    phase: ControllerPhase, agent: PPOAgent, envs: Sequence[Environments], snapshot: PolicySnapshot
-) -> GuidedAgent | None:
-    """Return what acts in the environments of several samplers under `snapshot`; None if it is the policy."""
-    is_on = snapshot.version < phase.versions
-    for group in envs:
-        group.follow(is_on=is_on)
-    return GuidedAgent(agent, envs, phase.log_std) if is_on else None
+@dataclass(frozen=True, eq=False)
+class GuidedExploration(Exploration):
+    """The segments in which controllers beside the environments act, with noise."""
+
+    phase: ControllerPhase
+    segments: int
+    """Segments of a sampler that controllers act in: with a policy lag of K, K more than policy versions."""
+
+    @override
+    def act_in(self, rollout: Rollout) -> Act | None:
+        is_on = self._is_on(rollout)
+        envs = [sampler.envs for sampler in rollout.samplers]
+        for group in envs:
+            group.follow(is_on=is_on)
+        return GuidedAgent(rollout.agent, envs, self.phase.log_std).act if is_on else None
+
+    def _is_on(self, rollout: Rollout) -> bool:
+        return rollout.snapshot.version < self.phase.versions
+
+    @override
+    def covers_episode(self, sampler_id: int, episode: Episode, segments: range) -> bool:
+        """Return whether a controller began the episode."""
+        return segments[0] < self.segments
+
+    @override
+    def added(self, rollout: Rollout, number: int, segment: Segment) -> Segment:
+        """Add the actions of the controller, and the successors that its clone learns from, while it acts."""
+        if not self._is_on(rollout):
+            return segment
+        intended = rollout.agent.distribution.mode(rollout.heads[number]).copy()
+        return replace(with_successors(rollout, number, segment), intended=intended)
 
 
 class GuidedAgent:

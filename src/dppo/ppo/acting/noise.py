@@ -1,9 +1,10 @@
-"""Pink noise: exploration that moves steadily for a while, in place of trembling."""
+"""Exploration noise: white; or pink, which moves steadily for a while, in place of trembling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,25 +39,34 @@ def pink(white: Float[np.ndarray, "K steps ..."]) -> Float[np.ndarray, "steps ..
     return noise / white.dtype.type(math.sqrt(len(correlations)))
 
 
+@dataclass(frozen=True)
+class WhiteNoise:
+    """The noise of one sampler, by the index of the segment alone: any process draws the same."""
+
+    generators: Callable[[int], np.random.Generator]
+    """Returns the generator of a segment."""
+    distribution: Distribution
+    steps: int
+    """Steps of a segment."""
+    num_envs: int
+    dtype: str
+
+    def of_segment(self, index: int) -> Float[np.ndarray, "steps envs size"]:
+        return self.draw(self.generators(index), self.steps)
+
+    def draw(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        return self.distribution.noise(generator, steps, self.num_envs, self.dtype)
+
+
 class PinkNoise:
-    """The noise of one sampler, by the index of the segment alone: any process draws the same.
+    """White noise with memories.
 
     Segments of a block of at least 1,024 steps join without a break; each block begins independently.
     """
 
-    def __init__(
-        self,
-        generator: Callable[[int], np.random.Generator],
-        distribution: Distribution,
-        shape: tuple[int, int],
-        dtype: str,
-    ) -> None:
-        """Draw noise for the `distribution`; `shape`: steps of a segment, and environments."""
-        self._generator = generator
-        self._distribution = distribution
-        self._steps, self._num_envs = shape
-        self._dtype = dtype
-        self._segments_of_block = math.ceil(BLOCK_STEPS / self._steps)
+    def __init__(self, white: WhiteNoise) -> None:
+        self._white = white
+        self._segments_of_block = math.ceil(BLOCK_STEPS / white.steps)
         self._block = -1  # whose noise is kept; none yet
         self._noise = np.empty(0)
 
@@ -65,12 +75,11 @@ class PinkNoise:
         if block != self._block:
             self._noise = self._of_block(block)
             self._block = block
-        start = number * self._steps
-        return self._noise[start : start + self._steps]
+        start = number * self._white.steps
+        return self._noise[start : start + self._white.steps]
 
     def _of_block(self, block: int) -> np.ndarray:
-        steps = self._steps * self._segments_of_block
+        steps = self._white.steps * self._segments_of_block
         count = len(CORRELATIONS)
-        generator = self._generator(block)
-        white = self._distribution.noise(generator, count * steps, self._num_envs, self._dtype)
+        white = self._white.draw(self._white.generators(block), count * steps)
         return pink(white.reshape(count, steps, *white.shape[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -13,13 +14,10 @@ import numpy as np
 from dppo.config.parts import PPO
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.environments import Environments
-from dppo.ppo.acting.guided import GuidedAgent, guided_agent
-from dppo.ppo.acting.noise import PinkNoise
-from dppo.ppo.acting.wide import WideAgent, WideExploration, hold, wide_agent
 from dppo.ppo.exchange.inputs import normalized_part
-from dppo.ppo.exchange.phase import ControllerPhase
 from dppo.ppo.exchange.records import (
     EnvLog,
+    Episode,
     Incident,
     PolicySnapshot,
     Rebuild,
@@ -33,6 +31,7 @@ from dppo.ppo.exchange.records import (
 from dppo.ppo.exchange.scales import Moments, ObsScale, Statistics
 from dppo.ppo.exchange.stacks import frames_of
 from dppo.ppo.learning.advantages import shaped_rewards
+from dppo.ppo.networks.network import NetworkOutputs
 
 
 @dataclass(eq=False)
@@ -46,18 +45,14 @@ class PPOSampler:
     _: KW_ONLY
     ppo: PPO
     num_steps: int
-    noise: Callable[[int], np.random.Generator]
-    """Returns the generator of a segment's exploration noise, given the segment's index."""
+    noise: Callable[[int], np.ndarray]
+    """Returns the exploration noise [T, E, n] of a segment, given its index."""
     sequence_length: int = 1
     """L, the steps of a sequence in training, for a network with memory; divides T."""
     stack: int = 1
     """K, the frames of an observation that segments hold once each; 1 for whole observations."""
-    phase: ControllerPhase | None = None
-    """The first segments, in which a controller acts; None without any."""
-    is_noise_pink: bool = False
-    """Noise has the correlations of `PinkNoise` from step to step."""
-    wide: WideExploration | None = None
-    """The segments in which the sampler explores widely; None without any."""
+    explorations: Sequence[Exploration] = ()
+    """Decide on some segments that the policy does not act as it is; equal for all samplers of a run."""
 
     def __post_init__(self) -> None:
         num_envs = self.envs.num_envs
@@ -68,13 +63,6 @@ class PPOSampler:
         self._discounted_returns = np.zeros(num_envs)
         spec = self.agent.spec
         distribution = spec.distribution
-        self.draw_noise: Callable[[int], np.ndarray] = self._white_noise
-        """Returns the exploration noise [T, E, n] of a segment, given its index."""
-        if self.is_noise_pink:
-            shape = (self.num_steps, num_envs)
-            self.draw_noise = PinkNoise(self.noise, distribution, shape, spec.dtype).of_segment
-        if self.wide is not None:
-            self.draw_noise = partial(self._wide_noise, self.wide)
         action = (distribution.action_dtype(spec.dtype), distribution.action_shape)
         self.head_dtype = np.dtype((spec.dtype, (distribution.head_size,)))
         self.dtypes = {
@@ -96,23 +84,11 @@ class PPOSampler:
             additions.append(_with_frames)
         if self.memory is not None:
             additions.append(partial(_with_states, self.sequence_length))
-        if self.phase is not None:
-            additions.append(_with_intended)
+        additions += [exploration.added for exploration in self.explorations]
         learns_from_old_rows = self.ppo.algo == "sac" or self.ppo.reuse > 1
         if self.ppo.recompute_advantages or learns_from_old_rows:
-            additions.append(_with_successors)
+            additions.append(with_successors)
         return additions
-
-    def _white_noise(self, index: int) -> np.ndarray:
-        spec = self.agent.spec
-        generator = self.noise(index)
-        return spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
-
-    def _wide_noise(self, wide: WideExploration, index: int) -> np.ndarray:
-        spec = self.agent.spec
-        generator = self.noise(index)
-        noise = spec.distribution.noise(generator, self.num_steps, self.envs.num_envs, spec.dtype)
-        return hold(noise, generator) if wide.covers(index) else noise
 
     def collect(
         self, request: SegmentRequest, snapshot: PolicySnapshot
@@ -139,7 +115,7 @@ class PPOSampler:
             self.memory[abandoned] = 0.0
         return incidents
 
-    def finish(self, rollout: _Rollout, number: int) -> tuple[SegmentReport, Segment]:
+    def finish(self, rollout: Rollout, number: int) -> tuple[SegmentReport, Segment]:
         """Return report and segment of this sampler, the `number`-th of `rollout`; store the state for the next one."""
         segment = rollout.segment(number)
         request = rollout.requests[number]
@@ -156,10 +132,8 @@ class PPOSampler:
             **open_episodes,
         )
         episodes = log.episodes
-        if self.wide is not None:
-            episodes = self.wide.marked(episodes, request.index)
-        if self.phase is not None:
-            episodes = self.phase.marked(episodes, request.index, self.num_steps)
+        for exploration in self.explorations:
+            episodes = self._marked(exploration, episodes, request.index)
         open_actions = [
             _last_actions(segment, env, self.num_steps, length)
             for env, length in enumerate(carry.episode_lengths)
@@ -182,6 +156,17 @@ class PPOSampler:
             info=log.info,
         )
         return report, segment
+
+    def _marked(
+        self, exploration: Exploration, episodes: Sequence[Episode], index: int
+    ) -> list[Episode]:
+        """Return the episodes that ended in segment `index`; `explored` is set where an exploration covers them."""
+        marked = []
+        for episode in episodes:
+            segments = episode.segments(index, self.num_steps)
+            explored = exploration.covers_episode(self.sampler_id, episode, segments)
+            marked.append(replace(episode, explored=True) if explored else episode)
+        return marked
 
     def _next_statistics(self, segment: Segment, scale: ObsScale | None) -> Statistics:
         """Return moments for the normalizers; of returns R <- gamma R + r, which run on from segment to segment.
@@ -232,7 +217,7 @@ class _Memory:
         following[done] = 0.0
 
 
-class _Rollout:
+class Rollout:
     """Segments of S samplers while they are collected: arrays [S, T, E, ...], and the loop over T."""
 
     def __init__(
@@ -246,7 +231,7 @@ class _Rollout:
         self.requests = requests
         self.snapshot = snapshot
         self.agent = first.agent
-        self._samplers = samplers
+        self.samplers = samplers
         self.heads = np.empty(shape, first.head_dtype)
         self._columns = {name: np.empty(shape, dtype) for name, dtype in first.dtypes.items()}
         self._columns["next_values"].fill(0.0)
@@ -262,34 +247,18 @@ class _Rollout:
                 log.incidents[:0] = sampler.begin(request.rebuild, log)
             self.logs.append(log)
             self.obs[number, 0] = sampler.obs
-            noise.append(sampler.draw_noise(request.index))
+            noise.append(sampler.noise(request.index))
         self._noise = np.stack(noise)
         self.agent.load(snapshot)
-        self.acting: PPOAgent | GuidedAgent | WideAgent = self.agent
-        if first.wide is not None:
-            self._let_some_explore_widely()
-        if first.phase is not None:
-            self._let_controllers_act(first.phase)
+        self._act: Act = self.agent.act
+        for exploration in first.explorations:
+            self._act = exploration.act_in(self) or self._act
         self.memory = None if first.memory is None else _Memory(samplers)
-
-    def _let_some_explore_widely(self) -> None:
-        flags = []
-        for sampler, request in zip(self._samplers, self.requests, strict=True):
-            assert sampler.wide is not None
-            flags.append(sampler.wide.covers(request.index))
-        self.acting = wide_agent(self.agent, flags)
-
-    def _let_controllers_act(self, phase: ControllerPhase) -> None:
-        """Let the controllers act if these are the segments in which they do."""
-        envs = [sampler.envs for sampler in self._samplers]
-        guided = guided_agent(phase, self.agent, envs, self.snapshot)
-        if guided is not None:
-            self.acting = guided
 
     def run(self) -> None:
         """Take T steps of all environments: all samplers act at once, then each steps its environments."""
         columns = self._columns
-        is_alone = len(self._samplers) == 1
+        is_alone = len(self.samplers) == 1
 
         def by_step(array: np.ndarray) -> np.ndarray:
             """Return [S, T, ...] as [T, S, ...]; as [T, ...] for a single sampler, because that is faster."""
@@ -304,12 +273,12 @@ class _Rollout:
         states = None if memory is None else by_step(memory.before)
         stepping = [
             (sampler.envs.step, self._rows(s), self.logs[s])
-            for s, sampler in enumerate(self._samplers)
+            for s, sampler in enumerate(self.samplers)
         ]
-        acting = self.acting
+        act = self._act
         for t in range(len(values)):
             state = None if states is None else states[t]
-            actions[t], outputs = acting.act(obs[t], noise[t], state)
+            actions[t], outputs = act(obs[t], noise[t], state)
             heads[t] = outputs.head
             values[t] = outputs.values
             for step, rows, log in stepping:
@@ -357,33 +326,43 @@ class _Rollout:
         columns = {name: column[number] for name, column in self._columns.items()}
         logprobs = self.agent.distribution.log_prob(self.heads[number], columns["actions"])
         segment = Segment(obs=obs, logprobs=logprobs, masks=masks, **columns)
-        for add in self._samplers[number].additions:
+        for add in self.samplers[number].additions:
             segment = add(self, number, segment)
         return segment
 
 
-Addition = Callable[[_Rollout, int, Segment], Segment]
+Addition = Callable[[Rollout, int, Segment], Segment]
 """Returns the segment of the sampler with a number in a rollout, with another part."""
+Act = Callable[[np.ndarray, np.ndarray, np.ndarray | None], tuple[np.ndarray, NetworkOutputs]]
+"""Samples actions: see `PPOAgent.act`. The head that it returns is that of the actions."""
 
 
-def _with_frames(rollout: _Rollout, number: int, segment: Segment) -> Segment:
+class Exploration(ABC):
+    """Segments in which the policy does not act as it is. They follow from the sampler and their index alone."""
+
+    @abstractmethod
+    def act_in(self, rollout: Rollout) -> Act | None:
+        """Return what acts in the segments of `rollout`; None if the policy does."""
+
+    @abstractmethod
+    def covers_episode(self, sampler_id: int, episode: Episode, segments: range) -> bool:
+        """Return whether the return of an episode in these segments is not the policy's."""
+
+    def added(self, rollout: Rollout, number: int, segment: Segment) -> Segment:
+        """Return the segment of sampler number `number`, with what else is learned from it."""
+        return segment
+
+
+def _with_frames(rollout: Rollout, number: int, segment: Segment) -> Segment:
     return replace(segment, obs=frames_of(segment.obs))
 
 
-def _with_states(sequence_length: int, rollout: _Rollout, number: int, segment: Segment) -> Segment:
+def _with_states(sequence_length: int, rollout: Rollout, number: int, segment: Segment) -> Segment:
     assert rollout.memory is not None
     return replace(segment, states=rollout.memory.before[number, :-1:sequence_length].copy())
 
 
-def _with_intended(rollout: _Rollout, number: int, segment: Segment) -> Segment:
-    """Add the actions of the controller, and the successors that its clone learns from, while it acts."""
-    if not isinstance(rollout.acting, GuidedAgent):
-        return segment
-    intended = rollout.agent.distribution.mode(rollout.heads[number]).copy()
-    return replace(_with_successors(rollout, number, segment), intended=intended)
-
-
-def _with_successors(rollout: _Rollout, number: int, segment: Segment) -> Segment:
+def with_successors(rollout: Rollout, number: int, segment: Segment) -> Segment:
     next_obs = rollout.obs[number, 1:].copy()
     for limit in rollout.logs[number].time_limits:
         next_obs[limit.step, limit.env] = limit.obs
@@ -402,6 +381,6 @@ def collect_together(
     Each segment has the same bits as one collected alone. Raise EnvironmentFault if an environment failed: then all
     samplers must be rebuilt.
     """
-    rollout = _Rollout(samplers, requests, snapshot)
+    rollout = Rollout(samplers, requests, snapshot)
     rollout.run()
     return [sampler.finish(rollout, number) for number, sampler in enumerate(samplers)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from dppo.ppo.acting.agent import PPOAgent
+from dppo.ppo.acting.noise import WhiteNoise
+from dppo.ppo.acting.sampler import Act, Exploration, Rollout
 from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.network import NetworkOutputs
 
@@ -26,35 +27,39 @@ HOLD_PROBABILITY = 0.2  # probability that a step begins to hold its noise
 LONGEST_HOLD = 5  # log2 of the longest time for which noise is held, in steps
 
 
-class WideExploration:
-    """The segments in which a sampler explores widely.
+class WideExploration(Exploration):
+    """The segments in which samplers explore widely, in turns."""
 
-    They depend on its number and their index alone, so that any process decides the same. Samplers take turns.
-    """
-
-    def __init__(self, sampler_id: int, num_steps: int, first_segment: int = 0) -> None:
+    def __init__(self, num_steps: int, first_segment: int = 0) -> None:
         """Prepare for segments of `num_steps` steps; before `first_segment`, the policy does not act yet."""
-        self._sampler_id = sampler_id
         self._num_steps = num_steps
         self._first_segment = first_segment
 
-    def covers(self, index: int) -> bool:
-        """Decide whether the sampler explores widely in the segment `index`."""
+    def covers(self, sampler_id: int, index: int) -> bool:
+        """Decide whether a sampler explores widely in the segment `index`."""
         stretch = index // math.ceil(STRETCH_STEPS / self._num_steps)
-        is_turn = (stretch + self._sampler_id + 1) % EVERY == 0
+        is_turn = (stretch + sampler_id + 1) % EVERY == 0
         return is_turn and index >= self._first_segment
 
-    def marked(self, episodes: Sequence[Episode], index: int) -> list[Episode]:
-        """Return the episodes that ended in a segment, with `explored` set if some segment explored widely.
+    @override
+    def act_in(self, rollout: Rollout) -> Act | None:
+        flags = [self.covers(request.sampler_id, request.index) for request in rollout.requests]
+        return WideAgent(rollout.agent, np.array(flags)).act if any(flags) else None
 
-        `explored` is not set in episodes that are so long that all explore widely: no other returns would be known.
+    @override
+    def covers_episode(self, sampler_id: int, episode: Episode, segments: range) -> bool:
+        """Return whether a segment explored widely.
+
+        False for episodes that are so long that all explore widely: no other returns would be known.
         """
-        marked = []
-        for episode in episodes:
-            segments = episode.segments(index, self._num_steps)
-            explored = episode.length <= LONGEST_WITHOUT and any(map(self.covers, segments))
-            marked.append(replace(episode, explored=True) if explored else episode)
-        return marked
+        is_wide = any(self.covers(sampler_id, index) for index in segments)
+        return is_wide and episode.length <= LONGEST_WITHOUT
+
+    def noise(self, sampler_id: int, white: WhiteNoise, index: int) -> np.ndarray:
+        """Return the noise of a segment, which is held now and then where the sampler explores widely."""
+        generator = white.generators(index)
+        noise = white.draw(generator, white.steps)
+        return hold(noise, generator) if self.covers(sampler_id, index) else noise
 
 
 def hold(
@@ -72,11 +77,6 @@ def hold(
         starts = begins[step] & ~holds
         ends[starts] = step + lengths[step, starts]
     return following
-
-
-def wide_agent(agent: PPOAgent, wide: Sequence[bool]) -> PPOAgent | WideAgent:
-    """Return what acts for several samplers, of which those in `wide` explore widely."""
-    return WideAgent(agent, np.array(wide)) if any(wide) else agent
 
 
 class WideAgent:
