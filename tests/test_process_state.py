@@ -28,7 +28,7 @@ from kinds import small
 from worlds.disturbing import DISTURB
 
 import dppo
-from dppo.numerics import arithmetic
+from dppo.numerics import arithmetic, torch_modes
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.process_state import borders
 from dppo.process_state.borders import forget_notes, note_changes, take_changes
@@ -61,7 +61,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         mock.patch.dict(os.environ),
         warnings.catch_warnings(),
         arithmetic.as_usual(),
-        arithmetic.torch_as_usual(),
+        torch_modes.torch_as_usual(),
         torch.random.fork_rng(),
     ):
         yield
@@ -212,7 +212,7 @@ def test_a_simulator_that_logs_for_debugging_does_not_let_the_libraries_of_dppo_
 def test_weights_are_cast_to_bfloat16_anew_in_each_minibatch() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 2))
     rows = torch.ones(1, 2)
-    with arithmetic.torch_as_usual():
+    with torch_modes.torch_as_usual():
         results = []
         for _ in range(2):
             with torch.autocast("cpu", torch.bfloat16):

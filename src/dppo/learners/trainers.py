@@ -13,7 +13,8 @@ from dppo.errors import ConfigError, GPUFailed, OutOfMemory
 from dppo.hosts.builders import build_trainer
 from dppo.hosts.plans import TrainerPlan
 from dppo.log import logger
-from dppo.numerics.arithmetic import as_usual, limit_blas, torch_as_usual
+from dppo.numerics.arithmetic import as_usual, limit_blas
+from dppo.numerics.torch_modes import exact_on, torch_as_usual
 from dppo.ppo.exchange.records import Experience, TrainerState, Update
 from dppo.ppo.learning.batch import row_bytes
 from dppo.ppo.learning.gpu import (
@@ -25,7 +26,6 @@ from dppo.ppo.learning.gpu import (
 )
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.torch_settings import exact_on
 from dppo.spaces.spaces import Spaces
 
 

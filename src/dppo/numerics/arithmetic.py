@@ -1,4 +1,4 @@
-"""Arithmetic: the rounding of a thread's CPU, NumPy's error state, modes of torch, and the threads of NumPy's products.
+"""Arithmetic: the rounding of a thread's CPU, NumPy's error state, and the threads of NumPy's products.
 
 Code of users may change them. A simulator that flushes denormals to zero, or that wants NumPy to raise at an underflow,
 needs that only in its own steps. dppo computes with the usual settings, in `as_usual`, and restores the settings of
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -130,57 +130,6 @@ def _set_aside() -> Iterator[Arithmetic | None]:
         use(before)
         if _error_state is not None and before is None:
             _error_state.set(state)
-
-
-@contextmanager
-def torch_as_usual() -> Iterator[None]:
-    """Context in which torch takes gradients, in float32, with oneDNN: whatever code of a user has set meanwhile."""
-    import torch
-
-    before = _torch_modes()
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        _set_torch_modes(_TorchModes(torch.float32))
-        try:
-            yield
-        finally:
-            _set_torch_modes(before)
-
-
-class _TorchModes(NamedTuple):
-    """Modes of torch, by default the usual ones."""
-
-    dtype: Any
-    # A context of autocast around the bfloat16 context would keep the weights that the first minibatch has cast.
-    autocast: bool = False
-    onednn: bool = True
-    deterministic: bool = False
-    warn_only: bool = False
-
-
-def _torch_modes() -> _TorchModes:
-    import torch
-
-    return _TorchModes(
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu"),
-        torch._C._get_mkldnn_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-
-
-def _set_torch_modes(modes: _TorchModes) -> None:
-    """Set modes where they change: torch imports its compiler for deterministic algorithms, which takes two seconds."""
-    import torch
-
-    now = _torch_modes()
-    if modes == now:
-        return
-    torch.set_default_dtype(modes.dtype)
-    torch.set_autocast_enabled("cpu", modes.autocast)
-    torch._C._set_mkldnn_enabled(modes.onednn)
-    if (modes.deterministic, modes.warn_only) != (now.deterministic, now.warn_only):
-        torch.use_deterministic_algorithms(modes.deterministic, warn_only=modes.warn_only)
 
 
 def _environment() -> bytes:

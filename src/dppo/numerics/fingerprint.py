@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dppo.errors import ClusterError
-from dppo.numerics.arithmetic import as_usual, limit_blas, torch_as_usual
+from dppo.numerics.arithmetic import as_usual, limit_blas
 from dppo.numerics.portable import cpu_facts
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def fingerprint(probe: Probe, *, torch: bool) -> Fingerprint:
     with as_usual(), limit_blas(1):
         hashes = {name: _hash(compute(probe)) for name, compute in NUMPY.items()}
     if torch:
+        from dppo.numerics.torch_modes import torch_as_usual
+
         versions["torch"] = version("torch")
         with as_usual(), torch_as_usual():
             hashes |= {name: _hash(results) for name, results in _torch_results(probe).items()}

@@ -132,7 +132,7 @@ STATES = (
         logging.root.setLevel,
         noted=False,
     ),
-    # Computations of torch are shielded at their place: `torch_as_usual`, and `default_dtype` of `ppo.networks`.
+    # Computations of torch are shielded at their place: `numerics.torch_modes`.
     ProcessState(
         "torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)
     ),

@@ -10,8 +10,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
+from dppo.numerics.torch_modes import autocast_dtype_on
 from dppo.ppo.kernels.linear_layers import layer_forward
-from dppo.ppo.networks.torch_settings import autocast_dtype_on
 
 BLOCK = 4  # pixels of a side: four bytes are moved as one number of 32 bits
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dppo.numerics.torch_modes import autocast_dtype_on
 from dppo.ppo.distributions.simple import distribution_of
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.kernels.linear_layers import layer_forward
@@ -17,7 +18,6 @@ from dppo.ppo.kernels.recurrence import over_time
 from dppo.ppo.networks.images import CNN, CNNS, SQRT2, orthogonal
 from dppo.ppo.networks.layers import Layers, is_one_hot
 from dppo.ppo.networks.mlp import ACTIVATIONS
-from dppo.ppo.networks.torch_settings import autocast_dtype_on
 from dppo.spaces.spaces import Categories, Spaces, is_image
 
 EMBEDDING_SIZE = 64

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dppo.errors import ConfigError
+from dppo.numerics.torch_modes import default_dtype, exact_on
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.kernels.calls import without_call_overhead
 from dppo.ppo.kernels.linear_layers import use_in
@@ -21,7 +22,6 @@ from dppo.ppo.networks.network import (
     RecurrentInputs,
 )
 from dppo.ppo.networks.parameters import FlatParameters, ZerosLike
-from dppo.ppo.networks.torch_settings import default_dtype, exact_on
 from dppo.spaces.spaces import Spaces
 
 Inputs = Tensor | dict[str, Tensor]

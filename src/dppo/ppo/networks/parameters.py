@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
-from dppo.ppo.networks.torch_settings import default_dtype
+from dppo.numerics.torch_modes import default_dtype
 
 ZerosLike = Callable[[Tensor], Tensor]
 MAX_BUILDS = 20

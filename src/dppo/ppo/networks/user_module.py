@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dppo.errors import ConfigError
+from dppo.numerics.torch_modes import default_dtype
 from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.networks.network import ModelClass, NetworkSpec, model_class
 from dppo.ppo.networks.parameters import initialized, shapes_of
-from dppo.ppo.networks.torch_settings import default_dtype
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.user_code import import_path, in_a_line, place_of
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dppo.numerics.torch_modes import default_dtype
 from dppo.ppo.exchange.inputs import each_leaf, leaf_scales, scale_for
 from dppo.ppo.exchange.scales import CLIP, ObsScale
 from dppo.ppo.kernels.convolutions import Dense
@@ -17,7 +18,6 @@ from dppo.ppo.networks.encoders import Output
 from dppo.ppo.networks.images import Bits
 from dppo.ppo.networks.mlp import MLP
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.ppo.networks.torch_settings import default_dtype
 from dppo.spaces.actions import (
     Actions,
     BoxActions,
