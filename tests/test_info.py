@@ -90,11 +90,12 @@ def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
             *_, info = checked.step(1)
             for key in totals.keys() & info.keys():
                 totals[key].append(info[key])
-    for key, (count, total, least, largest) in meter.take().items():
+    for key, (count, total, least, largest, last) in meter.take().items():
         values = totals.pop(key)
         assert count == len(values)
         assert least == min(values)
         assert largest == max(values)
+        assert last == values[-1]
         assert total == pytest.approx(sum(values))
     assert not totals
 

@@ -26,7 +26,7 @@ from dppo.envs.checks.returned import (
 from dppo.envs.guidance import Guidance
 from dppo.errors import GIVEN_UP, EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
-from dppo.ppo.exchange.records import Episode, FatalStep, Incident
+from dppo.ppo.exchange.records import Episode, FatalStep, Incident, InfoSum
 from dppo.process_state.borders import Guard
 from dppo.process_state.forks import FORKS
 from dppo.signals import INTERRUPTIONS
@@ -37,8 +37,6 @@ NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 MAX_BITS = 1000  # of an integer, so that a float holds it
 ResetOptions = dict[str, Any] | None
 """Options with which an environment is reset; None: its reset is called without any."""
-Measured = tuple[int, float, float, float]
-"""Number of values, their sum, the least and the largest."""
 
 
 def numbers_in(info: Any, keys: Sequence[str] | None = None) -> dict[str, float]:
@@ -59,22 +57,25 @@ def numbers_in(info: Any, keys: Sequence[str] | None = None) -> dict[str, float]
 
 
 class InfoMeter:
-    """Sum up numbers in the info of a sampler's env steps, in the order of these steps."""
+    """Sum up numbers in the info of env steps, in the order of these steps."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
-        self._measured = dict[str, Measured]()
+        self.sums = dict[str, InfoSum]()
+        """By name, those that some step has had."""
 
     def add(self, info: Any) -> None:
         """Add the numbers of a step."""
         for key, value in numbers_in(info, self._keys).items():
-            count, total, least, largest = self._measured.get(key, (0, 0.0, value, value))
-            self._measured[key] = count + 1, total + value, min(least, value), max(largest, value)
+            steps, total, least, largest, _ = self.sums.get(key, (0, 0.0, value, value, value))
+            self.sums[key] = InfoSum(
+                steps + 1, total + value, min(least, value), max(largest, value), value
+            )
 
-    def take(self) -> dict[str, Measured]:
-        measured = self._measured
-        self._measured = {}
-        return measured
+    def take(self) -> dict[str, InfoSum]:
+        sums = self.sums
+        self.sums = {}
+        return sums
 
 
 FATAL = "hung, or ended its process, each time that it was tried, and is left out."

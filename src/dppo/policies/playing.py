@@ -10,7 +10,7 @@ from dppo.config.parts import Env
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.checks.faults import making, user_traceback
 from dppo.envs.closing import close_in_time
-from dppo.envs.episode import GroupSettings, SkippedStep, numbers_in
+from dppo.envs.episode import GroupSettings, InfoMeter, SkippedStep
 from dppo.envs.instance import Instance
 from dppo.envs.preparation import make_prepared
 from dppo.envs.statistics import check_statistics
@@ -31,38 +31,15 @@ from dppo.streams import Stream
 from dppo.user_code import in_a_line
 
 
-class InfoSums:
-    """Sum up numbers in the info of the env steps of an episode."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = keys
-        self._totals = dict[str, float]()
-        self._counts = dict[str, int]()
-        self._last = dict[str, float]()
-
-    def add(self, info: Any) -> None:
-        """Add the numbers of a step."""
-        for key, value in numbers_in(info, self._keys).items():
-            self._totals[key] = self._totals.get(key, 0.0) + value
-            self._counts[key] = self._counts.get(key, 0) + 1
-            self._last[key] = value
-
-    def result(self) -> dict[str, EpisodeInfo]:
-        return {
-            key: EpisodeInfo(total, total / self._counts[key], self._last[key])
-            for key, total in self._totals.items()
-        }
-
-
-def mean_of(sums: Sequence[InfoSums]) -> dict[str, EpisodeInfo]:
+def mean_of(meters: Sequence[InfoMeter]) -> dict[str, EpisodeInfo]:
     """Average over sub-environments, such as agents, that have a number."""
-    results = [infos.result() for infos in sums]
-    keys = dict.fromkeys(key for result in results for key in result)
+    by_key: dict[str, list[EpisodeInfo]] = {}
+    for meter in meters:
+        for key, info in meter.sums.items():
+            of_env = EpisodeInfo(info.total, info.total / info.steps, info.last)
+            by_key.setdefault(key, []).append(of_env)
     return {
-        key: EpisodeInfo(
-            *map(fmean, zip(*(result[key] for result in results if key in result), strict=True))
-        )
-        for key in keys
+        key: EpisodeInfo(*map(fmean, zip(*infos, strict=True))) for key, infos in by_key.items()
     }
 
 
@@ -88,7 +65,7 @@ class Playing:
         spaces = acting.spaces_of(env, env_name)
         self._sub_envs = sub_envs_of([env], GroupSettings(env_name, spaces, self._seed_of))
         self._played_envs = self._sub_envs.played_envs()
-        self._infos = [InfoSums(settings.info_keys)]
+        self._meters = [InfoMeter(settings.info_keys)]
 
     def _seed_of(self, _: int, episode: int) -> int:
         return streams.integer(self._settings.seed, Stream.EVALUATION, episode)
@@ -103,7 +80,7 @@ class Playing:
             ControllerFault: a controller raised, or returned something invalid.
         """
         sub_envs = self._played_envs
-        self._infos = [InfoSums(self._settings.info_keys) for _ in sub_envs]
+        self._meters = [InfoMeter(self._settings.info_keys) for _ in sub_envs]
         self._acting.begin(sub_envs, episode)
         self._progress.enter(place_of(Phase.RESET), episode)
         for sub_env in sub_envs:
@@ -124,15 +101,15 @@ class Playing:
             actions = [*actions] * num_sub_envs
         step_arguments = self._sub_envs.step_arguments(actions)
         num_ended = 0
-        for sub_env, infos, argument in zip(
-            self._played_envs, self._infos, step_arguments, strict=False
+        for sub_env, meter, argument in zip(
+            self._played_envs, self._meters, step_arguments, strict=False
         ):
             try:
                 _, _, terminated, truncated, info = sub_env.step(argument)
             except SkippedStep as skipped:
                 num_ended += int(skipped.over)
                 continue
-            infos.add(info)
+            meter.add(info)
             if terminated or truncated:
                 num_ended += 1
                 success = sub_env.finished(info, sub_env.length).success
@@ -147,7 +124,7 @@ class Playing:
             episode_return=fmean(sub_env.episode_return for sub_env in self._played_envs),
             length=self._played_envs[0].length,
             success=success,
-            measured=mean_of(self._infos),
+            measured=mean_of(self._meters),
             at_bounds=self._acting.at_bounds,
         )
 

@@ -136,10 +136,10 @@ class RowsWithInfo:
         for key in self._keys:
             measured = [report.info[key] for report in reports if key in report.info]
             if measured:
-                counts, sums, lowest, highest = zip(*measured, strict=True)
-                row[f"info/{key}"] = sum(sums) / sum(counts)
-                row[f"info/{key}_min"] = min(lowest)
-                row[f"info/{key}_max"] = max(highest)
+                steps = sum(info.steps for info in measured)
+                row[f"info/{key}"] = sum(info.total for info in measured) / steps
+                row[f"info/{key}_min"] = min(info.least for info in measured)
+                row[f"info/{key}_max"] = max(info.largest for info in measured)
                 self._missing.discard(key)
         if self._missing and any(report.episodes for report in reports):
             missing = " ".join(sorted(self._missing))

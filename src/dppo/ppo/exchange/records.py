@@ -140,6 +140,17 @@ class Segment(ReadOnly):
         return followed
 
 
+class InfoSum(NamedTuple):
+    """A number in the info of several env steps."""
+
+    steps: int
+    """Steps that have it."""
+    total: float
+    least: float
+    largest: float
+    last: float
+
+
 class EpisodeInfo(NamedTuple):
     """A number in the info of the env steps of an episode."""
 
@@ -348,8 +359,8 @@ class SegmentReport(ReadOnly):
     incidents: tuple[Incident, ...] = ()
     env_s: float = 0.0
     """Seconds spent in the environments' step and reset."""
-    info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
-    """Count, sum, minimum and maximum over all env steps, by the names of `info_keys`."""
+    info: dict[str, InfoSum] = field(default_factory=dict)
+    """Sums over all env steps, by the names of `info_keys`."""
     # actions of each of `episodes` in this segment
     ended_actions: tuple[Shaped[np.ndarray, " _ *A"], ...] = ()
 
@@ -382,8 +393,8 @@ class EnvLog:
     incidents: list[Incident] = field(default_factory=list)
     time_limits: list[TimeLimit] = field(default_factory=list)
     """In the order of steps."""
-    info: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
-    """Sums over env steps, as in `SegmentReport`."""
+    info: dict[str, InfoSum] = field(default_factory=dict)
+    """As in `SegmentReport`."""
     seconds: float = 0.0
     step: int = 0
     """Steps of this segment that each environment has finished."""
