@@ -264,9 +264,25 @@ def test_a_keeper_ends_all_children_and_keeps_a_short_log(tmp_path: Path) -> Non
     assert lines[-2:] == ["last ", " words"]
     assert (tmp_path / "log.1").stat().st_size == keeper.MAX_LOG_BYTES
     assert log.stat().st_size < 60 * 2**16
+    wait_for_ends(pids)
+
+
+def wait_for_ends(pids: Path) -> None:
     children = [int(pid) for pid in pids.read_text().split()]
     assert len(children) == 3
     wait_until(lambda: not any(map(alive, children)), 5.0)
+
+
+BLOCKED = """
+os.remove(sys.argv[1])
+os.mkfifo(sys.argv[1])  # blocks all that write to it
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_keeper_ends_all_children_also_while_its_disk_blocks(tmp_path: Path) -> None:
+    ended(PROGRAM.partition("for _")[0] + BLOCKED, tmp_path / "log", tmp_path / "pids")
+    wait_for_ends(tmp_path / "pids")
 
 
 def test_a_keeper_counts_the_head_as_lost_once_it_cannot_be_reached_for_long(

@@ -7,11 +7,13 @@ an actor has started, even detached or through others, has MARKER in its environ
 import errno
 import fcntl
 import os
+import queue
 import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -35,7 +37,9 @@ KEPT_LOGS = 20
 END_LINES = 12  # last lines of a log that are reported
 END_CHARACTERS = 200  # length of each of these lines
 END_BYTES = 2**15  # last bytes of a log in which these lines are looked for
-LAST_LINE_S = 1.0  # longest wait for the keeper's own line at the very end
+LAST_LINE_S = (
+    1.0  # longest wait for the keeper's own line at the very end, also of the keeper itself
+)
 HEAD_PERIOD_S = 10.0  # between two connections to Ray's head
 HEAD_LOST_S = 60.0  # without a connection to the head: a cluster gives up a node, and a run Ray, in about this time
 CONNECT_S = 2.0  # longest wait for a connection to the head
@@ -193,6 +197,10 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
     pidfds = list[int]()
     with suppress(OSError):  # before Linux 5.3, or it has ended
         pidfds = [os.pidfd_open(pid)]
+    last_line = queue.SimpleQueue[str]()
+    # in a thread, because a disk may block for minutes
+    log_thread = threading.Thread(target=_keep_log, args=(log, last_line), daemon=True)
+    log_thread.start()
     kills = [_kills_for_memory()]
     head = _Head(head_address)
     ending_since = 0.0
@@ -208,18 +216,28 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
                     os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
             ending_since = ending_since or now
         kills = [*kills[-LOOKS_FOR_MEMORY:], _kills_for_memory()]
-        with suppress(OSError):
-            _limit(log)
     # an actor that closes, and a driver that ends it, remove the file first; after a death, the driver reads this log
     was_closed = has_progress_file and not os.path.exists(marker)
     time.sleep(PARENT_S)  # before its parent has reaped it, the kernel does not show its exit code
     status = _status(pidfds, for_memory=_kills_for_memory() > kills[0], was_closed=was_closed)
-    with suppress(OSError), open(log, "a", encoding="utf8") as file:
-        file.write(f"\n{time.strftime('%F %T')} {_last_line(pid, status)}\n")
+    last_line.put(f"\n{time.strftime('%F %T')} {_last_line(pid, status)}\n")
+    log_thread.join(LAST_LINE_S)
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         _end_marked(marker.encode(), signal_number)
     time.sleep(GRACE_S)  # a driver on this node reads where the process was
     _tidy(marker, log)
+
+
+def _keep_log(log: str, last_line: "queue.SimpleQueue[str]") -> None:
+    """Limit the size of a log until there is its last line; append that."""
+    line = ""
+    while not line:
+        with suppress(OSError):
+            _limit(log)
+        with suppress(queue.Empty):
+            line = last_line.get(timeout=POLL_S)
+    with suppress(OSError), open(log, "a", encoding="utf8") as file:
+        file.write(line)
 
 
 def _limit(log: str) -> None:
