@@ -261,14 +261,16 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
 
 
 def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> None:
-    """Ray may begin the later of two calls first."""
+    """Ray may begin the later of two calls first; a question for spaces may be worked on meanwhile."""
     host = ThreadedHost(PLAN, ActivityRecord())
     plain = SamplerHost(PLAN, ActivityRecord())
     with ThreadPoolExecutor() as pool:
         later = [pool.submit(answer_to, index, host) for index in (2, 1)]
         time.sleep(0.05)
         assert not any(answer.done() for answer in later)
+        spaces = pool.submit(host.spaces, 1)
         answers = [answer_to(0, host), *(answer.result(20) for answer in reversed(later))]
+    assert spaces.result(20) == plain.spaces(1)
     for index, answer in enumerate(answers):
         assert_same_bytes(answer.made, answer_to(index, plain).made, but=["env_s"])
     host.close()

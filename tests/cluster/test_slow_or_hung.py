@@ -12,8 +12,10 @@ from driver import LIMITS, TICK_S, Driver, Progress, answer_to, moving, report
 from dppo.engine.actor_collector import ActorCollector
 from dppo.engine.deadline import Deadline
 from dppo.engine.messages import (
+    Answered,
     Ask,
     Command,
+    Describe,
     Kill,
     Limits,
     Log,
@@ -524,17 +526,29 @@ def test_the_line_of_a_wait_has_the_limit_of_a_replacement() -> None:
     assert " 60 s" not in line
 
 
-def test_the_line_of_a_wait_for_the_first_environment_names_its_place() -> None:
-    driver = Driver([[0], [1]], replace(PATIENT, quiet_s=20), described=False)
+def test_the_line_of_a_wait_for_the_first_environment_names_its_place_and_others_are_made_beside_it() -> (
+    None
+):
+    driver = Driver([[0, 2], [1, 3]], replace(PATIENT, quiet_s=20), described=False)
     for actor_id, node in enumerate(["h1", "h2"]):
         driver.start(actor_id, node=node)
-    driver.progress[0] = moving(Phase.MAKE, 0)
-    driver.wait(100)
-    assert re.fullmatch(
-        r"waiting for the first environment for \d+ s; actor 0 on h1: making env 0 of sampler 0 "
-        r"for \d+ s, of 600 s at most",
-        driver.logged()[-1],
-    )
+        driver.progress[actor_id] = moving(Phase.MAKE, 0)
+    driver.wait(19)
+    assert [describe.sampler_id for describe in driver.all(Describe)] == [0]
+    driver.wait(81)
+    place = r"actor (\d) on h\d: making env 0 of sampler 0 for \d+ s, of 600 s at most"
+    line = driver.logged()[-1]
+    assert re.fullmatch(rf"waiting for the first environment for \d+ s; {place}; {place}", line)
+
+    asked = driver.all(Describe)
+    assert [describe.sampler_id for describe in asked] == [0, 1]
+    answers: list[Any] = ["spaces", "other spaces"]
+    for describe, spaces in zip(reversed(asked), answers, strict=True):
+        driver.on(Answered(describe.process, describe.ask_id, spaces))
+    driver.request(0)
+    assert driver.engine.spaces == "spaces"
+    assert [ask.question.samplers for ask in driver.all(Ask)] == [(0, 2), (1, 3)]
+    assert {ask.question.spaces for ask in driver.all(Ask)} == {"spaces"}
 
 
 def test_the_line_of_a_wait_has_the_limits_of_all_late_actors() -> None:

@@ -89,9 +89,9 @@ class CollectionEngine:
     # ------------------------------------------------------------------ requests of the learner
 
     def describe(self, now: float) -> list[Command]:
-        """Start all actors; ask one of them for the spaces of the environments.
+        """Start all actors; ask one of them for the spaces of the environments, and later the others.
 
-        Only one is asked, so that a failing constructor runs once and is reported once.
+        At first only one is asked, so that a failing constructor runs once and is reported once.
         """
         self.requests.began = now
         self.wait_log.news_at = now
@@ -194,9 +194,10 @@ class CollectionEngine:
             self._on_error(actor, question, answer, now)
             return
         else:
-            # the first question of a run asks for spaces
+            # the first question of an actor may ask for spaces
             assert not isinstance(answer, Episode), "it was not asked to play"
-            self.spaces = answer
+            if self.spaces is None:
+                self.spaces = answer
         actor.record_answer(ask_id, now, self.limits)
         if actor.state is ActorState.LEAVING and not actor.queue:
             self._replace(actor, now)
@@ -342,7 +343,7 @@ class CollectionEngine:
     # ------------------------------------------------------------------ asking
 
     def _ask_all_ready(self, now: float) -> None:
-        """Ask the actors that can take further segments; before the spaces are known, ask one actor for them."""
+        """Ask the actors that can take further segments; before the spaces are known, ask for these."""
         if self.spaces is None:
             self._ask_for_spaces(now)
         elif self.hosting.may_ask:
@@ -351,16 +352,21 @@ class CollectionEngine:
                 self._ask(actor, index, samplers, now)
 
     def _ask_for_spaces(self, now: float) -> None:
+        """Ask the host of sampler 0; while its constructor takes long, also the others, to make environments beside."""
         position = self.hosting.positions[0]
-        actor = position.host
-        is_asked = position.maker is not None and bool(position.maker.queue)
-        if is_asked or actor.state is not ActorState.RUNNING:
-            return
-        if self.hosting.slots.grant(actor, (0,), now):
-            self.hosting.record_question((0,), NO_SEGMENT, actor)
-            question = Question(NO_SEGMENT, samplers=(0,), hosted=(0,))
-            ask_id = self._enqueue(actor, question, now)
-            self._commands.append(Describe(actor.process, ask_id, 0))
+        asked = [position.host]
+        if position.maker is not None and position.maker.queue:
+            asked = []
+            if now - position.maker.deadline.began > self.limits.quiet_s:
+                asked = [*self.hosting.running.values()]
+        for actor in asked:
+            samplers = actor.samplers[:1]
+            is_free = actor.state is ActorState.RUNNING and not actor.queue
+            if is_free and self.hosting.slots.grant(actor, samplers, now):
+                self.hosting.record_question(samplers, NO_SEGMENT, actor)
+                question = Question(NO_SEGMENT, samplers=samplers, hosted=samplers)
+                ask_id = self._enqueue(actor, question, now)
+                self._commands.append(Describe(actor.process, ask_id, samplers[0]))
 
     def _ask(
         self,

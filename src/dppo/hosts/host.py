@@ -164,11 +164,13 @@ class ThreadedHost:
         """The exception that ends all threads, each after its current step."""
 
     def spaces(self, sampler_id: int) -> Spaces:
-        """Create the environments of a sampler and return their spaces."""
-        self._progress.begin()
+        """Create the environments of a sampler and return their spaces; the first question, if it is asked."""
         thread = self._thread(sampler_id)
         call = thread.worker.begin(partial(thread.host.spaces, sampler_id))
-        spaces: list[Spaces] = self._wait_for({call: thread})
+        with self._turns:
+            self._num_begun += 1
+        self._progress.begin()
+        spaces: list[Spaces] = self._results({call: thread})
         return spaces[0]
 
     def collect(
@@ -179,12 +181,7 @@ class ThreadedHost:
         cpu_began = time.process_time()
         calls = self._begin(requests, policy, spaces)
         self._progress.begin(_steps_to_replay(requests))
-        try:
-            answers: list[Answer] = self._wait_for(calls)
-        finally:
-            with self._turns:
-                self._num_over += 1
-                self._turns.notify_all()
+        answers: list[Answer] = self._results(calls)
         cpu_s = time.process_time() - cpu_began
         wall_s = time.perf_counter() - began
         slowest = max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
@@ -221,7 +218,7 @@ class ThreadedHost:
             num_earlier = self._num_begun
             self._num_begun += 1
             self._turns.notify_all()
-            self._turns.wait_for(lambda: self._num_over == num_earlier)
+            self._turns.wait_for(lambda: self._num_over >= num_earlier)
         return calls
 
     def close_all_but(self, hosted: Collection[int]) -> None:
@@ -259,8 +256,8 @@ class ThreadedHost:
         if self._failure is not None:
             raise ClusterError("the samplers of this process are closed")
 
-    def _wait_for(self, calls: dict[Future[Any], SamplerThread]) -> list[Any]:
-        """Return the results of all calls; the first exception ends all threads, each after its current step."""
+    def _results(self, calls: dict[Future[Any], SamplerThread]) -> list[Any]:
+        """Return the results of the calls of a question; with an exception, all threads end after their current step."""
         try:
             done: set[Future[Any]] = set()
             while len(done) < len(calls):
@@ -271,6 +268,10 @@ class ThreadedHost:
         except BaseException as error:
             self._failure = self._failure or error
             raise self._failure from None
+        finally:
+            with self._turns:
+                self._num_over += 1
+                self._turns.notify_all()
         return [call.result() for call in calls]
 
     def _raise_failures(self, calls: Iterable[Future[Any]]) -> None:
