@@ -29,7 +29,7 @@ from dppo.engine.patience import MEASURED
 from dppo.envs.activity import STARTS, Activity, Phase
 from dppo.errors import ClusterError, EnvFault, EnvironmentFault
 from dppo.ppo.exchange.questions import Answer
-from dppo.ppo.exchange.records import Incident, IncidentKind, Timings
+from dppo.ppo.exchange.records import CollectionProgress, Incident, IncidentKind, Timings
 
 PATIENT = replace(LIMITS, segment_timeout_s=600.0)
 FROZEN = moving(Phase.STEP, 1, until=1)  # after a second
@@ -260,6 +260,26 @@ def test_stacks_and_log_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptu
         'actor 0 hangs; it was in File "sim.py", line 12 in step; its log: /tmp/dppo-log-1 on h3',
         "actor 1 died",
     ]
+
+
+def test_progress_counts_the_actors_that_still_start() -> None:
+    driver = Driver([[0], [1], [2], [3]])
+    shown: list[CollectionProgress] = []
+    transport: Any = Silent()
+    collector = ActorCollector(
+        driver.engine, transport, shown.append, batch_size=4, clock=lambda: driver.now
+    )
+    driver.request(0)
+    driver.on(answer_to(driver.asks[0]))
+    driver.on(Progressed(Process(1, 1), Activity(9, 0, Phase.STEP, 1, 0, 0, 0, 2)))
+    driver.on(Progressed(Process(2, 1), moving(Phase.MAKE, 0)(2.0)))
+    driver.die(3)
+    assert collector._reports is not None
+    collector._reports.begin(0, 0.0)
+    for _ in range(2):  # the first sends looks
+        collector._report(collector._reports)
+    [progress] = shown
+    assert (progress.steps, progress.processes, progress.starting) == (3, 2, 2)
 
 
 # ------------------------------------------------------------------ limits of phases

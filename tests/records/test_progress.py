@@ -390,17 +390,20 @@ def test_the_panel_shows_the_first_iteration_from_its_first_env_step_on(clock: C
 
 @pytest.mark.parametrize("processes", [1, 8])
 @pytest.mark.parametrize(
-    ("waited_s", "step_s", "update_s"),
-    [(40, 1, 0), (40, 0.01, 1), (3, 0.2, 20)],  # waited before the first env step
+    ("waited_s", "apart_s", "step_s", "update_s"),
+    [(40, 0.1, 1, 0), (40, 0.1, 0.01, 1), (3, 0.1, 0.2, 20), (40, 8, 1, 0)],
 )
 def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
-    processes: int, waited_s: float, step_s: float, update_s: float, clock: Clock
+    processes: int, waited_s: float, apart_s: float, step_s: float, update_s: float, clock: Clock
 ) -> None:
+    """The first process makes its first env step after `waited_s`, each other one `apart_s` later than the last."""
     view = View()
     batch = 64 * processes
     view.start(about(10 * batch, num_samplers=processes))
     collect_s = 64 * step_s
-    end = waited_s + 10 * (collect_s + update_s)
+    starts_s = waited_s + apart_s * np.arange(processes)
+    first_s = starts_s[-1] + collect_s
+    end = first_s + update_s + 9 * (collect_s + update_s)
     shown = 0
 
     def check() -> bool:
@@ -409,28 +412,33 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
         assert math.isnan(left) or true / 2 <= left <= 2 * true
         return not math.isnan(left)
 
-    def steps_after(seconds: float) -> int:
-        """Return the env steps of all processes, which begin a tenth of a second apart."""
-        began = waited_s + 0.1 * np.arange(processes)
-        steps = (seconds - began) / step_s
-        return int(np.clip(steps, 0, 64).astype(int).sum())
+    def progress_after(seconds: float, iteration: int) -> CollectionProgress:
+        each = np.clip((seconds - starts_s) / step_s, 0, 64).astype(int)
+        working = sum(each < 64)
+        steps = int(each.sum())
+        before = batch * (iteration - 1)
+        starting = sum(each == 0)
+        return CollectionProgress(iteration, steps, before + steps, working, seconds, starting)
 
     for iteration in range(1, 11):
         began = clock.now
-        before = batch * (iteration - 1)
         is_update_known = iteration > 1 or update_s < collect_s
-        for second in range(1, int(waited_s + collect_s)):
-            steps = steps_after(second)
+        for second in range(1, int(first_s)):
             clock.now = began + second
-            progress = CollectionProgress(iteration, steps, before + steps, processes, second)
-            view.add_progress(progress)
+            view.add_progress(progress_after(second, iteration))
             if is_update_known:
                 shown += check()
-        clock.now = began + waited_s + collect_s + update_s
-        waited_s = 0
+            if not math.isnan(view.step_ms):
+                assert view.step_ms == pytest.approx(1e3 * step_s, rel=0.2)
+        clock.now = began + first_s + update_s
+        starts_s = np.zeros(processes)
+        first_s = collect_s
         row = {"iteration": iteration, "global_step": batch * iteration, "perf/update_s": update_s}
         view.add_row(row)
         check()
+        if iteration > 1:  # the next one may be late
+            later_s = (9 - iteration) * (collect_s + update_s)
+            assert view.left_s(clock.now + 1000) >= later_s / 2
 
     assert shown or collect_s < 4
 
@@ -585,6 +593,7 @@ def text_at(width: int, view: View, now: float = 12.0, colours: bool = True) -> 
 
 def view_of(figures: dict[str, float]) -> View:
     view = View(title="dppo: PPO", total_steps=500_000, began=2.0, row=figures, row_at=11.0)
+    view.batch_size = 16_384
     view.first_row = 0, 11.0 - figures["global_step"] / figures["charts/SPS"]
     view.returns.extend(range(100))
     return view

@@ -139,13 +139,16 @@ class ActorCollector:
             return
         requests = self._engine.requests
         steps = sum(report.steps for report, _ in requests.pending[requests.index].made.values())
-        steps += sum(
-            _steps_of(actor) for actor in busy if actor.current_question.index == requests.index
-        )
+        starting = sum(actor.is_missing for actor in self._engine.hosting.actors.values())
+        for actor in busy:
+            if actor.current_question.index <= requests.index:
+                made = _steps_of(actor)
+                steps += made
+                starting += not made
         if steps > self._reported_steps:
             self._engine.wait_log.news_at = now
         self._reported_steps = steps
-        reports.send(steps, len(busy), self._clock() - self._looked_at)
+        reports.send(steps, len(busy), self._clock() - self._looked_at, starting)
         self._looked_at = None
 
     def _do(self, commands: Iterable[Command]) -> None:

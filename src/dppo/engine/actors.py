@@ -94,6 +94,11 @@ class Actor:
         return self.state in (ActorState.STARTING, ActorState.RUNNING, ActorState.LEAVING)
 
     @property
+    def is_missing(self) -> bool:
+        """True if it has samplers, and its process has not started."""
+        return self.state in (ActorState.ABSENT, ActorState.STARTING) and bool(self.samplers)
+
+    @property
     def current_question(self) -> Question:
         """The question that its process is working on."""
         return next(iter(self.queue.values()))

@@ -35,7 +35,7 @@ class ProgressReports:
         """True when it is time for a report."""
         return self._clock() >= self._due_at
 
-    def send(self, steps: int, processes: int, took_s: float = 0.0) -> None:
+    def send(self, steps: int, processes: int, took_s: float = 0.0, starting: int = 0) -> None:
         """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out.
 
         Steps of a segment that two processes make count twice until one has sent it, but never beyond the batch.
@@ -50,5 +50,6 @@ class ProgressReports:
             self._index * self._batch_size + steps,
             processes,
             now - self._began,
+            starting,
         )
         self._on_progress(progress)

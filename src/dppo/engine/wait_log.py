@@ -46,7 +46,7 @@ class WaitLog:
         waited_s = now - self._requests.began
         hosting = self._hosting
         starts = _shortened(
-            [_describe_start(actor) for actor in hosting.actors.values() if _is_missing(actor)]
+            [_describe_start(actor) for actor in hosting.actors.values() if actor.is_missing]
         )
         if self._index < 0:
             first = f"waiting for the first environment for {waited_s:.0f} s"
@@ -123,10 +123,6 @@ class WaitLog:
             # those of replacements, and of constructors and resets, are longer
             seconds += f" to {limits[-1]:g}"
         return f"an actor that makes no progress for {seconds} s is replaced"
-
-
-def _is_missing(actor: Actor) -> bool:
-    return actor.state in (ActorState.ABSENT, ActorState.STARTING) and bool(actor.samplers)
 
 
 def _describe_start(actor: Actor) -> str:

@@ -257,7 +257,7 @@ class ThreadedHost:
             raise ClusterError("the samplers of this process are closed")
 
     def _results(self, calls: dict[Future[Any], SamplerThread]) -> list[Any]:
-        """Return the results of the calls of a question; with an exception, all threads end after their current step."""
+        """Return the results of the calls of a question; an exception ends all threads, each after its step."""
         try:
             done: set[Future[Any]] = set()
             while len(done) < len(calls):

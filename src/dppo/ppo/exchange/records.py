@@ -256,6 +256,8 @@ class CollectionProgress:
     """Processes that are making env steps: actors, or 1 for this process."""
     elapsed_s: float
     """Seconds since the segments were requested."""
+    starting: int = 0
+    """Actors that have made no env step for this iteration yet, such as those that are being replaced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ class View:
     busy_processes: int = 0  # processes that work on the present iteration, as last reported
     progress: CollectionProgress | None = None  # progress within a long iteration
     first_progress: CollectionProgress | None = None
-    """The first report of that iteration since the last loss of an actor, with which its env steps are lost."""
+    """The first report of that iteration since all actors have made env steps, and none has been lost."""
+    process_s: float = 0.0  # time of all processes between these reports
     moved_at: float = 0.0  # time at which `progress` last showed new env steps
     # mean returns after each iteration
     returns: "array[float]" = field(default_factory=lambda: array("d"))
@@ -93,17 +94,22 @@ class View:
     def add_progress(self, progress: CollectionProgress) -> bool:
         """Set the progress of a long iteration; return whether env steps have been made since the last progress."""
         self.busy_processes = progress.processes
-        last = None if self.first_progress is None else self.progress
+        last = self.progress
         if last is not None and (
             progress.iteration != last.iteration or progress.steps < last.steps
         ):
-            self.first_progress = None
             last = None
+        if last is None or progress.starting:
+            self.first_progress = None
         steps_before = 0 if last is None else last.steps
         if progress.steps == steps_before:
             return False
-        if self.first_progress is None:
+        if last is not None and self.first_progress is not None:
+            between_s = progress.elapsed_s - last.elapsed_s
+            self.process_s += (last.processes + progress.processes) / 2 * between_s
+        elif not progress.starting:
             self.first_progress = progress
+            self.process_s = 0.0
         self.progress = progress
         self.moved_at = time.monotonic()
         return True
@@ -121,9 +127,11 @@ class View:
     @property
     def step_ms(self) -> float:
         """Milliseconds that an env step of a long iteration takes in one process; NaN while unknown."""
-        if self.progress is None:
+        first = self.first_progress
+        last = self.progress
+        if first is None or last is None or math.isnan(self.steps_per_s):
             return math.nan
-        return 1e3 * self.progress.processes / self.steps_per_s
+        return 1e3 * self.process_s / (last.steps - first.steps)
 
     @property
     def current_progress(self) -> CollectionProgress | None:
@@ -158,5 +166,7 @@ class View:
             if not self.row and self.progress is not None:
                 steps = self.progress.global_step
                 since = self.moved_at
-        # `max` returns NaN only if NaN is its first argument
-        return max((self.total_steps - steps) * s_per_step - (now - since), 0.0)
+        # of an iteration that is late, no more time than expected is over
+        # `min` and `max` return NaN only if NaN is their first argument
+        worked_s = min(self.batch_size * s_per_step, now - since)
+        return max((self.total_steps - steps) * s_per_step - worked_s, 0.0)
