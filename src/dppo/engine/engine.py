@@ -352,17 +352,9 @@ class CollectionEngine:
                 self._ask(actor, index, samplers, now)
 
     def _ask_for_spaces(self, now: float) -> None:
-        """Ask the host of sampler 0; while its constructor takes long, also the others, to make environments beside."""
-        position = self.hosting.positions[0]
-        asked = [position.host]
-        if position.maker is not None and position.maker.queue:
-            asked = []
-            if now - position.maker.deadline.began > self.limits.quiet_s:
-                asked = [*self.hosting.running.values()]
-        for actor in asked:
+        for actor in self.hosting.first_to_ask(now):
             samplers = actor.samplers[:1]
-            is_free = actor.state is ActorState.RUNNING and not actor.queue
-            if is_free and self.hosting.slots.grant(actor, samplers, now):
+            if self.hosting.slots.grant(actor, samplers, now):
                 self.hosting.record_question(samplers, NO_SEGMENT, actor)
                 question = Question(NO_SEGMENT, samplers=samplers, hosted=samplers)
                 ask_id = self._enqueue(actor, question, now)

@@ -137,6 +137,19 @@ class Hosting:
         self._ready = set()
         return [self.running[actor_id] for actor_id in ready if actor_id in self.running]
 
+    def first_to_ask(self, now: float) -> list[Actor]:
+        """Return the actors to ask for the spaces: the host of sampler 0; while its constructor takes long, all others.
+
+        These make environments of their own meanwhile.
+        """
+        first = self.positions[0]
+        asked = [first.host]
+        if first.maker is not None and first.maker.queue:
+            if now - first.maker.deadline.began <= self._limits.quiet_s:
+                return []
+            asked = list(self.running.values())
+        return [actor for actor in asked if actor.state is ActorState.RUNNING and not actor.queue]
+
     def askable(self, actor: Actor, index: int) -> tuple[int, ...]:
         """Return the samplers of an actor whose segment `index` it can be asked for now.
 
