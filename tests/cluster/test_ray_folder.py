@@ -13,8 +13,7 @@ from remedies import executes
 
 from dppo.errors import ConfigError
 from dppo.transports.ray import folder
-from dppo.transports.ray.claim import claimed
-from dppo.transports.ray.connecting import versions_remedy
+from dppo.transports.ray.connecting import claimed, versions_remedy
 from dppo.transports.ray.folder import LONGEST, usable_folder
 
 LONG = f"/tmp/{'slurm_job_of_somebody_with_a_long_name' * 2}"
@@ -92,11 +91,11 @@ def test_ray_starts_where_tmpdir_is_too_long_for_its_sockets(tmp_path: Path) -> 
         )
 
 
-@executes("transports/ray/claim.py: Train one after the other")
+@executes("transports/ray/connecting.py: Train one after the other")
 def test_a_training_beside_one_that_has_opened_ray_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: False)
+    monkeypatch.setattr("dppo.transports.ray.connecting.is_connected", lambda: False)
     refusals = list[str]()
 
     def other() -> None:
@@ -122,7 +121,7 @@ def test_a_training_beside_one_that_has_opened_ray_is_refused(
     assert run_other() == []
 
     # the user has called ray.init()
-    monkeypatch.setattr("dppo.transports.ray.claim.is_connected", lambda: True)
+    monkeypatch.setattr("dppo.transports.ray.connecting.is_connected", lambda: True)
     with claimed():
         assert run_other() == []
 

@@ -49,7 +49,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "transports/ray/watch.py: Resume from the last checkpoint (--resume)",
     ),
     "the user changes a simulator; tests/test_doctor.py has environments with and without each": (
-        "engine/advice.py: Look for the reason in the simulator's own log",
+        "engine/restarts.py: Look for the reason in the simulator's own log",
         "records/clone_note.py: Add it to the observation",
         "tools/compare/__init__.py: Noise: an efficiency above 100 %, or a speed-up above that of perfect ",
         "tools/doctor/findings.py: , or use --no-replay",
@@ -170,7 +170,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/doctor/run_findings.py: . Use {}",
     ),
     "carried out by tests/test_single_instances.py": (
-        "engine/advice.py: If it may have no more, use `num_actors={}`",
+        "engine/restarts.py: If it may have no more, use `num_actors={}`",
         "records/instance_lines.py: If a process may have only {}, use {}.",
         "records/instance_lines.py: If it may have only one, use {}",
         "records/instance_lines.py: use {}: {} instances, and a smaller batch.",

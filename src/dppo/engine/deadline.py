@@ -76,14 +76,21 @@ class Deadline:
         self.progress = progress
         return now - self.moved_at
 
-    def wait_for_look(self, now: float, grace_s: float) -> None:
-        """Extend a deadline that has passed once, by `grace_s`, if a look is overdue as well.
+    def expires(self, now: float, look_s: float) -> bool:
+        """Return whether the actor counts as hung, if there is a look every `look_s`.
 
-        Looks are overdue when the learner was busy with an update while the actor was collecting.
+        If a look is overdue as well, the deadline is extended once by half of that. Looks are overdue when the learner
+        was busy with an update while the actor was collecting.
         """
-        if self.has_passed(now) and self.look_at <= now and not self.extended:
-            self.due = now + grace_s
+        if self.due < now and self.look_at <= now and not self.extended:
+            self.due = now + look_s / 2
             self.extended = True
-
-    def has_passed(self, now: float) -> bool:
         return self.due < now
+
+    def takes_look(self, now: float, look_s: float) -> bool:
+        """Return whether a look is due, which is sent then; the next one follows after `look_s`."""
+        if now < self.look_at:
+            return False
+        self.look_at = now + look_s
+        self.look_sent(now)
+        return True

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dppo.engine.actors import Actor, ActorState, place_in
-from dppo.engine.advice import too_many_losses
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
 from dppo.engine.balancing import Balancing
@@ -35,7 +34,7 @@ from dppo.engine.messages import (
 )
 from dppo.engine.patience import Patience
 from dppo.engine.requests import Requests
-from dppo.engine.restarts import delay_before, describe_loss
+from dppo.engine.restarts import delay_before, describe_loss, too_many_losses
 from dppo.engine.wait_log import WaitLog
 from dppo.envs.activity import Activity
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
@@ -310,13 +309,9 @@ class CollectionEngine:
 
     def _on_alarms(self, alarmed: list[Actor], now: float) -> None:
         for actor in alarmed:
-            deadline = actor.deadline
-            deadline.wait_for_look(now, grace_s=self.limits.look_s / 2)
-            if deadline.has_passed(now):
+            if actor.deadline.expires(now, self.limits.look_s):
                 self._lose(actor, actor.describe_hang(), now, IncidentKind.ACTOR_HUNG)
-            if now >= deadline.look_at:
-                deadline.look_at = now + self.limits.look_s
-                deadline.look_sent(now)
+            if actor.deadline.takes_look(now, self.limits.look_s):
                 self._commands.append(Look(actor.process))
             if actor.state is ActorState.ABSENT and now >= actor.start_at:
                 actor.state = ActorState.STARTING

@@ -144,12 +144,9 @@ class PlayEngine:
     def tick(self, now: float) -> list[Command]:
         """Decide what is due by now: kills, starts, looks, questions."""
         for actor in self._actors.values():
-            deadline = actor.deadline
-            deadline.wait_for_look(now, grace_s=self._look_s / 2)
-            if deadline.has_passed(now):
+            if actor.deadline.expires(now, self._look_s):
                 self._lose(actor, self._describe_delay(actor), now, IncidentKind.ACTOR_HUNG)
-            if now >= deadline.look_at:
-                deadline.look_at = now + self._look_s
+            if actor.deadline.takes_look(now, self._look_s):
                 self._commands.append(Look(actor.process))
         running_first = sorted(
             self._actors.values(), key=lambda actor: actor.state is not ActorState.RUNNING

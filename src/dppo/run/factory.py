@@ -43,7 +43,7 @@ def open_session(
     config: Config, variables: dict[str, str], stop: StopSignals, stack: ExitStack
 ) -> RaySession:
     """Connect to Ray, whose processes get `variables`, until `stack` is closed."""
-    from dppo.transports.ray.claim import claimed
+    from dppo.transports.ray.connecting import claimed
     from dppo.transports.ray.session import RaySession, demand_of, store_bytes_for
     from dppo.transports.ray.upload import check_there_is_a_cluster, environment_of
 

@@ -144,6 +144,10 @@ class ValueScale:
         targets = moments_of_targets(state)
         return ValueScale.of(targets) if targets.count else None
 
+    def figures(self) -> dict[str, float]:
+        """Return the unit of values, for the metrics."""
+        return {"value_mean": self.mean, "value_std": self.std}
+
     def restore(self, standardized: Any) -> Any:
         """Return values in units of rewards; `standardized` is an array or a tensor, whose dtype stays."""
         return standardized * self.std + self.mean

@@ -83,13 +83,6 @@ class PopArt:
         self._moments = moments_of_targets(state)
 
 
-def value_figures(scale: ValueScale | None) -> dict[str, float]:
-    """Return the unit of values for the metrics; none if it is that of rewards."""
-    if scale is None:
-        return {}
-    return {"value_mean": scale.mean, "value_std": scale.std}
-
-
 def last_layer(spec: NetworkSpec) -> tuple[slice, slice]:
     """Return the places of weights and bias of the last layer of values in the flat vector.
 

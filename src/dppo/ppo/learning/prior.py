@@ -17,7 +17,6 @@ from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, st
 from dppo.ppo.learning.losses import weighted_mean
 from dppo.ppo.learning.minibatches import aligned_with_ranks
 from dppo.ppo.learning.objective import Gradients, Objective, Outputs
-from dppo.ppo.learning.popart import value_figures
 from dppo.ppo.learning.stages import CurrentNetwork, Stage, StagedTrainer
 
 ROWS_AT_ONCE = 4096  # rows that go through the network at once, to estimate returns
@@ -83,7 +82,9 @@ class Prior(Stage):
         self._obs_scale = obs_scale
         self._begun = experience.iteration + 1
         figures = {"clone_kl": clone.kl, "explained_variance": clone.explained_variance}
-        return Update(figures | value_figures(scale), LEARNING_RATE, scale)
+        if scale is not None:
+            figures |= scale.figures()
+        return Update(figures, LEARNING_RATE, scale)
 
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
         """Return the batch with the log-probabilities of its actions under the clone."""

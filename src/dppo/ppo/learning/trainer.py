@@ -22,7 +22,7 @@ from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.objective import MAX_LOG_RATIO, Objective, Outputs, objective_class
 from dppo.ppo.learning.parallel import Parallel, moments_of_all
-from dppo.ppo.learning.popart import PopArt, value_figures
+from dppo.ppo.learning.popart import PopArt
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
 from dppo.streams import Stream
 
@@ -154,7 +154,8 @@ class PPOTrainer:
         figures = self._figures(steps, ppo.clip_coef) if steps else dict(NO_FIGURES)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
-        figures |= value_figures(scale)
+        if scale is not None:
+            figures |= scale.figures()
         for stage in self.stages:
             figures |= stage.finish(batch, self._network(batch), ppo)
         return Update(figures, self._learning_rate(ppo), scale)

@@ -20,9 +20,14 @@ from dppo.signals import leave_at_exit
 from dppo.transports.ray import capacity, environment
 from dppo.transports.ray.calls import RayCalls, calls_ray
 from dppo.transports.ray.capacity import PER_NODE, Demand
-from dppo.transports.ray.claim import is_connected
 from dppo.transports.ray.clock import RunClock
-from dppo.transports.ray.connecting import check_answers, check_connected, connect, wanted_cluster
+from dppo.transports.ray.connecting import (
+    check_answers,
+    check_connected,
+    connect,
+    is_connected,
+    wanted_cluster,
+)
 from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
 from dppo.transports.ray.folder import ray_folder, usable_folder
 from dppo.transports.ray.watch import START_AGAIN, ClusterWatch, Endpoint

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dppo.errors import ClusterError, ConfigError, counted
-from dppo.transports.ray.claim import is_connected
-from dppo.transports.ray.connecting import wanted_cluster
+from dppo.transports.ray.connecting import is_connected, wanted_cluster
 from dppo.transports.ray.failures import call_with_timeout
 from dppo.transports.ray.pickling import UPLOADED
 from dppo.user_code import in_a_line
