@@ -85,6 +85,10 @@ def test_an_untouched_run_is_equal_and_gets_a_certificate(run: Path, capsys: Cap
     assert written["settings"]["seed"] == 1
     assert "not signed" in written["proves_not"]
 
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        verify(run, "--iterations", "1", "--out", str(run / "config.yaml" / "certificate.json"))
+    assert "verified weights" in capsys.readouterr().out
+
 
 def test_iterations_before_the_oldest_checkpoint_are_left_out_with_a_line(
     run: Path, capsys: Capture

@@ -101,12 +101,14 @@ def main(argv: list[str]) -> int:
     weights_sha256 = _computed_weights(run, chosen, flags)
     if not weights_sha256:
         return 1
-    out = flags.get("out", run / "certificate.json")
-    print("write    the certificate, with the simulator's first steps ...", flush=True)
     took_s = time.monotonic() - began
+    # before the certificate, whose folder may not be writable
+    print(f"verified weights {weights_sha256[:16]}, in {duration(took_s)}")
+    print("write    the certificate, with the simulator's first steps ...", flush=True)
+    out = flags.get("out", run / "certificate.json")
     facts = {"weights_sha256": weights_sha256, "seconds": round(took_s, 1), "draw_seed": seed}
     write_certificate(out, run, newest, config, chosen, facts)
-    print(printable(f"verified weights {weights_sha256[:16]}, in {duration(took_s)}: {out}"))
+    print(printable(f"wrote    {out}"))
     return 0
 
 
