@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from worlds.drawn import COLORS, Drawn
 
 import dppo
 from dppo.__main__ import main
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, DppoError
 from dppo.records.files.episodes import read_episodes
 from dppo.tools.video import DEFAULT_FPS, Video
 
@@ -119,6 +120,21 @@ def test_episodes_of_an_evaluation_are_side_by_side(run: Path, tmp_path: Path) -
 
     between_the_tiles = tile_of(images[0], shortest)[:3, :3]
     assert is_color(between_the_tiles, np.full(3, 64))
+
+
+def test_a_video_that_cannot_be_written_does_not_take_the_result_with_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+
+    def full(self: Video, path: Path) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Video, "_encode", full)
+    env = Drawn(render_mode="rgb_array")
+    words = r"out\.mp4: cannot be written: No space .*\. 2 of 2 episodes, mean return \d"
+    with pytest.raises(DppoError, match=words):
+        dppo.evaluate(run, env, 2, video=tmp_path / "out.mp4")
 
 
 @pytest.mark.parametrize(

@@ -177,12 +177,14 @@ def test_seeds_are_stopped_by_ctrl_c_and_continued_with_equal_results(tmp_path: 
 
 @pytest.mark.slow
 def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "study" / "seed_2").mkdir(parents=True)
-    (tmp_path / "study" / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
-    words = f"train CartPole-v1 --preset none --seeds 1,2 --run-dir study {TINY}"
+    study = tmp_path / "a study"
+    (study / "seed_2").mkdir(parents=True)
+    (study / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
+    words = f"train CartPole-v1 --preset none --seeds 1,2 --run-dir 'a study' {TINY}"
     with Command(words, tmp_path) as command:
         assert command.wait(90.0) == 1
         assert re.search(r"seed 2 failed \(exit code 2\): .*contains a run already", command.err)
+        assert f"with --run-dir '{study}' continues the seeds that have not finished" in command.err
         assert "(1 seed)" in command.out
 
 

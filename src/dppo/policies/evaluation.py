@@ -16,7 +16,7 @@ from dppo.envs.closing import close_in_time
 from dppo.envs.names import EnvId
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.envs.statistics import kept_in_words, running_statistics
-from dppo.errors import EnvironmentFault, counted
+from dppo.errors import DppoError, EnvironmentFault, counted
 from dppo.files import user_path
 from dppo.log import logger
 from dppo.numerics.arithmetic import limit_blas
@@ -145,7 +145,10 @@ def _play_here(
         for change in take_changes():
             logger.warning("%s.", change)
         if film is not None:
-            film.write()
+            try:
+                film.write()
+            except DppoError as error:  # as on a full disk: the episodes may have taken hours
+                raise DppoError(f"{error} {played.summary()}") from None
 
 
 class _Stage:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import psutil
@@ -187,10 +188,11 @@ def train_seeds(
             file=sys.stderr,
         )
     if stopped_by is not None or failed:
-        print(
-            f"The same command with --run-dir {parent} continues the seeds that have not finished.",
-            file=sys.stderr,
+        folder = quote(str(parent))
+        line = (
+            f"The same command with --run-dir {folder} continues the seeds that have not finished."
         )
+        print(printable(line), file=sys.stderr)
     if stopped_by is not None:
         return 128 + stopped_by
     finished = [run.folder for run in runs if run.state == "done"]
