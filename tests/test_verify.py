@@ -238,6 +238,16 @@ def test_a_resumed_run_is_equal_also_with_other_settings_that_change_no_result(
     assert verify(run) == 0
 
 
+def test_a_metric_that_an_earlier_version_did_not_write_is_not_compared(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dppo.tools.verify.command.changed_files", lambda run, newest: ())
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(re.sub('"charts/recent_episodes": [0-9.]+, ', "", metrics.read_text()))
+    assert "recent_episodes" not in metrics.read_text()
+    assert verify(run) == 0
+
+
 @pytest.mark.parametrize("play", [verify, lambda run: replay_main([str(run), "--episode", "1"])])
 def test_a_run_of_another_version_is_refused_with_the_file_and_line(
     play: Callable[[Path], int], run: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.flags import Parser, UsageError
-from dppo.config.parts import settings_by_name
+from dppo.config.parts import default_of, settings_by_name
+from dppo.config.plain import plain as plain_setting
 from dppo.errors import CheckpointError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files import checkpoint as checkpoints
@@ -77,7 +78,7 @@ def _different_metrics(run_a: Path, run_b: Path) -> tuple[str, str]:
     for iteration in common:
         row_a = rows_a[iteration]
         row_b = rows_b[iteration]
-        names = differing(row_a, row_b)
+        names = differing_results(row_a, row_b)
         if names:
             values = f"{row_a.get(names[0])} and {row_b.get(names[0])}"
             return f"iteration {iteration}: {names[0]}: {values}{FINER}", ""
@@ -118,8 +119,9 @@ def _print_different_settings(run_a: Path, run_b: Path) -> None:
     settings_a = settings_to_resume(run_a, read_only=True)
     settings_b = settings_to_resume(run_b, read_only=True)
     for name in settings_by_name():
-        value_a = ascii(settings_a.get(name))
-        value_b = ascii(settings_b.get(name))
+        default = plain_setting(default_of(name))  # an earlier version may not have had the setting
+        value_a = ascii(settings_a.get(name, default))
+        value_b = ascii(settings_b.get(name, default))
         if value_a != value_b:
             print(f"{name}: {value_a} and {value_b}")
 
@@ -127,6 +129,15 @@ def _print_different_settings(run_a: Path, run_b: Path) -> None:
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return the names whose values are not the same in two mappings, in the order of the mappings."""
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
+
+
+def differing_results(first: Results, second: Results) -> list[str]:
+    """Return the names of different metrics; those that only one of two versions of dppo writes are left out."""
+    return [
+        name
+        for name in differing(first, second)
+        if name.startswith("faults/") or name in first.keys() & second.keys()
+    ]
 
 
 def results_of(row: Mapping[str, float | None]) -> Results:

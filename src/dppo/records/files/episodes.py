@@ -123,7 +123,7 @@ def _episode(line: Mapping[str, Any]) -> RecordedEpisode:
 def nothing_recorded(run: Path) -> str:
     """Explain why a run has no recorded episodes, and what to do about it."""
     settings = settings_to_resume(run, read_only=True)
-    recorded = settings.get("record_episodes", "all")
+    recorded = settings.get("record_episodes", "none")  # earlier versions record none
     if recorded != "all":
         return f"{run}: has no recorded episodes, with record_episodes={recorded}. Train with `record_episodes=all`."
     command = resume_command(run, settings)

@@ -28,7 +28,14 @@ from dppo.run.loading import STATES_OF_ENVS
 from dppo.run.parts import Parts
 from dppo.run.state import RunState
 from dppo.signals import StopSignals
-from dppo.tools.diff import Checksums, Results, differing, first_difference, read_trace, results_of
+from dppo.tools.diff import (
+    Checksums,
+    Results,
+    differing_results,
+    first_difference,
+    read_trace,
+    results_of,
+)
 from dppo.tools.verify.stored import Stretch
 
 Computed = tuple[Results, Checksums]
@@ -99,7 +106,7 @@ class Comparison:
         if number not in self._rows:
             return ": has no row in metrics.jsonl"
         for stored in self._rows[number]:
-            name = min(differing(stored, results), default=None)
+            name = min(differing_results(stored, results), default=None)
             if name is not None:
                 return f": {name} is {stored.get(name)} in metrics.jsonl, and {results.get(name)} computed again"
         return ""
@@ -120,9 +127,9 @@ def _state_difference(state: RunState, stored: Checkpoint) -> str:
             same_kind = (array.dtype, array.shape) == (stored_array.dtype, stored_array.shape)
             if not same_kind or array.tobytes() != stored_array.tobytes():
                 return f": {part}/{name} differs from the checkpoint"
-    for name, value in state.values.items():
-        # incidents of actors are no results
-        if name != "incidents" and _as_json(value) != _as_json(stored.state.get(name)):
+    # incidents of actors are no results, and an earlier version stored fewer values
+    for name in sorted((state.values.keys() & stored.state.keys()) - {"incidents"}):
+        if _as_json(state.values[name]) != _as_json(stored.state[name]):
             return f": {name} differs from the checkpoint"
     return ""
 
