@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from extras import pytest_runtest_setup  # noqa: F401  a hook
 
 from dppo.numerics.portable import VARIABLES, portable_numerics
 

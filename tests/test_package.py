@@ -7,11 +7,15 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from extras import EXTRAS
 
 import dppo
 
@@ -112,3 +116,11 @@ def test_workflows_have_steps_that_exist(name: str) -> None:
             for word in step.get("run", "").split():
                 if word.startswith((".ci/", "./", "tests/")):
                     assert (ROOT / word.rstrip(")\"'")).exists(), word
+
+
+def test_a_test_that_asks_for_no_extra_runs_as_without_it() -> None:
+    """`tests/extras.py` hides the packages of `dev`, with which the tests usually run."""
+    for name in chain(*EXTRAS):
+        with pytest.raises(ModuleNotFoundError):
+            import_module(name)
+        assert find_spec(name) is None
