@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,8 @@ def test_a_trained_policy_acts_with_and_without_the_field(
     assert np.array_equal(action, without_field)
     assert of_batch.shape == (4, 2)
     assert np.allclose(of_batch, without_field)
+    policy = pickle.loads(pickle.dumps(policy))  # as for a process that is spawned
+    assert np.array_equal(act(observation), action)
 
     evaluated = dppo.evaluate(run, episodes=1)
     assert len(evaluated.returns) == 1

@@ -19,7 +19,7 @@ from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
-from dppo.ppo.networks.network import ModelClass, NetworkOutputs
+from dppo.ppo.networks.network import ModelClass, NetworkOutputs, NetworkSpec
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import LoadedCheckpoint, find
 from dppo.records.observer import Result
@@ -57,6 +57,11 @@ class Policy:
             f"Policy({env}: {spaces_summary(self.spaces)}; {network_summary(self._agent.spec)}, "
             f"{counted(self.weights.size, 'parameter')}; iteration {self.state['iteration']})"
         )
+
+    def __reduce__(self) -> Any:
+        """Pickle what the policy is made from: its layers are classes of their own, which pickle does not find."""
+        snapshot = PolicySnapshot(self.state["iteration"], self.weights, self.obs_scale)
+        return _made_from, (self.spaces, self.spec, snapshot, self.state, self.comparison)
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 
@@ -339,6 +344,18 @@ def model_name(run: LoadedCheckpoint, replaced_by: ModelClass | None = None) -> 
     return str(name)
 
 
+def _made_from(
+    spaces: Spaces,
+    spec: NetworkSpec,
+    snapshot: PolicySnapshot,
+    state: dict[str, Any],
+    comparison: BaselineComparison | None,
+) -> Policy:
+    policy = Policy(spaces, PPOAgent(spec, spaces.mask), snapshot, state)
+    policy.comparison = comparison
+    return policy
+
+
 def policy_from(run: LoadedCheckpoint, model: ModelClass | None) -> Policy:
     """Return the policy of a checkpoint; import the module of its network, or use `model` in its place.
 
@@ -352,14 +369,11 @@ def policy_from(run: LoadedCheckpoint, model: ModelClass | None) -> Policy:
             raise TypeError(f"{len(hidden):,} hidden layers")
         spaces, spec = model_from(state, model)
         weights = spec.flatten(arrays["model"])
-        agent = PPOAgent(spec, spaces.mask)
         statistics = arrays["normalizer"]
         untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
         obs_scale = untrained.loaded(statistics).obs_scale()
         snapshot = PolicySnapshot(state["iteration"], weights, obs_scale)
-        policy = Policy(spaces, agent, snapshot, state)
-        policy.comparison = run.comparison
-        return policy
+        return _made_from(spaces, spec, snapshot, state, run.comparison)
     except ConfigError as error:
         raise CheckpointError(
             f"{run.path}: its network cannot be built here: {error} Add the folder of its module to PYTHONPATH, "
