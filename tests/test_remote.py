@@ -182,7 +182,7 @@ def disturbed(folder: Path, trouble: str, at_start: str) -> gym.Env[Any, Any]:
     undisturbed = make(solver(folder), scratch_dir=str(folder))
     expected = played(undisturbed, 5)
     undisturbed.close()
-    words = solver(folder, trouble)
+    words = solver(folder, trouble.replace("os.kill", "print('-----', flush=True); os.kill"))
     program = Path(words[1])
     program.write_text(at_start + program.read_text())
     record = ActivityRecord()

@@ -155,8 +155,10 @@ class _Start:
         """Report that the solver ended, and is started again in the context that is returned: see `Slots`."""
         outcome, *lines = str(error).splitlines()
         text = f"its solver ended {place} {outcome.rpartition(')')[0]})"
-        if lines:
-            text += f" after the line {lines[-1].strip()[:MAX_LINE]!r}"
+        # launchers end their messages with a rule
+        words = [line.strip() for line in lines if any(map(str.isalnum, line))]
+        if words:
+            text += f" after the line {words[-1][:MAX_LINE]!r}"
         text += ", and is started again"
         if restarts > 1:
             text += f" ({restarts} times in this episode)"
