@@ -22,6 +22,7 @@ LONG = f"/tmp/{'slurm_job_of_somebody_with_a_long_name' * 2}"
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.delenv("TMPDIR", raising=False)
 
 
 def uses(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
@@ -51,6 +52,15 @@ def test_a_folder_that_ray_can_use_is_left_as_it_is(monkeypatch: pytest.MonkeyPa
     uses(monkeypatch, "/tmp/" + (LONGEST - 5) * "x")
     with usable_folder(pytest.fail):
         assert "RAY_TMPDIR" not in os.environ
+
+
+def test_a_temporary_folder_that_python_leaves_out_is_that_of_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is full, for example: checks and messages are about the folder that Ray uses."""
+    monkeypatch.setenv("TMPDIR", "/tmp/full")
+    assert tempfile.gettempdir() != "/tmp/full"
+    assert folder.ray_folder() == "/tmp/full"
 
 
 @executes("transports/ray/folder.py: Set RAY_TMPDIR to a folder with a plain name")

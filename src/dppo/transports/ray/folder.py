@@ -19,7 +19,9 @@ PLACES = ("/tmp", "/var/tmp")
 
 
 def ray_folder() -> str:
-    return os.environ.get(VARIABLE) or tempfile.gettempdir()
+    """Return the folder as Ray chooses it. Python leaves out a TMPDIR that is full or does not exist; Ray does not."""
+    in_environment = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else None
+    return os.environ.get(VARIABLE) or in_environment or tempfile.gettempdir()
 
 
 @contextmanager
