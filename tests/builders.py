@@ -178,7 +178,7 @@ def sampler_of(
     }
     generators = partial(streams.generator, seed, Stream.ACTIONS, sampler_id)
     spec = agent.spec
-    white = WhiteNoise(generators, spec.distribution, num_steps, len(envs), spec.dtype)
+    white = WhiteNoise(generators, spec.distribution, len(envs), spec.dtype)
     sampler = PPOSampler(
         sampler_id,
         agent,

@@ -111,6 +111,7 @@ class Recorded(LocalTrainer):
         {"reuse": 3},
         {"memory": "lstm", "sequence_length": 4},
         {"prior": "worlds.priors:balance", "prior_steps": 64},
+        {"noise": "pink", "env_id": "Pendulum-v1"},
         {"algo": "sac", "env_id": "Pendulum-v1"},
         {"algo": "sac", "env_id": "Pendulum-v1", "gradient_steps": 0.5},
         {

@@ -29,11 +29,11 @@ HIGH = np.full(2, 2.0)
 ACTIONS = BoxActions(LOW, HIGH, bounds="squash")
 
 
-def noise_of(seed: int = 1, steps: int = 64, envs: int = 2) -> PinkNoise:
+def noise_of(seed: int = 1, envs: int = 2) -> PinkNoise:
     def generator(index: int) -> np.random.Generator:
         return streams.generator(seed, Stream.ACTIONS, 0, index)
 
-    return PinkNoise(WhiteNoise(generator, DiagonalGaussian(3), steps, envs, "float32"))
+    return PinkNoise(WhiteNoise(generator, DiagonalGaussian(3), envs, "float32"))
 
 
 def test_each_process_follows_its_recursion() -> None:
@@ -73,33 +73,33 @@ def test_a_segment_has_the_same_noise_wherever_it_is_drawn() -> None:
     in_order = noise_of()
     segments = []
     for index in range(40):
-        noise = in_order.of_segment(index)
+        noise = in_order.of_segment(index, 64)
         segments.append(noise.copy())
     first = segments[0]
     assert first.shape == (64, 2, 3)
     assert first.dtype == np.float32
 
     for index in (39, 3, 17):
-        again = noise_of().of_segment(index)
+        again = noise_of().of_segment(index, 64)
         assert np.array_equal(again, segments[index])
     assert not np.array_equal(first, segments[1])
 
-    other_seed = noise_of(seed=2).of_segment(0)
+    other_seed = noise_of(seed=2).of_segment(0, 64)
     assert not np.array_equal(first, other_seed)
 
 
 def test_segments_of_any_length_join_without_a_break() -> None:
-    whole = noise_of(steps=BLOCK_STEPS).of_segment(0)
-    short = noise_of(steps=64)
+    noise = noise_of()
+    whole = noise.of_segment(0, BLOCK_STEPS)
     count = BLOCK_STEPS // 64
     segments = []
     for index in range(count):
-        segments.append(short.of_segment(index))
+        segments.append(noise.of_segment(index, 64))
     joined = np.concatenate(segments)
     assert np.array_equal(joined, whole)
 
     length = BLOCK_STEPS + 1
-    longer = noise_of(steps=length).of_segment(1)
+    longer = noise.of_segment(1, length)
     assert longer.shape == (length, 2, 3)
 
 

@@ -153,8 +153,8 @@ def _make_sampler(
     agent = PPOAgent(spec, spaces.mask, estimates_values=plan.ppo.algo == "ppo")
     num_steps = plan.sampling.num_steps
     generators = partial(streams.generator, plan.seed, Stream.ACTIONS, sampler_id)
-    white = WhiteNoise(generators, spec.distribution, num_steps, group.num_envs, spec.dtype)
-    noise: Callable[[int], np.ndarray] = white.of_segment
+    white = WhiteNoise(generators, spec.distribution, group.num_envs, spec.dtype)
+    noise: Callable[[int, int], np.ndarray] = white.of_segment
     explorations: list[Exploration] = []
     if plan.sampling.noise == "pink":
         noise = PinkNoise(white).of_segment

@@ -41,18 +41,16 @@ def pink(white: Float[np.ndarray, "K steps ..."]) -> Float[np.ndarray, "steps ..
 
 @dataclass(frozen=True)
 class WhiteNoise:
-    """The noise of one sampler, by the index of the segment alone: any process draws the same."""
+    """The noise of one sampler, by the index and the steps of the segment alone: any process draws the same."""
 
     generators: Callable[[int], np.random.Generator]
     """Returns the generator of a segment."""
     distribution: Distribution
-    steps: int
-    """Steps of a segment."""
     num_envs: int
     dtype: str
 
-    def of_segment(self, index: int) -> Float[np.ndarray, "steps envs size"]:
-        return self.draw(self.generators(index), self.steps)
+    def of_segment(self, index: int, steps: int) -> Float[np.ndarray, "{steps} envs size"]:
+        return self.draw(self.generators(index), steps)
 
     def draw(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         return self.distribution.noise(generator, steps, self.num_envs, self.dtype)
@@ -66,20 +64,20 @@ class PinkNoise:
 
     def __init__(self, white: WhiteNoise) -> None:
         self._white = white
-        self._segments_of_block = math.ceil(BLOCK_STEPS / white.steps)
-        self._block = -1  # whose noise is kept; none yet
+        self._kept = (-1, 0)  # block whose noise is kept, and its steps; none yet
         self._noise = np.empty(0)
 
-    def of_segment(self, index: int) -> Float[np.ndarray, "steps envs size"]:
-        block, number = divmod(index, self._segments_of_block)
-        if block != self._block:
-            self._noise = self._of_block(block)
-            self._block = block
-        start = number * self._white.steps
-        return self._noise[start : start + self._white.steps]
+    def of_segment(self, index: int, steps: int) -> Float[np.ndarray, "{steps} envs size"]:
+        segments_of_block = math.ceil(BLOCK_STEPS / steps)
+        block, number = divmod(index, segments_of_block)
+        wanted = (block, segments_of_block * steps)
+        if wanted != self._kept:
+            self._noise = self._of_block(*wanted)
+            self._kept = wanted
+        start = number * steps
+        return self._noise[start : start + steps]
 
-    def _of_block(self, block: int) -> np.ndarray:
-        steps = self._white.steps * self._segments_of_block
+    def _of_block(self, block: int, steps: int) -> np.ndarray:
         count = len(CORRELATIONS)
         white = self._white.draw(self._white.generators(block), count * steps)
         return pink(white.reshape(count, steps, *white.shape[1:]))

@@ -45,8 +45,8 @@ class PPOSampler:
     _: KW_ONLY
     ppo: PPO
     num_steps: int
-    noise: Callable[[int], np.ndarray]
-    """Returns the exploration noise [T, E, n] of a segment, given its index."""
+    noise: Callable[[int, int], np.ndarray]
+    """Returns the exploration noise [T, E, n] of a segment, given its index and T."""
     sequence_length: int = 1
     """L, the steps of a sequence in training, for a network with memory; divides T."""
     stack: int = 1
@@ -247,7 +247,7 @@ class Rollout:
                 log.incidents[:0] = sampler.begin(request.rebuild, log)
             self.logs.append(log)
             self.obs[number, 0] = sampler.obs
-            noise.append(sampler.noise(request.index))
+            noise.append(sampler.noise(request.index, first.num_steps))
         self._noise = np.stack(noise)
         self.agent.load(snapshot)
         self._act: Act = self.agent.act

@@ -55,10 +55,10 @@ class WideExploration(Exploration):
         is_wide = any(self.covers(sampler_id, index) for index in segments)
         return is_wide and episode.length <= LONGEST_WITHOUT
 
-    def noise(self, sampler_id: int, white: WhiteNoise, index: int) -> np.ndarray:
+    def noise(self, sampler_id: int, white: WhiteNoise, index: int, steps: int) -> np.ndarray:
         """Return the noise of a segment, which is held now and then where the sampler explores widely."""
         generator = white.generators(index)
-        noise = white.draw(generator, white.steps)
+        noise = white.draw(generator, steps)
         return hold(noise, generator) if self.covers(sampler_id, index) else noise
 
 
