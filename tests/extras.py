@@ -6,6 +6,7 @@ A test asks by `pytest.importorskip`. Processes that tests start see all package
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -31,11 +32,16 @@ def importorskip(name: str, *arguments: Any, **keywords: Any) -> Any:
     """Show the packages of the extra with this one until the next test; skip this test if it is not installed."""
     for names in EXTRAS:
         if name in names:
-            for hidden in names:
-                sys.modules.pop(hidden, None)
-                if hidden in loaded:
-                    sys.modules[hidden] = loaded[hidden]
+            show(names)
     return import_or_skip(name, *arguments, **keywords)
+
+
+def show(names: Iterable[str]) -> None:
+    """Let this test import packages that are hidden."""
+    for name in names:
+        sys.modules.pop(name, None)
+        if name in loaded:
+            sys.modules[name] = loaded[name]
 
 
 pytest.importorskip = importorskip  # type: ignore[assignment]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from builders import make_config
+from extras import EXTRAS, show
 from recorder import Recorder
 
 import dppo
@@ -67,6 +68,8 @@ def test_a_simulator_trains_and_a_resumed_run_goes_on_exactly(
     if importlib.util.find_spec(package) is None:
         assert "DPPO_SIMS" not in os.environ, f"{package} is not installed"
         pytest.skip(f"{package} is not installed")
+    for names in EXTRAS:
+        show(names)  # simulators import some of these packages themselves
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     if name == "FMU":
