@@ -98,10 +98,10 @@ class PlayedEpisodes:
     def leave_out(self, episode: int, fault: EnvironmentFault) -> None:
         """Leave out an episode, as the evaluations of a run do.
 
-        Raises `fault` if the constructor raised, and the first fault if it has ended all episodes.
+        Raises `fault` if the constructor raised before an episode was over, and the first fault if all have ended so.
         """
         self.faults[episode] = fault
-        if fault.in_constructor:
+        if fault.in_constructor and not self.episodes:
             raise fault
         if len(self.faults) == self.total:
             raise self.faults[0]

@@ -73,8 +73,9 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     Raises:
         ConfigError: an invalid argument, or a run whose code is not trusted.
         CheckpointError: there is no checkpoint, or the policy has other spaces than the environment.
-        EnvironmentFault: the environment failed in its constructor or in all episodes, or it failed and `env` is an
-            environment, which cannot be made again. Otherwise, the episode is left out. Carries its traceback.
+        EnvironmentFault: the constructor failed before an episode was over, or the environment failed in all episodes,
+            or it failed and `env` is an environment, which cannot be made again. Otherwise, the episode is left out.
+            Carries its traceback.
         ControllerFault: the controller raised, or returned an invalid action.
     """
     film = None if video is None else user_path(video)
@@ -211,6 +212,8 @@ def _episodes(stage: _Stage, played: PlayedEpisodes) -> Iterator[Episode]:
     reported = began
     for episode in range(played.total):
         try:
+            if stage.env is None:
+                stage.make()
             for so_far in stage.playing.play(episode):
                 yield so_far
                 if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
@@ -223,6 +226,5 @@ def _episodes(stage: _Stage, played: PlayedEpisodes) -> Iterator[Episode]:
                 raise
             played.leave_out(episode, fault)
             stage.close()
-            stage.make()
         else:
             played.episodes.append(so_far)
