@@ -243,9 +243,15 @@ def test_a_metric_that_an_earlier_version_did_not_write_is_not_compared(
 ) -> None:
     monkeypatch.setattr("dppo.tools.verify.command.changed_files", lambda run, newest: ())
     metrics = run / "metrics.jsonl"
-    metrics.write_text(re.sub('"charts/recent_episodes": [0-9.]+, ', "", metrics.read_text()))
+    rows = metrics.read_text()
+    metric = re.compile('"charts/recent_episodes": [0-9.]+, ')
+    metrics.write_text(metric.sub("", rows))
     assert "recent_episodes" not in metrics.read_text()
     assert verify(run) == 0
+
+    last = rows.splitlines()[-1]
+    metrics.write_text(rows.replace(last, metric.sub("", last)))
+    assert verify(run) == 1
 
 
 @pytest.mark.parametrize("play", [verify, lambda run: replay_main([str(run), "--episode", "1"])])

@@ -1,6 +1,7 @@
 """`dppo diff`: name the first quantity in which two runs differ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,11 @@ def _different_metrics(run_a: Path, run_b: Path) -> tuple[str, str]:
     common = sorted(rows_a.keys() & rows_b.keys())
     if not common:
         return "", ""
+    shared = {*chain(*rows_a.values())} & {*chain(*rows_b.values())}
     for iteration in common:
         row_a = rows_a[iteration]
         row_b = rows_b[iteration]
-        names = differing_results(row_a, row_b)
+        names = differing_results(row_a, row_b, shared)
         if names:
             values = f"{row_a.get(names[0])} and {row_b.get(names[0])}"
             return f"iteration {iteration}: {names[0]}: {values}{FINER}", ""
@@ -131,12 +133,13 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 
-def differing_results(first: Results, second: Results) -> list[str]:
-    """Return the names of different metrics; those that only one of two versions of dppo writes are left out."""
+def differing_results(first: Results, second: Results, shared: Collection[str]) -> list[str]:
+    """Return the names of different metrics; those that only one of two versions of dppo writes are left out.
+
+    `shared`: the names that some row of each of the two runs has.
+    """
     return [
-        name
-        for name in differing(first, second)
-        if name.startswith("faults/") or name in first.keys() & second.keys()
+        name for name in differing(first, second) if name.startswith("faults/") or name in shared
     ]
 
 

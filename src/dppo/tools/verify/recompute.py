@@ -73,9 +73,12 @@ class Comparison:
         self._stretch = stretch
         self._trace = read_trace(run)
         self._rows: dict[int, list[Results]] = {}
+        self._stored_names = set[str]()
+        self._computed_names = set[str]()
         for row in read_metrics(run):
             of_iteration = self._rows.setdefault(int(row["iteration"]), [])
             of_iteration.append(results_of(plain(row)))
+            self._stored_names |= row.keys()
         self.computed: list[Computed] = []
         """The iterations so far."""
         self.other_numerics = ""
@@ -88,6 +91,7 @@ class Comparison:
         number = int(row["iteration"] or 0)
         self.show(f"iteration {number:,} of {self._stretch}")
         results = results_of(row)
+        self._computed_names |= results.keys()
         self.computed.append((results, trace))
         difference = self._difference(number, results, trace)
         is_last = number == self._stretch.last
@@ -105,8 +109,9 @@ class Comparison:
             return f"{first_difference(stored_trace, trace)}: trace.jsonl has another checksum"
         if number not in self._rows:
             return ": has no row in metrics.jsonl"
+        shared = self._stored_names & self._computed_names
         for stored in self._rows[number]:
-            name = min(differing_results(stored, results), default=None)
+            name = min(differing_results(stored, results, shared), default=None)
             if name is not None:
                 return f": {name} is {stored.get(name)} in metrics.jsonl, and {results.get(name)} computed again"
         return ""
