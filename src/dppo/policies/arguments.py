@@ -98,11 +98,14 @@ class PlayedEpisodes:
     def leave_out(self, episode: int, fault: EnvironmentFault) -> None:
         """Leave out an episode, as the evaluations of a run do.
 
-        Raises `fault` if the constructor raised before an episode was over, and the first fault if all have ended so.
+        Raises `fault`, with what was played, if the constructor raised: another actor would fail in all other episodes
+        meanwhile. Raises the first fault if it has ended all episodes.
         """
-        self.faults[episode] = fault
-        if fault.in_constructor and not self.episodes:
+        if fault.in_constructor:
+            if self.episodes:
+                fault.message += f". {self.summary()}"
             raise fault
+        self.faults[episode] = fault
         if len(self.faults) == self.total:
             raise self.faults[0]
         if len(self.faults) <= MAX_LOGGED_FAULTS:

@@ -73,8 +73,8 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     Raises:
         ConfigError: an invalid argument, or a run whose code is not trusted.
         CheckpointError: there is no checkpoint, or the policy has other spaces than the environment.
-        EnvironmentFault: the constructor failed before an episode was over, or the environment failed in all of them or
-            is one that was passed as `env`. Otherwise, the episode is left out. Carries its traceback.
+        EnvironmentFault: the environment failed in its constructor or in all episodes, or it failed and `env` is an
+            environment, which cannot be made again. Otherwise, the episode is left out. Carries its traceback.
         ControllerFault: the controller raised, or returned an invalid action.
     """
     film = None if video is None else user_path(video)

@@ -39,7 +39,7 @@ def play_on_actors(
 
     Raises:
         ConfigError: the environment cannot be sent to actors, or the cluster has no room for the actors.
-        EnvironmentFault: the constructor raised before an episode was over, or the environment failed in each one.
+        EnvironmentFault: the environment raised in its constructor, or failed in each episode.
         ClusterError: Ray was lost, or an episode failed with several actors in a row.
     """
     if is_made(player.env):
