@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from dppo.envs import threads
 from dppo.envs.activity import ActivityRecord
 from dppo.errors import EnvironmentFault
 from dppo.hosts import host as host_module
-from dppo.hosts.host import SamplerHost, ThreadedHost
+from dppo.hosts.host import SamplerHost, SamplerThread, ThreadedHost
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
@@ -260,8 +260,23 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     plain.close()
 
 
-def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> None:
+class SlowlyBegun(SamplerThread):
+    """Is asked for by two questions before it has begun."""
+
+    samplers: ClassVar[list[int]] = []
+
+    def __init__(self, plan: Any, sampler_id: int, check: Any) -> None:
+        self.samplers.append(sampler_id)
+        time.sleep(0.05)
+        super().__init__(plan, sampler_id, check)
+
+
+def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ray may begin the later of two calls first; a question for spaces may be worked on meanwhile."""
+    monkeypatch.setattr("dppo.hosts.host.SamplerThread", SlowlyBegun)
+    SlowlyBegun.samplers.clear()
     host = ThreadedHost(PLAN, ActivityRecord())
     plain = SamplerHost(PLAN, ActivityRecord())
     with ThreadPoolExecutor() as pool:
@@ -271,6 +286,7 @@ def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs() -> N
         spaces = pool.submit(host.spaces, 1)
         answers = [answer_to(0, host), *(answer.result(20) for answer in reversed(later))]
     assert spaces.result(20) == plain.spaces(1)
+    assert sorted(SlowlyBegun.samplers) == sorted({*SlowlyBegun.samplers})
     for index, answer in enumerate(answers):
         assert_same_bytes(answer.made, answer_to(index, plain).made, but=["env_s"])
     host.close()

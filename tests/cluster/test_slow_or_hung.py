@@ -260,23 +260,31 @@ def test_stacks_and_log_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptu
 
 
 def test_progress_counts_the_actors_that_still_start() -> None:
-    driver = Driver([[0], [1], [2], [3]])
+    driver = Driver([[0], [1], [2], [3], [4]])
     shown: list[CollectionProgress] = []
     transport: Any = Silent()
     collector = ActorCollector(
-        driver.engine, transport, shown.append, batch_size=4, clock=lambda: driver.now
+        driver.engine, transport, shown.append, batch_size=5, clock=lambda: driver.now
     )
     driver.request(0)
     driver.on(answer_to(driver.asks[0]))
     driver.on(Progressed(Process(1, 1), Activity(9, 0, Phase.STEP, 1, 0, 0, 0, 2)))
     driver.on(Progressed(Process(2, 1), moving(Phase.MAKE, 0)(2.0)))
     driver.die(3)
+    # makes a segment of an iteration before, which another actor has sent
+    late = driver.engine.hosting.actors[4]
+    [ask_id] = late.queue
+    question = late.queue[ask_id]
+    late.queue[ask_id] = replace(question, index=-1)
+    stepping = Activity(9, 0, Phase.STEP, 4, 0, 0, 0, 7)
+    event = Progressed(late.process, stepping)
+    driver.on(event)
     assert collector._reports is not None
     collector._reports.begin(0, 0.0)
     for _ in range(2):  # the first sends looks
         collector._report(collector._reports)
     [progress] = shown
-    assert (progress.steps, progress.processes, progress.starting) == (3, 2, 2)
+    assert (progress.steps, progress.processes, progress.starting) == (3, 3, 3)
 
 
 # ------------------------------------------------------------------ limits of phases
@@ -566,6 +574,18 @@ def test_the_line_of_a_wait_for_the_first_environment_names_its_place_and_others
     assert driver.engine.spaces == "spaces"
     assert [ask.question.samplers for ask in driver.all(Ask)] == [(0, 2), (1, 3)]
     assert {ask.question.spaces for ask in driver.all(Ask)} == {"spaces"}
+
+
+def test_the_line_of_a_wait_for_the_first_environment_names_four_of_many_actors() -> None:
+    shares = [[sampler] for sampler in range(9)]
+    driver = Driver(shares, PATIENT, described=False)
+    for [actor_id] in shares:
+        driver.start(actor_id)
+        driver.progress[actor_id] = moving(Phase.MAKE, 0)
+    driver.wait(100)
+    line = driver.logged()[-1]
+    assert line.count("making env") == 4
+    assert line.endswith("; and so are 5 more")
 
 
 def test_the_line_of_a_wait_has_the_limits_of_all_late_actors() -> None:

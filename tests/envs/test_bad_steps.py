@@ -390,12 +390,23 @@ class Differing(CartPoleEnv):
             self.action_space = gym.spaces.Discrete(3)  # type: ignore[assignment]
 
 
+def lake(sampler_id: int) -> Any:
+    """Return an environment whose dtypes are the same, with 16 or with 64 categories."""
+    return gym.make("FrozenLake-v1", map_name=["4x4", "8x8"][sampler_id])
+
+
 @pytest.mark.proves("has other spaces in another instance")
-def test_samplers_need_equal_spaces(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        (Differing, r"action_space gives .*n=3.*described first .*n=2"),
+        (lake, r"observation_space gives .*counts=\(64,\).*described first .*counts=\(16,\)"),
+    ],
+)
+def test_samplers_need_equal_spaces(env_id: Any, words: str, tmp_path: Path) -> None:
     Differing.made = 0
-    words = r"sampler 1 .* its action_space gives .*n=3.*described first .*n=2"
-    with pytest.raises(EnvironmentFault, match=words):
-        dppo.train(run_settings(tmp_path, env_id=Differing))
+    with pytest.raises(EnvironmentFault, match=f"sampler 1 .* its {words}"):
+        dppo.train(run_settings(tmp_path, env_id=env_id))
 
 
 def run_settings(folder: Path, **changes: Any) -> dppo.Config:

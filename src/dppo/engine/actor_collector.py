@@ -141,8 +141,9 @@ class ActorCollector:
         steps = sum(report.steps for report, _ in requests.pending[requests.index].made.values())
         starting = sum(actor.is_missing for actor in self._engine.hosting.actors.values())
         for actor in busy:
-            if actor.current_question.index <= requests.index:
-                made = _steps_of(actor)
+            index = actor.current_question.index
+            if index <= requests.index:
+                made = _steps_of(actor) if index == requests.index else 0
                 steps += made
                 starting += not made
         if steps > self._reported_steps:

@@ -50,7 +50,7 @@ class WaitLog:
         )
         if self._index < 0:
             first = f"waiting for the first environment for {waited_s:.0f} s"
-            return "; ".join([first, *starts, *self._describe_places(now)])
+            return "; ".join([first, *starts, *_shortened(self._describe_places(now))])
         positions = hosting.positions
         owed = sorted(
             sampler

@@ -20,8 +20,8 @@ class Phase(IntEnum):
     CLOSE = 5
     BUILD = 6
     """After a constructor has returned: spaces, networks, imports."""
-    RESTART = 7
-    """The environment starts its program again, within a reset or step."""
+    RESTART = 8
+    """An environment starts its program again: a bit beside the phase of the process, which may do something else."""
 
 
 STARTS = (Phase.MAKE, Phase.BUILD, Phase.RESTART)
@@ -127,17 +127,16 @@ class ActivityRecord:
     def restarting(self) -> Iterator[Callable[[], None]]:
         """Context in which a program is started again within a call; the function that it yields shows progress."""
         cells = self._cells
-        place = cells[_PLACE]
 
         def show() -> None:
-            cells[_PLACE] = place | Phase.RESTART
+            cells[_PLACE] |= Phase.RESTART
             cells[_MOVES] += 1
 
         show()
         try:
             yield show
         finally:
-            cells[_PLACE] = place
+            cells[_PLACE] &= ~Phase.RESTART
             cells[_MOVES] += 1
 
     def stepped(self) -> None:
@@ -174,9 +173,10 @@ class ActivityRecord:
 
     def look(self) -> Activity:
         moves, began, place, *counts = self._cells.tolist()
-        return Activity(
-            moves, began, Phase(place & 15), place >> 32, place >> 4 & 0xFFFFFFF, *counts
-        )
+        phase = Phase(place & 7)
+        if place & Phase.RESTART:
+            phase = Phase.RESTART
+        return Activity(moves, began, phase, place >> 32, place >> 4 & 0xFFFFFFF, *counts)
 
 
 def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:

@@ -176,8 +176,9 @@ class EnvGroup:
 
     def check(self, obs: np.ndarray, log: EnvLog, *, first: bool) -> None:
         """Check the observations of a segment: see `Environments`."""
-        log.incidents += self._settings.restarts
-        self._settings.restarts.clear()
+        restarts = self._settings.restarts
+        while restarts:  # threads add further ones meanwhile
+            log.incidents.append(restarts.pop(0))
         returned = obs[self._returned]
         # failed steps would shift the place of a value
         has_faults = any(incident.fault for incident in log.incidents)

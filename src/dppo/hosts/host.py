@@ -32,6 +32,12 @@ from dppo.spaces.spaces import Spaces
 POLL_S = 0.1  # between two looks at the progress of threads
 # Longest wait of a question until earlier ones have begun, which may arrive after it.
 ORDER_S = 60.0
+# what all samplers have in common: the attribute of `Spaces`, and what it follows from
+COMPARED = {
+    "obs": "observation_space",
+    "categories": "observation_space",
+    "actions": "action_space",
+}
 
 
 class SamplerHost:
@@ -119,7 +125,7 @@ class SamplerHost:
         """Raise EnvironmentFault if the spaces of a requested sampler differ from the run's spaces, `expected`."""
         for request in requests:
             spaces = self._sampler(request.sampler_id).spaces
-            for name, noun in (("obs", "observation_space"), ("actions", "action_space")):
+            for name, noun in COMPARED.items():
                 space = repr(getattr(spaces, name))
                 expected_space = repr(getattr(expected, name))
                 if space != expected_space:
@@ -165,9 +171,9 @@ class ThreadedHost:
 
     def spaces(self, sampler_id: int) -> Spaces:
         """Create the environments of a sampler and return their spaces; the first question, if it is asked."""
-        thread = self._thread(sampler_id)
-        call = thread.worker.begin(partial(thread.host.spaces, sampler_id))
         with self._turns:
+            thread = self._thread(sampler_id)
+            call = thread.worker.begin(partial(thread.host.spaces, sampler_id))
             self._num_begun += 1
         self._progress.begin()
         spaces: list[Spaces] = self._results({call: thread})

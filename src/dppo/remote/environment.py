@@ -154,7 +154,7 @@ class _Start:
     ) -> AbstractContextManager[Callable[[], None]]:
         """Report that the solver ended, and is started again in the context that is returned: see `Slots`."""
         outcome, *lines = str(error).splitlines()
-        text = f"its solver ended {place} {outcome.rpartition(')')[0]})"
+        text = f"the solver ended {place} {outcome.rpartition(')')[0]})"
         # launchers end their messages with a rule
         words = [line.strip() for line in lines if any(map(str.isalnum, line))]
         if words:
@@ -306,6 +306,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         """Start the solver again, and its episode."""
         self._live().close(wait_s=0.0)
         session = self._start.again(show)
+        show()
         self._session = session
         declared = session.opening
         if declared != self._opening:
