@@ -17,6 +17,7 @@ WORLDS = {  # the modules of environments and networks in tests/, which a later 
     "faulty": "worlds.faulty",
     "memory": "worlds.memory",
     "observed": "worlds.observed",
+    "priors": "worlds.priors",
     "models": "worlds.models",
     "memory_models": "worlds.memory_models",
     "here": "unchanged_runs",
@@ -109,6 +110,7 @@ EVERYTHING = world("observed:Everything") | {"drop_obs": TEXTS, "image_features"
 MASKED = world("acting:Masked", source="method", several=True)
 DISCRETE = world("acting:Combined", obs="numbers", act="discrete", masked=False)
 BOX = world("acting:Combined", obs="numbers", act="box", masked=False) | {"action_bounds": "clip"}
+GUIDED: Settings = {"env_id": "Pendulum-v1", "env_kwargs": {}, "prior": path_of("priors:swing_up")}
 LSTM = world("memory:Recalls") | {"memory": "lstm", "memory_size": 8}
 OWN_MEMORY = world("memory:Recalls") | {
     "model": path_of("memory_models:Running"),
@@ -236,6 +238,8 @@ OF_ACTIONS: dict[str, Settings] = {
     "dict and lstm": world("acting:Combined", obs="named", act="dict", masked=False)
     | {"memory": "lstm"},
     "own network": BOX | {"model": path_of("models:Plain")},
+    "prior": GUIDED,
+    "prior and pink noise": GUIDED | {"noise": "pink", "overlap": True},
 }
 OF_OBSERVATIONS: dict[str, Settings] = {
     **{
@@ -271,6 +275,7 @@ OF_SAC: dict[str, Settings] = {
     "target_entropy": {"target_entropy": -3.0},
     "white noise": {"noise": "white"},
     "pink noise": {"noise": "pink"},
+    "prior and wide noise": GUIDED | {"noise": "wide", "overlap": True, "learning_starts": 1000},
 }
 OF_ENVIRONMENTS: dict[str, Settings] = {
     "callable": {"env_id": cartpole},
