@@ -98,7 +98,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"reward": "much"}, "'much' as the reward, which is not a number."),
     (
         {"reward": np.zeros(2)},
-        "array([0., 0.]) as the reward, which is not a number; the reward must be",
+        "array([0., 0.]) as the reward, which is not a number. The reward must be",
     ),
     ({"reward": -np.inf}, "-inf as the reward."),
     ({"reward": 10**400}, "a reward too large for a float."),

@@ -57,7 +57,7 @@ def test_rewards_of_several_parts_are_summed_by_the_wrapper_that_the_message_nam
     tmp_path: Path,
 ) -> None:
     message = problem(tmp_path, **in_package("SeveralRewards"))
-    assert "the reward must be one number" in message
+    assert "The reward must be one number" in message
     assert "on_env_fault" not in message
     assert problem(tmp_path, **in_package("SeveralRewards"), **settings_in(message)) == ""
     assert code_named_by(settings_in(message)) == {}  # our own needs no trust
@@ -119,7 +119,7 @@ def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
     [
         ({"vanish": True}, "returned no end of agent 'ann', which was among `agents` and left it. Return True"),
         ({"strays": ["dan"]}, "returned `agents` with 'dan' instead of possible_agents alone. List it"),
-        ({"parts": True}, "the reward must be one number. Return a weighted sum of the parts"),
+        ({"parts": True}, "The reward must be one number. Return a weighted sum of the parts"),
     ],
 )  # fmt: skip
 def test_agents_against_the_rules_are_named_without_a_remedy_for_single_environments(

@@ -14,15 +14,7 @@ from dppo.envs.activity import ActivityRecord
 from dppo.envs.checks.faults import user_traceback
 from dppo.envs.checks.masks import MaskReader
 from dppo.envs.checks.observations import SpaceChecks
-from dppo.envs.checks.returned import (
-    MAX_REWARD,
-    OLD_API,
-    BadResult,
-    describe_bad,
-    flag_of,
-    reward_of,
-    without_wrappers,
-)
+from dppo.envs.checks.returned import MAX_REWARD, OLD_API, BadResult, bad_form, flag_of, reward_of
 from dppo.envs.guidance import Guidance
 from dppo.errors import GIVEN_UP, EnvFault, EnvironmentFault
 from dppo.numerics.arithmetic import changed
@@ -185,7 +177,7 @@ class CheckedEnv:
                     terminated = flag_of(terminated)
                     truncated = flag_of(truncated)
             except Exception:
-                raise BadResult(describe_bad(answer, step=True)) from None
+                raise bad_form(answer, step=True) from None
             if self._meter is not None:
                 self._meter.add(info)
             pack = self.checks.pack_last if terminated else self.checks.pack
@@ -207,14 +199,14 @@ class CheckedEnv:
     def _raise_without_transition(self, error: BadResult | SkippedStep) -> NoReturn:
         """Raise a fault for an invalid result; raise SkippedStep again, after counting the step that was not taken."""
         if isinstance(error, BadResult):
-            raise self._fault("step", f"returned {error}.") from None
+            raise self._bad("step", error) from None
         self.guard.leave()
         try:
             shown_obs = self.first_obs
             if error.arrival is not None:
                 shown_obs = self._packed(*error.arrival)
         except BadResult as problem:
-            raise self._fault("step", f"returned {problem}.") from None
+            raise self._bad("step", problem) from None
         self.last_obs = shown_obs
         self.length += 1
         raise error from None
@@ -233,19 +225,20 @@ class CheckedEnv:
                 partial(self.env.reset, **self.reset_arguments(episode, options))
             )
         except BadResult as error:  # of several sub-environments
-            raise self._fault("reset", f"returned {error}.") from None
+            raise self._bad("reset", error) from None
         except BaseException as error:
             raise self._raised("reset", error) from None
         if problem := self.checks.change(self.index, self.env):
             raise self._fault("reset", problem)
         if not isinstance(answer, tuple | list) or len(answer) != 2:
-            raise self._fault("reset", f"returned {describe_bad(answer, step=False)}.")
+            raise self._bad("reset", bad_form(answer, step=False))
         returned, info = answer
         try:
             obs = self._packed(returned, info)
         except BadResult as error:
-            old_api = "" if isinstance(info, dict) else OLD_API
-            raise self._fault("reset", f"returned {error}{old_api}.") from None
+            if not isinstance(info, dict):
+                error.remedy = OLD_API
+            raise self._bad("reset", error) from None
         except BaseException as error:
             raise self._raised("reset", error) from None
         self.offers_mask = isinstance(info, dict) and MASK in info
@@ -309,6 +302,12 @@ class CheckedEnv:
         phase = "step" if step else "reset"
         return f"{self.settings.owner}, env {self.index}: {phase} of episode {episode} (seed {seed}, step {step})"
 
+    def _bad(self, phase: str, error: BadResult) -> EnvironmentFault:
+        problem = f"returned {error}."
+        if error.remedy is not None:
+            problem += f" {error.remedy.text(alone=self.alone)}."
+        return self._fault(phase, problem)
+
     def _fault(
         self, phase: str, problem: str, error: str = "invalid", traceback: str = ""
     ) -> EnvironmentFault:
@@ -328,8 +327,6 @@ class CheckedEnv:
             options=deepcopy(self.options),
             alone=self.alone,
         )
-        if not self.alone:
-            problem = without_wrappers(problem)
         return EnvironmentFault(f"{self.place(self.episode, step)} {problem}", traceback, place)
 
     def _raised(self, phase: str, error: BaseException) -> BaseException:
@@ -340,7 +337,7 @@ class CheckedEnv:
         takes_no_seed = isinstance(error, TypeError) and "'seed'" in str(error)
         has_four_values = isinstance(error, ValueError) and FOUR_VALUES in str(error)
         if (phase == "reset" and takes_no_seed) or (phase == "step" and has_four_values):
-            summary += OLD_API
+            summary += f". {OLD_API.text(alone=self.alone)}"
         elif phase == "step":
             try:
                 self.checks.check_limits(self.settings.spaces.as_returned(self.last_obs))

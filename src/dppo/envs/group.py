@@ -9,7 +9,7 @@ import numpy as np
 
 from dppo.envs.activity import Phase, place_of
 from dppo.envs.checks.first_segment import FirstSegment
-from dppo.envs.checks.returned import BadResult, without_wrappers
+from dppo.envs.checks.returned import BadResult, Remedy
 from dppo.envs.episode import SkippedStep
 from dppo.envs.frames import LifeStack, Lives
 from dppo.envs.guidance import Guidance
@@ -28,8 +28,8 @@ from dppo.ppo.exchange.records import (
     TimeLimit,
 )
 
-WRONG_SPACE = (
-    "Use `wrappers=dppo.envs.wrappers:no_limits`, or correct the observation or its space."
+WRONG_SPACE = Remedy(
+    "", "Use `wrappers=dppo.envs.wrappers:no_limits`", "correct the observation or its space"
 )
 
 
@@ -215,8 +215,8 @@ class EnvGroup:
             place = checked.place(checked.episode, checked.length - steps + row)
         message = f"{place} returned {outside}."
         if wrong:
-            remedy = without_wrappers(WRONG_SPACE) if self.sub_envs.are_joint else WRONG_SPACE
-            raise EnvironmentFault(f"{message} {remedy}")
+            remedy = WRONG_SPACE.text(alone=not self.sub_envs.are_joint)
+            raise EnvironmentFault(f"{message} {remedy}.")
         if not self._reported_outside:
             text = f"{message} It is used as it is."
             log.incidents.append(Incident(IncidentKind.OUTSIDE_SPACE, text, env=env))

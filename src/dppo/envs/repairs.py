@@ -11,7 +11,7 @@ import numpy as np
 
 from dppo.envs.activity import Phase, place_of
 from dppo.envs.checks.faults import REMEDY
-from dppo.envs.checks.returned import LASTING
+from dppo.envs.checks.returned import OLD_API, ONE_REWARD
 from dppo.envs.closing import close_all
 from dppo.envs.episode import CheckedEnv, GroupSettings
 from dppo.errors import EnvFault, EnvironmentFault
@@ -128,7 +128,7 @@ def _actions_up_to(place: EnvFault, log: EnvLog, replayed: np.ndarray | None) ->
 
 def _remedy(message: str, place: EnvFault) -> str:
     """Return what to do about a fault that ends the run; a new environment does not help where each one fails."""
-    if message.endswith(LASTING):
+    if OLD_API.ends(message) or ONE_REWARD.ends(message):
         return ""
     if place.error == "invalid" and any(words in message for words in WRONG_FORM):
         return ". Correct the environment."

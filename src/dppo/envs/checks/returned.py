@@ -1,9 +1,8 @@
 """Check and convert the results of environments: observations to elements of a NumPy dtype, rewards, flags."""
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,30 +12,51 @@ Pack = Callable[[Any], np.ndarray]
 LARGEST = np.finfo(np.float32).max  # observations are stored as float32
 # the value loss squares returns, and the square of a hundred of these fits into float32
 MAX_REWARD = 1e17
-OLD_API = (
-    ". This is the API of Gym before 0.26. Use `wrappers=dppo.envs.wrappers:old_api`, or let reset take a seed and "
-    "return (observation, info), and step return (observation, reward, terminated, truncated, info)"
+
+
+class Remedy(NamedTuple):
+    """Advice about results that each environment of this kind returns."""
+
+    fact: str
+    by_wrapper: str
+    """An instruction for single environments; sub-environments have no wrappers."""
+    by_hand: str
+    """An instruction for any environment."""
+
+    def text(self, *, alone: bool) -> str:
+        """Return the advice for a single environment, or for a sub-environment."""
+        if alone:
+            return f"{self.fact}{self.by_wrapper}, or {self.by_hand}"
+        return f"{self.fact}{self.by_hand[0].upper()}{self.by_hand[1:]}"
+
+    def ends(self, message: str) -> bool:
+        """Return whether a message ends with this advice."""
+        return message.endswith(self.by_hand[1:])
+
+
+OLD_API = Remedy(
+    "This is the API of Gym before 0.26. ",
+    "Use `wrappers=dppo.envs.wrappers:old_api`",
+    "let reset take a seed and return (observation, info), and step return (observation, reward, terminated, "
+    "truncated, info)",
 )
-ONE_REWARD = (
-    "the reward must be one number. Use `wrappers=dppo.envs.wrappers:SummedReward`, or return a weighted sum of the "
-    "parts"
+ONE_REWARD = Remedy(
+    "The reward must be one number. ",
+    "Use `wrappers=dppo.envs.wrappers:SummedReward`",
+    "return a weighted sum of the parts",
 )
-LASTING = (OLD_API[-60:], ONE_REWARD[-30:])
-"""Ends of messages on faults that a new environment has as well."""
 
 
 class BadResult(ValueError):
     """An invalid result of an environment. The message continues "... returned"."""
 
-    def __init__(self, problem: str, row: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, problem: str, row: tuple[int, ...] = (), remedy: Remedy | None = None
+    ) -> None:
         """`row`: index of the invalid observation, if there are several."""
         super().__init__(problem)
         self.row = row
-
-
-def without_wrappers(problem: str) -> str:
-    """Return the text on a sub-environment: `wrappers` are for single environments, so leave that remedy out."""
-    return re.sub(r"\w+ `wrappers=\S+`, or (\w)", lambda match: match[1].upper(), problem)
+        self.remedy = remedy
 
 
 PARTS = ("observation", "reward", "terminated", "truncated", "info")
@@ -197,10 +217,11 @@ def reward_of(returned: Any) -> float:
             raise TypeError
         reward = float(returned)
     except (TypeError, ValueError):
-        advice = ""
-        if isinstance(returned, list | tuple | np.ndarray):
-            advice = f"; {ONE_REWARD}"
-        raise BadResult(f"{returned!r} as the reward, which is not a number{advice}") from None
+        has_parts = isinstance(returned, list | tuple | np.ndarray)
+        raise BadResult(
+            f"{returned!r} as the reward, which is not a number",
+            remedy=ONE_REWARD if has_parts else None,
+        ) from None
     except OverflowError:
         raise BadResult("a reward too large for a float") from None
     if abs(reward) <= MAX_REWARD:
@@ -215,17 +236,17 @@ def reward_of(returned: Any) -> float:
 def flag_of(returned: Any) -> bool:
     """Convert `terminated` or `truncated` to a bool; raise TypeError for other values, which are usually a mistake."""
     if not isinstance(returned, bool | np.bool_):
-        raise TypeError(type(returned))  # `describe_bad` words the message
+        raise TypeError(type(returned))  # `bad_form` words the message
     return bool(returned)
 
 
-def describe_bad(result: Any, *, step: bool) -> str:
-    """Describe a result of a step, or of a reset, whose form is invalid."""
+def bad_form(result: Any, *, step: bool) -> BadResult:
+    """Return the error of a result of a step, or of a reset, whose form is invalid."""
     num_parts = len(result) if isinstance(result, tuple | list) else 0
     if step and num_parts == 5:
         _, _, terminated, truncated, _ = result
         if isinstance(terminated, bool | np.bool_):
-            return f"truncated={truncated!r}, which is not a boolean"
-        return f"terminated={terminated!r}, which is not a boolean"
-    advice = OLD_API if not step or num_parts == 4 else ""
-    return f"{_wrong_form(result, step=step)}{advice}"
+            return BadResult(f"truncated={truncated!r}, which is not a boolean")
+        return BadResult(f"terminated={terminated!r}, which is not a boolean")
+    is_old = not step or num_parts == 4
+    return BadResult(_wrong_form(result, step=step), remedy=OLD_API if is_old else None)
