@@ -153,12 +153,9 @@ class _Start:
         self, error: SolverEnded, place: str, restarts: int
     ) -> AbstractContextManager[Callable[[], None]]:
         """Report that the solver ended, and is started again in the context that is returned: see `Slots`."""
-        outcome, *lines = str(error).splitlines()
-        text = f"the solver ended {place} {outcome.rpartition(')')[0]})"
-        # launchers end their messages with a rule
-        words = [line.strip() for line in lines if any(map(str.isalnum, line))]
-        if words:
-            text += f" after the line {words[-1][:MAX_LINE]!r}"
+        text = f"the solver ended {place} {error.outcome}"
+        if error.reason:
+            text += f" after the line {error.reason[:MAX_LINE]!r}"
         text += ", and is started again"
         if restarts > 1:
             text += f" ({restarts} times in this episode)"

@@ -10,7 +10,7 @@ import numpy as np
 from dppo.remote.client import ACT, LOAD, RESET, SAVE, STOP, TERMINATED, TRUNCATED
 from dppo.remote.connection import Connection
 from dppo.remote.protocol import INFO, REPLY, STATE
-from dppo.slots.program import Program, SolverError
+from dppo.slots.program import Ending, Program, SolverError
 
 MAX_INFOS = 1000  # entries of `info` in a step
 STOP_S = 10.0  # longest wait for a program that writes its files after the reply to stop
@@ -18,6 +18,17 @@ STOP_S = 10.0  # longest wait for a program that writes its files after the repl
 
 class SolverEnded(Exception):
     """The program has ended, or its connection was closed; the message is how, and its last lines."""
+
+    def __init__(self, ending: Ending | None = None) -> None:
+        """`ending`: how the program ended; None for a program that was started elsewhere."""
+        self.outcome = "(its connection was closed)"
+        self.reason = ""
+        text = f"{self.outcome}."
+        if ending is not None:
+            self.outcome = ending.outcome
+            self.reason = ending.reason
+            text = str(ending)
+        super().__init__(text)
 
 
 class SolverStep(NamedTuple):
@@ -89,9 +100,8 @@ class Session:
                 name, number = self._info.unpack(connection.receive(self._info.size))
                 info[name.rstrip(b"\0").decode("utf-8", "replace")] = number
         except OSError:
-            if self._program is None:
-                raise SolverEnded("(its connection was closed).") from None
-            raise SolverEnded(self._program.end()) from None
+            ending = None if self._program is None else self._program.ending()
+            raise SolverEnded(ending) from None
         return SolverStep(self._numbers.astype(self._native), reward, end, info)
 
     def close(self, wait_s: float = STOP_S) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from dppo.log import logger
@@ -58,6 +58,26 @@ class Rank:
     """The reason why it is not bound to its cores."""
     is_silent: bool = False
     """True if its node does not answer."""
+
+
+class Ending(NamedTuple):
+    """How a program ended."""
+
+    outcome: str
+    """A rank, its host and its exit code or signal, such as "(rank 1 on h2 by SIGKILL)"."""
+    lines: Sequence[str]
+    """The last lines that it printed."""
+
+    @property
+    def reason(self) -> str:
+        """The last line with words; "" without any. Launchers end their messages with a rule."""
+        with_words = [line.strip() for line in self.lines if any(map(str.isalnum, line))]
+        return with_words[-1] if with_words else ""
+
+    def __str__(self) -> str:
+        if not self.lines:
+            return f"{self.outcome}, and has printed nothing."
+        return f"{self.outcome}. Its last lines:\n" + "\n".join(f"  {line}" for line in self.lines)
 
 
 class Program:
@@ -154,12 +174,12 @@ class Program:
 
     def end(self, wait_s: float = EXIT_S) -> str:
         """Return how the program ended, with its last lines, waiting for its exit."""
+        return str(self.ending(wait_s))
+
+    def ending(self, wait_s: float = EXIT_S) -> Ending:
+        """Wait for the exit of the program, and return how it ended."""
         self._wait(wait_s)
-        lines = self.last_lines()
-        outcome = self._outcome()
-        if not lines:
-            return f"{outcome}, and has printed nothing."
-        return f"{outcome}. Its last lines:\n" + "\n".join(f"  {line}" for line in lines)
+        return Ending(self._outcome(), self.last_lines())
 
     def _outcome(self) -> str:
         rank = self._failed()
