@@ -107,8 +107,11 @@ def test_after_a_long_update_the_engine_looks_before_an_actor_counts_as_hung() -
 def test_a_deadline_waits_once_for_a_look_that_is_overdue() -> None:
     deadline = Deadline()
     deadline.begin(0.0, due=10.0, limit=("step_timeout_s", 10.0), look_at=5.0)
-    assert [deadline.expires(now, look_s=4.0) for now in (10.0, 11.0, 13.0)] == [False] * 3
-    assert deadline.expires(14.0, look_s=4.0)
+    for now in (10.0, 11.0, 13.0):
+        deadline.wait_for_look(now, look_s=4.0)
+        assert not deadline.has_passed(now)
+    deadline.wait_for_look(14.0, look_s=4.0)
+    assert deadline.has_passed(14.0)
 
 
 def test_progress_of_an_abandoned_process_is_ignored() -> None:

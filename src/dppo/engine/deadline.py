@@ -76,21 +76,22 @@ class Deadline:
         self.progress = progress
         return now - self.moved_at
 
-    def expires(self, now: float, look_s: float) -> bool:
-        """Return whether the actor counts as hung, if there is a look every `look_s`.
+    def wait_for_look(self, now: float, look_s: float) -> None:
+        """Extend a deadline that has passed once, by half of `look_s`, if the look after `look_s` is overdue as well.
 
-        If a look is overdue as well, the deadline is extended once by half of that. Looks are overdue when the learner
-        was busy with an update while the actor was collecting.
+        Looks are overdue when the learner was busy with an update while the actor was collecting.
         """
-        if self.due < now and self.look_at <= now and not self.extended:
+        if self.has_passed(now) and self.is_look_due(now) and not self.extended:
             self.due = now + look_s / 2
             self.extended = True
+
+    def has_passed(self, now: float) -> bool:
         return self.due < now
 
-    def takes_look(self, now: float, look_s: float) -> bool:
-        """Return whether a look is due, which is sent then; the next one follows after `look_s`."""
-        if now < self.look_at:
-            return False
+    def is_look_due(self, now: float) -> bool:
+        return self.look_at <= now
+
+    def send_look(self, now: float, look_s: float) -> None:
+        """Record that a look is sent; the next one is due after `look_s`."""
         self.look_at = now + look_s
         self.look_sent(now)
-        return True

@@ -309,9 +309,11 @@ class CollectionEngine:
 
     def _on_alarms(self, alarmed: list[Actor], now: float) -> None:
         for actor in alarmed:
-            if actor.deadline.expires(now, self.limits.look_s):
+            actor.deadline.wait_for_look(now, self.limits.look_s)
+            if actor.deadline.has_passed(now):
                 self._lose(actor, actor.describe_hang(), now, IncidentKind.ACTOR_HUNG)
-            if actor.deadline.takes_look(now, self.limits.look_s):
+            if actor.deadline.is_look_due(now):
+                actor.deadline.send_look(now, self.limits.look_s)
                 self._commands.append(Look(actor.process))
             if actor.state is ActorState.ABSENT and now >= actor.start_at:
                 actor.state = ActorState.STARTING

@@ -144,9 +144,11 @@ class PlayEngine:
     def tick(self, now: float) -> list[Command]:
         """Decide what is due by now: kills, starts, looks, questions."""
         for actor in self._actors.values():
-            if actor.deadline.expires(now, self._look_s):
+            actor.deadline.wait_for_look(now, self._look_s)
+            if actor.deadline.has_passed(now):
                 self._lose(actor, self._describe_delay(actor), now, IncidentKind.ACTOR_HUNG)
-            if actor.deadline.takes_look(now, self._look_s):
+            if actor.deadline.is_look_due(now):
+                actor.deadline.send_look(now, self._look_s)
                 self._commands.append(Look(actor.process))
         running_first = sorted(
             self._actors.values(), key=lambda actor: actor.state is not ActorState.RUNNING
