@@ -75,10 +75,12 @@ def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> N
 def test_a_restart_in_the_background_does_not_change_what_the_process_does_meanwhile() -> None:
     record = ActivityRecord()
     record.enter(place_of(Phase.STEP, 3, 1), 7, 2)
-    with record.restarting(), record.restarting() as show:
-        assert record.look().phase is Phase.RESTART
-        record.enter(place_of(Phase.RESET, 3), 8)
-        show()
+    with record.restarting():
+        with record.restarting() as show:
+            assert record.look().phase is Phase.RESTART
+            record.enter(place_of(Phase.RESET, 3), 8)
+            show()
+        # the first program has not started yet
         assert str(record.look()) == "restarting the program of env 0 of sampler 3"
     assert str(record.look()) == "resetting env 0 of sampler 3, episode 8"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from threading import Lock
 
 
 class Phase(IntEnum):
@@ -98,6 +99,8 @@ class ActivityRecord:
         self._on_step = on_step
         self.replay_s = 0.0
         """Seconds spent on replay for the current question."""
+        self._num_restarting = 0  # programs
+        self._lock = Lock()
 
     def begin(self, to_replay: int = 0) -> None:
         """Begin a new question, with `to_replay` steps to replay."""
@@ -132,12 +135,17 @@ class ActivityRecord:
             cells[_PLACE] |= Phase.RESTART
             cells[_MOVES] += 1
 
-        show()
+        with self._lock:
+            self._num_restarting += 1
+            show()
         try:
             yield show
         finally:
-            cells[_PLACE] &= ~Phase.RESTART
-            cells[_MOVES] += 1
+            with self._lock:
+                self._num_restarting -= 1
+                if not self._num_restarting:  # else another thread waits for its program
+                    cells[_PLACE] &= ~Phase.RESTART
+                cells[_MOVES] += 1
 
     def stepped(self) -> None:
         """Count an env step."""
