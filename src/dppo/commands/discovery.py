@@ -6,6 +6,7 @@ the text that `dppo --help` shows: "`dppo report`: write a run as one HTML page.
 
 import ast
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -46,12 +47,15 @@ def main_of(command: str) -> Callable[[list[str]], int]:
 
 def summary(command: str) -> str:
     """Return what a command does, in one sentence; read from its source, because an import of all takes long."""
-    try:
-        spec = find_spec(command_modules()[command])
-        assert spec is not None
-        tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf8"))
-    except Exception:  # a package may raise anything while it is imported
+    source = None
+    with suppress(Exception):  # a package may raise anything while it is imported
+        source = find_spec(command_modules()[command])
+    if source is None or source.origin is None:
         return "(its package cannot be imported)"
+    try:
+        tree = ast.parse(Path(source.origin).read_text(encoding="utf8"))
+    except (OSError, SyntaxError, ValueError):
+        return "(its source cannot be read)"
     docstring = ast.get_docstring(tree) or ""
     sentence = docstring.partition("\n")[0].removeprefix(f"`dppo {command}`: ")
     return sentence[:1].upper() + sentence[1:]

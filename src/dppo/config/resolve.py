@@ -1,6 +1,6 @@
 """Defaults that depend on the task: chosen once, as soon as the spaces are known, each with its reason.
 
-What they depend on is `action_dims`: the number of continuous components of an action; 0 if all actions are discrete.
+They depend on `action_dims`: the number of continuous components of an action; 0 if all actions are discrete.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class Default:
     because: str
     """The condition in words; "" for the value of all other runs."""
     applies: Callable[[Config, int], bool]
-    """Whether the condition holds for these settings, and for this number of continuous components of actions."""
+    """Returns whether the condition holds for some settings and `action_dims`."""
 
 
 @dataclass(frozen=True, slots=True)

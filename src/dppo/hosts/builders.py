@@ -69,9 +69,8 @@ class BuiltSampler:
     sampler: PPOSampler
     envs: EnvGroup
     spaces: Spaces
-    instances: int = (
-        1  # environments that were made; one that steps several sub-environments counts once
-    )
+    instances: int = 1
+    """Environments that were made; one that steps several sub-environments counts once."""
     next: int = 0  # index of its next segment, unless it is rebuilt
 
 

@@ -37,9 +37,8 @@ KEPT_LOGS = 20
 END_LINES = 12  # last lines of a log that are reported
 END_CHARACTERS = 200  # length of each of these lines
 END_BYTES = 2**15  # last bytes of a log in which these lines are looked for
-LAST_LINE_S = (
-    1.0  # longest wait for the keeper's own line at the very end, also of the keeper itself
-)
+# longest wait for the keeper's own line at the very end, also of the keeper itself
+LAST_LINE_S = 1.0
 HEAD_PERIOD_S = 10.0  # between two connections to Ray's head
 HEAD_LOST_S = 60.0  # without a connection to the head: a cluster gives up a node, and a run Ray, in about this time
 CONNECT_S = 2.0  # longest wait for a connection to the head

@@ -22,9 +22,8 @@ VARIABLES = {
 }
 # Only `numerics=strict` sets this, because it costs CNNs a third of their speed on a CPU with AVX-512.
 CONVOLUTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-UNKNOWN_FEATURES = (
-    "During parsing environment variable"  # an ImportWarning, which `-W error` would raise
-)
+# the beginning of an ImportWarning, which `-W error` would raise
+UNKNOWN_FEATURES = "During parsing environment variable"
 SAME_AS_HASWELL = {"Haswell", "Zen"}  # cores of OpenBLAS with the same kernels
 # `numerics: native` or `numerics = "native"`, at the start of a line or inside of braces
 NATIVE = re.compile(

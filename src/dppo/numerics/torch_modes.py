@@ -1,11 +1,18 @@
-"""Modes of torch, which code of users in this process may have changed: set for a while, and restored."""
+"""Set modes of torch for a while, and restore them: a user's code in this process may have changed them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class _Mode(NamedTuple):
+    """A mode of torch."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
 
 
 def _precision() -> str:
@@ -16,25 +23,34 @@ def _precision() -> str:
         return ""
 
 
-MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
+def _determinism() -> tuple[bool, bool]:
+    """Return whether torch uses deterministic algorithms alone, and whether it only warns of others."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _put_determinism(mode: tuple[bool, bool]) -> None:
+    enabled, warn_only = mode
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def _put_precision(name: str) -> None:
+    torch.set_float32_matmul_precision(name or "highest")
+
+
+MODES = {
+    "dtype": _Mode(torch.get_default_dtype, torch.set_default_dtype),
     # A context of autocast around the bfloat16 context would keep the weights that the first minibatch has cast.
-    "autocast": (
-        partial(torch.is_autocast_enabled, "cpu"),
-        partial(torch.set_autocast_enabled, "cpu"),
+    "autocast": _Mode(
+        partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")
     ),
-    "onednn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    "deterministic": (
-        lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
-    ),
-    "threads": (torch.get_num_threads, torch.set_num_threads),
-    "precision": (_precision, lambda name: torch.set_float32_matmul_precision(name or "highest")),
+    "onednn": _Mode(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "deterministic": _Mode(_determinism, _put_determinism),
+    "threads": _Mode(torch.get_num_threads, torch.set_num_threads),
+    "precision": _Mode(_precision, _put_precision),
 }
-"""How to get each mode, and how to set it."""
 
 
 @contextmanager
@@ -43,19 +59,16 @@ def modes(**values: Any) -> Iterator[None]:
 
     Only those that change are set: torch imports its compiler for deterministic algorithms, which takes two seconds.
     """
-    before = {name: MODES[name][0]() for name in values}
+    before = {name: MODES[name].get() for name in values}
     try:
-        _put(values)
+        for name, value in values.items():
+            if before[name] != value:
+                MODES[name].put(value)
         yield
     finally:
-        _put(before)
-
-
-def _put(values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        get, put = MODES[name]
-        if get() != value:
-            put(value)
+        for name, value in before.items():
+            if MODES[name].get() != value:
+                MODES[name].put(value)
 
 
 @contextmanager

@@ -216,7 +216,7 @@ def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _ineffective(settings: Mapping[str, Any]) -> set[str]:
-    """Return the settings without effect, such as those of the other algorithm; none if `settings` are invalid."""
+    """Return the names of settings without effect, such as settings of the other algorithm; none for invalid ones."""
     with suppress(DppoError, TypeError, ValueError):
         return ineffective(Settings(**_known(settings)))
     return set()
