@@ -194,7 +194,12 @@ def disturbed(folder: Path, trouble: str, at_start: str) -> gym.Env[Any, Any]:
     @contextmanager
     def restarting(reason: str) -> Iterator[Callable[[], None]]:
         with Instance(progress=record, on_restart=reasons.append).restarting(reason) as show:
-            yield lambda: phases.append((show(), record.look().phase)[1])
+
+            def show_and_note() -> None:
+                show()
+                phases.append(record.look().phase)
+
+            yield show_and_note
 
     env = make(words, scratch_dir=str(folder), slots=Slots(restarting=restarting))
     assert played(env, 5) == expected
