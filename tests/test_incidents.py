@@ -103,6 +103,18 @@ def test_actions_of_earlier_segments_are_among_them(
     assert "the simulator failed in its step (episode 0, step 40)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("world", ["CartPole-v1", "Pendulum-v1"])
+def test_a_fault_of_the_first_reset_is_played_again_without_actions(
+    world: str, tmp_path: Path, capsys: Capture
+) -> None:
+    kwargs = {"world": world, "where": "reset", "at_episode": 0}
+    folder = incident_of(tmp_path / "run", env_kwargs=kwargs)
+    assert main(["replay", str(folder), "--trust"]) == 0
+    out = capsys.readouterr().out
+    assert "The fault happens again" in out
+    assert "the simulator failed in its reset (episode 0, step 0)" in out
+
+
 def test_replay_repeats_the_fault(
     failed: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,20 +176,23 @@ def test_handlers_of_a_program_and_of_a_training_stay() -> None:
 
 SECOND = """
 import os, signal
-from dppo.signals import RaisingSignals, StopSignals
-with KIND():
-    for _ in range(2):
+from dppo import signals
+with signals.KIND():
+    for longest_s in (60.0, 60.0, 0.0):
+        signals.COPIES_S[signal.SIGINT] = longest_s
         try:
             os.kill(os.getpid(), signal.SIGINT)
         except BaseException:
-            pass
+            print("interrupted")
 """
 
 
 @pytest.mark.parametrize("kind", ["RaisingSignals", "StopSignals"])
 def test_a_second_ctrl_c_ends_the_process_with_a_word(kind: str, tmp_path: Path) -> None:
-    code, _, err = run([], tmp_path, program=["-c", SECOND.replace("KIND", kind)])
+    """A copy, which arrives at once, does nothing: `timeout` sends SIGINT to its child and to the group of that."""
+    code, out, err = run([], tmp_path, program=["-c", SECOND.replace("KIND", kind)])
     assert code == 130
+    assert out.count("interrupted") == (kind == "RaisingSignals")
     assert (
         err
         == "\ndppo: SIGINT again: ended at once. The last checkpoint, if there is one, is untouched.\n"

@@ -292,6 +292,7 @@ def test_a_second_ctrl_c_in_a_notebook_raises_keyboard_interrupt(
 ) -> None:
     """Elsewhere it ends the process at once."""
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    monkeypatch.setitem(COPIES_S, signal.SIGINT, 0.0)
     with StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(StopRequested):

@@ -1,7 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP: the first saves and ends the run, the second ends it at once.
 
-Copies of a signal are ignored: of SIGHUP, because a shell and the kernel both send one as a terminal is closed, and of
-SIGTERM for ten seconds, because Slurm sends it to the processes of a job, among them srun, which passes it on.
+Copies of a signal are ignored: of SIGHUP, because a shell and the kernel both send one as a terminal is closed; of
+SIGTERM for ten seconds, because Slurm sends it to the processes of a job, among them srun, which passes it on; and of
+SIGINT for a moment, because `timeout` sends it to its child and then to the group of its child.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ INTERRUPTIONS = (Interrupted, StopRequested)
 """Exceptions that end a run, wherever they are raised; not a fault of the code that they pass through."""
 
 SHOW_CURSOR = b"\x1b[?25h"
-COPIES_S = 10.0  # time in which SIGTERM may arrive again
+COPIES_S: dict[int, float] = {signal.SIGHUP: math.inf, signal.SIGTERM: 10.0, signal.SIGINT: 0.2}
+"""Seconds in which a signal that arrives again is a copy."""
 
 
 def end_at_once(number: int) -> NoReturn:
@@ -54,10 +56,7 @@ def end_at_once(number: int) -> NoReturn:
 
 
 def _is_copy(number: int, received: signal.Signals | None, received_at: float) -> bool:
-    if number != received:
-        return False
-    is_soon = time.monotonic() - received_at < COPIES_S
-    return number == signal.SIGHUP or (number == signal.SIGTERM and is_soon)
+    return number == received and time.monotonic() - received_at < COPIES_S[number]
 
 
 class RaisingSignals:
@@ -226,7 +225,7 @@ class StopSignals:
             self._interruptible = False
             raise StopRequested(signal.Signals(number))
         name = signal.Signals(number).name
-        again = f"once more after {COPIES_S:g} s" if number == signal.SIGTERM else "once more"
+        again = f"once more after {COPIES_S[number]:g} s" if number == signal.SIGTERM else "once more"
         text = f"{name}: stopping ... ({again}: at once)"
         # In another thread, because this one may hold the lock of the display; and not by `threading`, because this one
         # may also hold a lock of that module.

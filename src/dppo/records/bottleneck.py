@@ -6,7 +6,8 @@ from dppo.config import Config
 from dppo.invocation import as_setting_and_flag
 from dppo.records.metrics.reading import Row
 
-# Seconds of training below which a run gets no advice: a faster run would save little time.
+# Seconds of training, or of the iterations after the first, below which a run gets no advice: a faster run would save
+# little time.
 MIN_ADVICE_S = 60.0
 MIN_GAIN = 1.1  # ratio of times; a smaller gain is within the noise
 
@@ -104,7 +105,8 @@ def _gain_by_overlap(split: TimeSplit) -> str:
     idle_share = 1 - split.collect_s / split.iteration_s
     return (
         f"Bottleneck: the actors were idle for {idle_share:.0%} of the time, during updates. "
-        f"{as_setting_and_flag('overlap', True)} would be about {gain:.1f} x as fast; its results differ."
+        f"{as_setting_and_flag('overlap', True)} would be up to {gain:.1f} x as fast if the learner has a core of its "
+        f"own; its results differ."
     )
 
 

@@ -269,7 +269,9 @@ class Run:
         training_s = self.times.training_s
         advise = training_s >= MIN_ADVICE_S
         bottleneck = ""
-        if advise:
+        # the first iteration makes the environments
+        advise_times = self.time_split.iteration_s >= MIN_ADVICE_S
+        if advise_times:
             bottleneck = bottleneck_line(self.time_split, self.config)
         return Result(
             env_name=self.config.env_name,
@@ -290,7 +292,7 @@ class Run:
             stopped_by=stopped_by,
             model_name=self.config.model_name,
             wrapper_names=self.config.wrapper_names,
-            times=times_line(self.time_split, self.config, self.parts.epochs, advise=advise),
+            times=times_line(self.time_split, self.config, self.parts.epochs, advise=advise_times),
             bottleneck=bottleneck,
             notes=tuple(self._notes(advise=advise, failed=failed)),
             baseline=None if self.evaluations is None else self.evaluations.comparison(),

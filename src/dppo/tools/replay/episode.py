@@ -298,6 +298,8 @@ def _actions_of(recorded: RecordedEpisode, space: Actions) -> np.ndarray:
     """Return the actions of an episode; raise CheckpointError if they are damaged, or not of this space."""
     with suppress(KeyError, MemoryError, TypeError, ValueError, zlib.error):
         actions = recorded.actions()
+        if not len(actions):  # the first reset failed; stored lists without elements have one axis
+            actions = actions.reshape(0, *distribution_of(space).action_shape)
         if actions.shape[1:] == distribution_of(space).action_shape:
             return actions
     raise CheckpointError(
