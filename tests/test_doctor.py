@@ -648,6 +648,21 @@ def test_a_phase_that_would_gain_nothing_is_not_to_be_shortened(
     assert re.findall("of the time went to ([^.]*)", "\n".join(texts)) == named
 
 
+@pytest.mark.parametrize(("num_actors", "has_advice"), [(0, False), (2, True), (8, False)])
+def test_a_slow_start_is_named_in_place_of_what_the_other_iterations_took(
+    num_actors: int, has_advice: bool, tmp_path: Path
+) -> None:
+    row: dict[str, float] = {"global_step": 512}
+    row |= {f"perf/{phase}_frac": float(phase == "update") for phase in PHASES}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    first = row | {"iteration": 1, "perf/iteration_s": 57.0}
+    rows = [first, row | {"iteration": 4}]  # a sample of four
+    texts = [text for _, text in findings_of_run(tmp_path, rows, num_actors=num_actors)]
+    [text] = [text for text in texts if "of the time went to" in text]
+    assert text.startswith("95% of the time went to the first iteration, which makes the environm")
+    assert ("More --num-actors" in text) == has_advice
+
+
 def times_of_files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 

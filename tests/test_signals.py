@@ -160,7 +160,7 @@ def test_a_second_signal_during_the_shutdown_ends_it_at_once(
             lambda: checkpoints_in(tmp_path)[-1] == "iter_000002" or not command.running, SOON_S
         )
         if number == signal.SIGTERM:
-            time.sleep(COPIES_S)
+            time.sleep(COPIES_S[number])
         command.send(number)
         ends_by(number, command, but=HELPERS_OF_RAY)
     assert checkpoints_in(tmp_path)[-1] == "iter_000002"
@@ -180,7 +180,7 @@ def test_a_second_signal_during_an_update_ends_the_run_at_once(number: int, tmp_
         assert command.running
         if number == signal.SIGTERM:
             command.send(number)  # a copy
-            time.sleep(COPIES_S)
+            time.sleep(COPIES_S[number])
             assert command.running
         command.send(number)
         assert command.wait(SOON_S) == 128 + number

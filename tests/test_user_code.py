@@ -130,7 +130,7 @@ def test_a_command_whose_source_cannot_be_read_does_not_end_the_help(
     (tmp_path / "unfinished.py").write_text("def main(")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(discovery, "command_modules", lambda: {"other": "unfinished"})
-    assert discovery.summary("other") == "(its package cannot be imported)"
+    assert discovery.summary("other") == "(its source cannot be read)"
 
 
 class WithWords:

@@ -225,7 +225,9 @@ class StopSignals:
             self._interruptible = False
             raise StopRequested(signal.Signals(number))
         name = signal.Signals(number).name
-        again = f"once more after {COPIES_S[number]:g} s" if number == signal.SIGTERM else "once more"
+        again = (
+            f"once more after {COPIES_S[number]:g} s" if number == signal.SIGTERM else "once more"
+        )
         text = f"{name}: stopping ... ({again}: at once)"
         # In another thread, because this one may hold the lock of the display; and not by `threading`, because this one
         # may also hold a lock of that module.

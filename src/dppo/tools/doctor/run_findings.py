@@ -27,6 +27,7 @@ PHASES = {  # what takes the time, and what to use
     "other": ("files and displays", LONGER),
 }
 MAX_NAMED_PHASES = 2
+SLOW_START_S = 10.0  # shortest first iteration that is named
 # without a phase of a smaller share, a run would be less than MIN_GAIN times as fast
 MIN_SHARE = 1 - 1 / MIN_GAIN
 
@@ -63,6 +64,17 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
     split = TimeSplit()
     for row in settled:
         split = split.plus(row)
+    first_s = sum(row["perf/iteration_s"] for row in rows if row["iteration"] == 1)
+    later_s = 0.0
+    if settled:
+        later_s = split.iteration_s / split.rows * (settled[-1]["iteration"] - 1)
+    if first_s > max(SLOW_START_S, later_s):
+        share = first_s / (first_s + later_s)
+        text = f"{share:.0%} of the time went to the first iteration, which makes the environments"
+        if 0 < config.most_actors < config.num_samplers:
+            text += ". More --num-actors make more of them at the same time"
+        yield "note", text
+        return
     if settled:
         shares = {phase: fmean(row[f"perf/{phase}_frac"] for row in settled) for phase in PHASES}
         for phase in sorted(shares, key=lambda phase: -shares[phase])[:MAX_NAMED_PHASES]:
