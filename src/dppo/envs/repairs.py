@@ -19,7 +19,6 @@ from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
 
 # texts in messages about results of a wrong form
 WRONG_FORM = (" instead of ", "is not a boolean", "was among `agents`")
-REBUILT = ". The environment is rebuilt, and starts a new episode."
 UNKNOWN_OPTIONS = "unexpected keyword argument 'options'"  # of a reset
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
 # waits between attempts to make an environment again: a licence may not be free at once
@@ -106,10 +105,9 @@ class Repairs:
                 f"{message}{_remedy(message, place)}", error.remote_traceback, place
             ) from None
         kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
-        text = f"{message}{REBUILT}"
         # the lost steps of a replay are in another incident
         lost_steps = max(0, place.step - 1) if replayed is None else 0
-        return Incident(kind, text, env=place.env, lost_steps=lost_steps, fault=place)
+        return Incident(kind, f"{message}.", env=place.env, lost_steps=lost_steps, fault=place)
 
 
 def _actions_up_to(place: EnvFault, log: EnvLog, replayed: np.ndarray | None) -> np.ndarray | None:

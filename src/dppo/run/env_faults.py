@@ -9,7 +9,6 @@ import numpy as np
 
 from dppo.engine.collector import Collected
 from dppo.engine.ledger import ReplayLedger
-from dppo.envs.repairs import REBUILT
 from dppo.errors import EnvFault, EnvironmentFault, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
@@ -77,6 +76,7 @@ class EnvFaults:
             kind = "restarts"
         elif fault is not None:
             kind = f"{fault.error} in {fault.phase}"
+            text += " The environment is rebuilt, and starts a new episode."
             self.counts[f"sampler {fault.sampler_id}, env {fault.env}: {kind}"] += 1
             self.counts["steps lost"] += incident.lost_steps
         if kind:
@@ -102,10 +102,9 @@ class EnvFaults:
     def _too_many(self, last: Incident) -> EnvironmentFault:
         assert last.fault is not None
         within_s = self._times[-1] - self._times[0]
-        last_fault = last.message.removesuffix(REBUILT)  # the run ends
         return EnvironmentFault(
             f"env_faults={self._allowed}: {counted(len(self._times), 'fault')} of environments in {within_s:.0f} s. "
-            f"Correct the environment, or raise `env_faults`. The last one: {last_fault}",
+            f"Correct the environment, or raise `env_faults`. The last one: {last.message}",
             last.fault.traceback,
             self.completed(last.fault),
         )
