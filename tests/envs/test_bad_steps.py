@@ -395,12 +395,20 @@ def lake(sampler_id: int) -> Any:
     return gym.make("FrozenLake-v1", map_name=["4x4", "8x8"][sampler_id])
 
 
+def drawn(sampler_id: int) -> Any:
+    """Return an environment that is declared nondeterministic in the second sampler."""
+    env = CartPoleEnv()
+    env.spec = gym.envs.registration.EnvSpec("Drawn-v0", nondeterministic=sampler_id == 1)
+    return env
+
+
 @pytest.mark.proves("has other spaces in another instance")
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
         (Differing, r"action_space gives .*n=3.*described first .*n=2"),
         (lake, r"observation_space gives .*counts=\(64,\).*described first .*counts=\(16,\)"),
+        (drawn, "spec gives deterministic=False.*described first has deterministic=True"),
     ],
 )
 def test_samplers_need_equal_spaces(env_id: Any, words: str, tmp_path: Path) -> None:

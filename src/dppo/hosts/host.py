@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from threading import Condition
 from typing import Any
@@ -32,12 +32,8 @@ from dppo.spaces.spaces import Spaces
 POLL_S = 0.1  # between two looks at the progress of threads
 # Longest wait of a question until earlier ones have begun, which may arrive after it.
 ORDER_S = 60.0
-# what all samplers have in common: the attribute of `Spaces`, and what it follows from
-COMPARED = {
-    "obs": "observation_space",
-    "categories": "observation_space",
-    "actions": "action_space",
-}
+# the attributes of an environment that fields of `Spaces` follow from, where that is not its observation_space
+SOURCES = {"actions": "action_space", "mask": "action mask", "deterministic": "spec"}
 
 
 class SamplerHost:
@@ -125,13 +121,14 @@ class SamplerHost:
         """Raise EnvironmentFault if the spaces of a requested sampler differ from the run's spaces, `expected`."""
         for request in requests:
             spaces = self._sampler(request.sampler_id).spaces
-            for name, noun in COMPARED.items():
-                space = repr(getattr(spaces, name))
-                expected_space = repr(getattr(expected, name))
-                if space != expected_space:
+            for field in fields(Spaces):
+                value = f"{field.name}={getattr(spaces, field.name)!r}"
+                expected_value = f"{field.name}={getattr(expected, field.name)!r}"
+                if value != expected_value:
+                    source = SOURCES.get(field.name, "observation_space")
                     raise EnvironmentFault(
-                        f"sampler {request.sampler_id} ({self._plan.env.env_name}): its {noun} gives {space}, and the "
-                        f"sampler described first has {expected_space}. All environments of a run must have equal "
+                        f"sampler {request.sampler_id} ({self._plan.env.env_name}): its {source} gives {value}, and "
+                        f"the sampler described first has {expected_value}. All environments of a run must have equal "
                         f"spaces."
                     )
 
