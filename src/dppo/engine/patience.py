@@ -83,10 +83,15 @@ class Patience:
             self._longest_s[phase] = stood_s
 
     def measure(self, answer: Answer, after_s: float = 0.0) -> None:
-        """Measure the mean step of each sampler, and the share of messages in the time since the question."""
+        """Measure the mean step of each sampler, and the share of messages in the time since the question.
+
+        Steps of segments with a replay or an incident do not count: programs or environments may have been started.
+        """
         longest_s = self._longest_s
         for report, _ in answer.made:
-            longest_s[Phase.STEP] = max(longest_s[Phase.STEP], report.env_s / max(1, report.steps))
+            if not report.incidents and not answer.timings.replayed_steps:
+                mean_s = report.env_s / max(1, report.steps)
+                longest_s[Phase.STEP] = max(longest_s[Phase.STEP], mean_s)
         longest_s[Phase.IDLE] = max(longest_s[Phase.IDLE], after_s - answer.timings.total_s)
         self._answers += 1
 
