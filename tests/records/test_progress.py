@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -202,8 +203,8 @@ def test_a_stream_may_have_no_more_than_write_and_flush() -> None:
 def test_a_plain_line_shows_progress_return_speed_and_time_split(
     figures: dict[str, float], text: str
 ) -> None:
-    began = -row()["global_step"] / row()["charts/SPS"]
-    line = plain_line(View(total_steps=500_000, row=row(), first_row=(0, began)))
+    paces = deque([1 / row()["charts/SPS"]] * 2)
+    line = plain_line(View(total_steps=500_000, row=row(), paces=paces))
     assert line == (
         " 12,288 / 500,000   2%   return    34.2 (100 episodes)   SPS 12,346   kl 0.004   "
         "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
@@ -443,6 +444,24 @@ def test_the_time_left_is_right_within_a_factor_of_two_or_not_shown(
     assert shown or collect_s < 4
 
 
+@pytest.mark.parametrize("stalled", [2, 3, 5, 20])
+def test_a_stall_leaves_the_time_left_as_it_is_and_repeated_evaluations_count(
+    stalled: int, clock: Clock
+) -> None:
+    view = View()
+    view.start(about(64 * 40))
+    for iteration in range(1, 41):
+        clock.now += 500.0 if iteration == stalled else 1.0
+        if iteration % 5 == 0:
+            clock.now += 10.0
+        view.add_row({"iteration": iteration, "global_step": 64 * iteration})
+        true = 3.0 * (40 - iteration)
+        if iteration > 1:
+            assert true / 3 <= view.left_s(clock.now) <= true * 3
+        if iteration > 15:
+            assert view.left_s(clock.now) == pytest.approx(true, rel=0.3)
+
+
 def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None:
     stream = io.StringIO()
     plain = PlainLines(stream)
@@ -594,7 +613,7 @@ def text_at(width: int, view: View, now: float = 12.0, colours: bool = True) -> 
 def view_of(figures: dict[str, float]) -> View:
     view = View(title="dppo: PPO", total_steps=500_000, began=2.0, row=figures, row_at=11.0)
     view.batch_size = 16_384
-    view.first_row = 0, 11.0 - figures["global_step"] / figures["charts/SPS"]
+    view.paces.extend([1 / figures["charts/SPS"]] * 2)
     view.returns.extend(range(100))
     return view
 

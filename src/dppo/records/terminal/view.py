@@ -3,7 +3,10 @@
 import math
 import time
 from array import array
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 from dppo.ppo.exchange.records import CollectionProgress, Episode
@@ -12,6 +15,7 @@ from dppo.records.observer import RunInfo
 
 # parts of the time of an iteration, as in the metric perf/env_frac
 PHASES = ("env", "act", "wait", "transfer", "update", "other")
+RECENT = 32  # iterations from which the time left follows
 
 
 class ControllerReturns(NamedTuple):
@@ -40,8 +44,8 @@ class View:
     row: Row = field(default_factory=dict)  # metrics of the last finished iteration
     row_at: float = 0.0
     evaluation: Row = field(default_factory=dict)  # the row with the last evaluation
-    first_row: tuple[float, float] = (math.nan, math.nan)
-    """Env steps and time of the first iteration of this call, which makes the environments."""
+    paces: "deque[float]" = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Seconds per env step in each of the last iterations; the first one of this call makes the environments."""
     busy_processes: int = 0  # processes that work on the present iteration, as last reported
     progress: CollectionProgress | None = None  # progress within a long iteration
     first_progress: CollectionProgress | None = None
@@ -67,7 +71,11 @@ class View:
         """Set the latest row of metrics, of a finished iteration."""
         now = time.monotonic()
         if not self.row:
-            self.first_row = (row.get("global_step", 0), now)
+            self.paces.append((now - self.began) / max(1, self.batch_size))
+        else:
+            steps = row.get("global_step", 0) - self.row.get("global_step", 0)
+            if steps:  # else it has the result of an evaluation
+                self.paces.append((now - self.row_at) / steps)
         self.row = row
         self.row_at = now
         if "eval/episodes" in row:
@@ -149,20 +157,18 @@ class View:
         return progress.global_step
 
     def left_s(self, now: float) -> float:
-        """Return the seconds left at the mean speed of the iterations since the first; NaN while unknown.
+        """Return the seconds left at the speed of the last iterations; NaN while unknown.
 
-        Until there are two, env steps are expected to go on as in the first, and updates to take as long. The time of
-        making the environments and of resetting them says nothing about the rest.
+        Until there are two, env steps are expected to go on as in the present one, and updates to take as long. The
+        time of making the environments and of resetting them says nothing about the rest.
         """
-        first_steps, first_at = self.first_row
         steps = self.row.get("global_step", 0)
         since = self.row_at
-        if steps > first_steps and since > first_at:
-            s_per_step = (since - first_at) / (steps - first_steps)
-        else:
-            s_per_step = 1 / self.steps_per_s + self.row.get("perf/update_s", 0.0) / max(
-                1, self.batch_size
-            )
+        s_per_step = _usual(self.paces)
+        if len(self.paces) < 2:
+            present_s = 1 / self.steps_per_s
+            present_s += self.row.get("perf/update_s", 0.0) / max(1, self.batch_size)
+            s_per_step = min(present_s, s_per_step)  # NaN while the first is
             if not self.row and self.progress is not None:
                 steps = self.progress.global_step
                 since = self.moved_at
@@ -170,3 +176,16 @@ class View:
         # `min` and `max` return NaN only if NaN is their first argument
         worked_s = min(self.batch_size * s_per_step, now - since)
         return max((self.total_steps - steps) * s_per_step - worked_s, 0.0)
+
+
+def _usual(paces: Sequence[float]) -> float:
+    """Return the mean pace, where none counts for more than the third slowest: the two may have had a stall.
+
+    Of less than five, the faster half limits the others. Slow iterations that come again and again, such as those with
+    an evaluation, count.
+    """
+    if not paces:
+        return math.inf
+    ordered = sorted(paces)
+    limit = ordered[max((len(ordered) - 1) // 2, len(ordered) - 3)]
+    return fmean(min(pace, limit) for pace in ordered)
