@@ -381,14 +381,21 @@ def test_a_step_that_took_long_gives_the_others_twenty_times_that() -> None:
 def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
     """Segments in which a program was restarted, or episodes were replayed, have taken longer for that reason."""
     driver = Driver([[0]], PATIENT)
-    measure = driver.engine.patience.measure
+    patience = driver.engine.patience
     usual = replace(report(0, 0, 0), env_s=20.0)
+    made = (usual, "segment")
     for _ in range(MEASURED):  # of 8 samplers in threads, which are in it as long as one sampler
-        measure(Answer(((usual, "segment"),) * 8, Timings(env_s=20.0)))
-    slow = replace(usual, env_s=25.0)
-    restarted = replace(slow, incidents=(Incident(IncidentKind.PROGRAM_RESTARTED, "solver 0.0"),))
-    measure(Answer(((restarted, "segment"),), Timings(env_s=25.0)))
-    measure(Answer(((slow, "segment"),), Timings(env_s=25.0, replayed_steps=1)))
+        patience.measure(Answer((made,) * 8, Timings(env_s=20.0)))
+
+    restart = Incident(IncidentKind.PROGRAM_RESTARTED, "solver 0.0")
+    restarted = replace(usual, env_s=25.0, incidents=(restart,))
+    made = (restarted, "segment")
+    patience.measure(Answer((made,), Timings()))
+
+    replayed = replace(usual, env_s=25.0)
+    made = (replayed, "segment")
+    patience.measure(Answer((made,), Timings(replayed_steps=1)))
+
     assert limit_of(driver) == ("step_timeout_s", 400.0)
     assert limit_of(driver, full=True) == ("segment_timeout_s", 600.0)
 
