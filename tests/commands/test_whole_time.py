@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import finished, tiny_run
 from remedies import executes
 from rich.console import Console
 
 from dppo.tools import seeds
+from dppo.tools.seeds import Seed
 from dppo.tools.whole_time import SeveralRuns, WholeTime
 
 
 class Watched:
-    """The time of several runs, by a clock that a test sets, and the lines that it shows."""
+    """The time of several runs, whose rows come from a test, and the lines that it shows."""
 
     def __init__(self, runs: SeveralRuns) -> None:
-        self.now = 0.0
         self.shown: list[str] = []
-        self._watch = WholeTime(runs, self.shown.append, clock=lambda: self.now)
+        self._watch = WholeTime(runs, self.shown.append)
 
-    def start(self, at: float) -> None:
-        self.now = at
+    def start(self) -> None:
         self._watch.on_start(Any)  # type: ignore[arg-type]
 
-    def iterate(self, at: float, global_step: float) -> None:
-        self.now = at
-        self._watch.on_iteration({"global_step": global_step})
+    def iterate(self, wall_s: float, global_step: float) -> None:
+        speed = global_step / wall_s
+        row = {"time/wall_s": wall_s, "global_step": global_step, "charts/SPS": speed}
+        self._watch.on_iteration(row)
 
-    def end(self, at: float) -> None:
-        self.now = at
-        self._watch.on_end(None, None)
+    def end(self, wall_s: float) -> None:
+        self._watch.on_end(finished(wall_s=wall_s), None)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +49,9 @@ def test_the_time_is_shown_once_the_speed_is_known(
     seconds: list[float], shown_at: int, line: str
 ) -> None:
     watch = Watched(SeveralRuns(4, 250_000))
-    watch.start(0.0)
-    for iteration, now in enumerate([*seconds, 1000.0, 2000.0], start=1):
-        watch.iterate(now, 200.0 * iteration)
+    watch.start()
+    for iteration, wall_s in enumerate([*seconds, 1000.0, 2000.0], start=1):
+        watch.iterate(wall_s, 200.0 * iteration)
         assert len(watch.shown) == (iteration >= shown_at)
     assert watch.shown[0].startswith(line)
 
@@ -61,11 +59,11 @@ def test_the_time_is_shown_once_the_speed_is_known(
 def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next() -> None:
     watch = Watched(SeveralRuns(4, 400))
     # a search makes a run for each trial, from its first env step
-    for start, iteration_s in ((0.0, 1), (100.0, 1), (200.0, 1), (300.0, 5)):
+    for iteration_s in (1, 1, 1, 5):
         assert not watch.shown
-        watch.start(start)
+        watch.start()
         for iteration in (1, 2):
-            watch.iterate(start + iteration_s * iteration, 200.0 * iteration)
+            watch.iterate(iteration_s * iteration, 200.0 * iteration)
     assert watch.shown == [
         "Time: about 0:40 for 4 runs of 400 env steps, if each is as fast as the current one so far (40 steps/s)."
     ]
@@ -89,10 +87,9 @@ def test_the_time_of_short_runs_is_shown_once_some_of_them_have_ended(
     watch = Watched(SeveralRuns(count, 400, "trial"))
     shown_after = None
     for run in range(1, count + 1):
-        start = watch.now
-        watch.start(start)
-        watch.iterate(start + run_s / 2, 400.0)
-        watch.end(start + run_s)
+        watch.start()
+        watch.iterate(run_s / 2, 400.0)
+        watch.end(run_s)
         if watch.shown and shown_after is None:
             shown_after = run
     assert watch.shown == ([line] if line else [])
@@ -109,21 +106,29 @@ def test_runs_at_once_share_the_time_and_short_ones_need_no_advice() -> None:
     assert "Lower --total-timesteps" in replace(runs, steps=10_000_000).time_line(1000.0)
 
 
-@pytest.mark.parametrize(
-    ("iteration", "speed", "is_known", "is_shown"),
-    [(1, 100.0, False, False), (2, 100.0, True, True), (2, 1e6, True, False)],
-)
-def test_seeds_show_the_time_of_all_if_it_is_long(
-    iteration: int,
-    speed: float,
-    is_known: bool,
-    is_shown: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_seeds_show_the_time_of_all_also_where_the_first_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"iteration": iteration, "charts/SPS": speed}
-    monkeypatch.setattr(seeds, "last_row", lambda folder: row)
-    console = Console(file=io.StringIO(), width=200)
-    running: Any = [SimpleNamespace(folder=tmp_path)]
-    assert seeds._show_time(SeveralRuns(3, 10_000), running, console) == is_known
-    assert ("Time: about 5:00 for 3 runs" in console.file.getvalue()) == is_shown  # type: ignore[attr-defined]
+    """The last row before the resume is not the first row after it: its call had another clock."""
+    rows = [(20.0, 9000), (20.0, 9000), (2.0, 9200), (4.0, 9400), (12.0, 9840)]
+
+    class Pretended(Seed):
+        def start(self) -> None:
+            self.state = "running"
+
+        def look(self, stopped: object) -> None:
+            if self.state == "running" and not rows:
+                self.state = "done"
+
+    def row_of(folder: Path) -> dict[str, float]:
+        wall_s, global_step = rows.pop(0)
+        return {"time/wall_s": wall_s, "global_step": global_step}
+
+    monkeypatch.setattr(seeds, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(seeds, "last_row", row_of)
+    monkeypatch.setattr(Pretended, "line", lambda self: "")
+    runs = [
+        Pretended(tiny_run(tmp_path, samplers=2, steps=64, iterations=5), tmp_path) for _ in "12"
+    ]
+    seeds._run(runs, 1, Console(soft_wrap=True))
+    assert "Time: about 0:20 for 2 runs" in capsys.readouterr().out

@@ -36,12 +36,10 @@ from dppo.records.terminal.figures import duration, number
 from dppo.signals import StopSignals
 from dppo.tools.curves import RETURN
 from dppo.tools.plot import plot
-from dppo.tools.whole_time import SeveralRuns
+from dppo.tools.whole_time import SeveralRuns, WholeTime
 
 RUN_MB = 600  # memory of a run in a process of its own
 LOOK_EVERY_S = 0.25
-SHORT_S = 60.0  # a shorter estimate for all seeds is not printed
-ITERATIONS_OF_SPEED = 2  # iterations of a seed after which the speed is estimated
 PRINT_EVERY_S = 60.0  # a line about each running seed, where there is no terminal
 MAX_SEEDS = 1000
 SETTINGS = "settings.yaml"  # settings of all seeds
@@ -252,9 +250,9 @@ def _number_at_once(config: Config, requested: int | None) -> tuple[int, str]:
 def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals | None:
     """Run all that have not finished; return the signal that stopped them."""
     signal_sent = False
-    is_time_shown = False
     num_left = sum(run.state == "waiting" for run in runs)
     several = SeveralRuns(num_left, runs[0].config.total_steps, at_once=at_once)
+    whole_time = WholeTime(several, console.print)
     live = None
     if console.is_terminal:
         live = Live(console=console, auto_refresh=False)
@@ -271,8 +269,8 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
             if stopped_by is not None and not signal_sent:
                 _send(stopped_by, running)
                 signal_sent = True
-            if not is_time_shown and num_left > at_once:
-                is_time_shown = _show_time(several, running, console)
+            if num_left > at_once:
+                _follow_first(running, whole_time)
             if live is not None:
                 lines = "\n".join(run.line() for run in runs)
                 live.update(Text(lines), refresh=True)
@@ -284,15 +282,11 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
             time.sleep(LOOK_EVERY_S)
 
 
-def _show_time(several: SeveralRuns, running: Sequence[Seed], console: Console) -> bool:
-    """Print how long all seeds take, if it is long; return False as long as the first has not ended two iterations."""
-    for run in running:
-        row = last_row(run.folder)
-        if row and row["iteration"] >= ITERATIONS_OF_SPEED and row.get("charts/SPS"):
-            if several.whole_s(row["charts/SPS"]) >= SHORT_S:
-                console.print(several.time_line(row["charts/SPS"]))
-            return True
-    return False
+def _follow_first(running: Sequence[Seed], whole_time: WholeTime) -> None:
+    """Let the first of the running seeds show how long all take."""
+    row = last_row(running[0].folder) if running else {}
+    if row:
+        whole_time.on_iteration(row)
 
 
 def _send(stop_signal: signal.Signals, running: Sequence[Seed]) -> None:
