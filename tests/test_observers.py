@@ -28,7 +28,7 @@ from remedies import executes
 import dppo
 from dppo.__main__ import main
 from dppo.config.trust import resume_command
-from dppo.errors import CheckpointNotWritten, ControllerFault, EnvironmentFault
+from dppo.errors import CheckpointNotWritten, ClusterError, ControllerFault, EnvironmentFault
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
@@ -401,6 +401,7 @@ def test_the_first_lines_name_the_epochs_of_this_run(tmp_path: Path) -> None:
 def test_the_cause_is_printed_once_where_the_error_follows_on_the_same_terminal(
     together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Except where the error follows late, because a cluster that does not answer has to be left before."""
     recorder = Recorder()
     config = settings(tmp_path / "run", prior="worlds.priors:outside", prior_steps=64)
     with pytest.raises(ControllerFault):
@@ -411,6 +412,8 @@ def test_the_cause_is_printed_once_where_the_error_follows_on_the_same_terminal(
             stream = stack.enter_context((tmp_path / file).open("a"))
             monkeypatch.setattr(sys, name, stream)
         causes = [line for line in recorder.ending if line.startswith("Cause: prior=")]
+        recorder.error = ClusterError("Ray does not answer")
+        assert "Cause: Ray does not answer" in recorder.ending
         monkeypatch.undo()
     assert len(causes) == (0 if together else 1)
 

@@ -7,7 +7,14 @@ from typing import Any
 
 from dppo.config import Config
 from dppo.config.trust import object_name, resume_command, trust_flags
-from dppo.errors import ConfigError, ControllerFault, EnvironmentFault, TrainingDiverged, counted
+from dppo.errors import (
+    ClusterError,
+    ConfigError,
+    ControllerFault,
+    EnvironmentFault,
+    TrainingDiverged,
+    counted,
+)
 from dppo.invocation import as_setting_and_flag, command
 from dppo.records.files.checkpoint import saved_iteration
 from dppo.records.observer import Result
@@ -28,7 +35,9 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
 def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     """Yield the lines, where one that does not apply to this run is empty."""
     yield _ending(result, error)
-    if isinstance(error, Exception) and not _errors_are_printed_here():
+    # to leave a cluster that does not answer takes 10 s, until the whole error is printed
+    is_late = isinstance(error, ClusterError)
+    if isinstance(error, Exception) and (is_late or not _errors_are_printed_here()):
         yield _cause(error)
     if result.recent_episodes:
         line = f"The only episode has a return of {result.episodic_return:.1f}"
