@@ -88,6 +88,20 @@ def test_an_environment_that_cannot_be_made_is_named_with_its_place_and_leaves_n
     assert os.listdir(tmp_path) == []
 
 
+def test_a_resumed_run_that_cannot_start_leaves_the_reason(tmp_path: Path) -> None:
+    licence = tmp_path / "licence"
+    licence.touch()
+    kwargs = {"where": "constructor", "marker": str(licence)}
+    config = settings(tmp_path / "run", env_kwargs=kwargs)
+    dppo.train(config, observers=[Recorder(interrupt_at=2)])
+    licence.unlink()
+    with pytest.raises(EnvironmentFault):
+        dppo.train(config, resume=tmp_path / "run")
+    report = (tmp_path / "run" / "incidents" / "001" / "report.txt").read_text()
+    assert "RuntimeError: the simulator failed in its constructor" in report
+    assert dppo.train(config, resume=tmp_path / "run").stopped_by is None
+
+
 @pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_actions_of_earlier_segments_are_among_them(
     num_actors: int, request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture

@@ -103,7 +103,8 @@ def _run(
         try:
             with stop:
                 # opened before environments are made, because a constructor may fail
-                incidents = IncidentWriter(folder.path, config)
+                is_resumed = folder.start is not None
+                incidents = IncidentWriter(folder.path, config, is_resumed=is_resumed)
                 watching.add_file(OnDisk(incidents, disk, "incidents"))
                 info = outputs.describe_run(config, folder)
                 watching.prepare(info, outputs.starting_line(config))

@@ -28,8 +28,9 @@ class IncidentWriter(FileWriter):
 
     takes_incidents = True
 
-    def __init__(self, run_dir: Path, config: Config) -> None:
+    def __init__(self, run_dir: Path, config: Config, *, is_resumed: bool) -> None:
         self._folder = run_dir / "incidents"
+        self._is_resumed = is_resumed
         self._flags = list[str]()
         if code_named_by({"env_id": config.env_name, "wrappers": config.wrapper_names}):
             self._flags.append("--trust")
@@ -49,8 +50,8 @@ class IncidentWriter(FileWriter):
             logger.warning("%s: %s The incident is not written.", self._folder, cause(error))
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
-        """Write the incident that has ended the run; a run that did not start leaves no folder."""
-        if result is None:
+        """Write the incident that has ended the run; a new run that did not start leaves no folder."""
+        if result is None and not self._is_resumed:
             return
         self._max_logged = MAX_INCIDENTS
         if isinstance(error, EnvironmentFault):
