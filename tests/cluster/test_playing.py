@@ -24,9 +24,9 @@ from dppo.engine.messages import (
     Start,
     Started,
 )
-from dppo.engine.playing import START_S, Outcome, PlayEngine, PlayLimits
+from dppo.engine.playing import REST_S, START_S, Outcome, PlayEngine, PlayLimits
 from dppo.envs.activity import Activity, Phase
-from dppo.errors import ClusterError, ConfigError, DppoError
+from dppo.errors import ClusterError, ConfigError, DppoError, EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
 
 LIMITS = PlayLimits(episodes=2, num_actors=2, timeout_s=50.0, hung_s=8.0)
@@ -68,6 +68,9 @@ class Players(Clocked):
 
     def answer(self, play: Play, result: Episode | DppoError = EPISODE) -> None:
         self.on(Answered(play.process, play.ask_id, result))
+
+    def last_of(self, actor_id: int) -> Play:
+        return [play for play in self.plays if play.process.actor_id == actor_id][-1]
 
     def lose_and_restart(self) -> None:
         """Let the last asked process die, and its successor start."""
@@ -219,6 +222,33 @@ def test_an_error_of_an_episode_is_its_result(error: DppoError, is_left_out: boo
     players.answer(players.plays[0], error)
     assert players.outcomes() == [(1, 0, error)]
     assert (len(players.plays) == 1) == is_left_out
+
+
+def test_an_actor_whose_constructor_fails_leaves_its_episodes_to_the_others() -> None:
+    """It tries again after a while; once all have failed, their faults are the results."""
+    place = EnvFault("constructor", "OSError", "", 0)
+    fault = EnvironmentFault("evaluation (Test-v0): no licence\nadvice", "", place)
+    players = Players(episodes=4)
+    players.begin(1)
+    players.answer(players.last_of(0), fault)
+    players.answer(players.last_of(1))
+    players.wait(REST_S)
+    assert players.last_of(0).episode == 2
+    players.answer(players.last_of(0), fault)
+    for _ in range(3):
+        players.answer(players.last_of(1))
+    assert players.lines == [
+        "actor 0 of evaluations leaves its episodes to the others: evaluation (Test-v0): no licence"
+    ]
+    results = {episode: result for _, episode, result in players.outcomes()}
+    assert results == dict.fromkeys(range(4), EPISODE)
+
+    players.wait(REST_S)
+    players.begin(2)
+    for actor_id in (0, 1, 1, 1):
+        players.answer(players.last_of(actor_id), fault)
+    results = {episode: result for _, episode, result in players.outcomes()}
+    assert results == dict.fromkeys((0, 1, 2), fault)
 
 
 class Immediate:

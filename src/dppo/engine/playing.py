@@ -21,7 +21,7 @@ from dppo.engine.messages import (
     Started,
 )
 from dppo.engine.restarts import delay_before
-from dppo.errors import ClusterError, DppoError
+from dppo.errors import ClusterError, DppoError, EnvironmentFault
 from dppo.ppo.exchange.records import (
     ControllerTurn,
     Episode,
@@ -33,6 +33,7 @@ from dppo.ppo.exchange.records import (
 START_S = 600.0  # longest start of a process
 MAX_TRIES = 3  # attempts to play an episode, until the rest of its evaluation is left out
 MAX_LATE_TRIES = 2  # the same, if the last actor was too late
+REST_S = 30.0  # until an actor whose constructor has failed tries again, while others play
 
 Outcome = tuple[int, int, Episode | DppoError]
 """The number of an evaluation, the index of an episode, and its result."""
@@ -71,6 +72,9 @@ class _PlayingActor:
     process: Process
     state: ActorState = ActorState.ABSENT
     start_at: float = 0.0
+    """Time before which it neither starts a process nor plays an episode."""
+    failed_in: int | None = None
+    """The evaluation in which its constructor has failed, unless it has played an episode since."""
     task: _Task | None = None
     ask_id: int = 0
     """Id of the question that its process works on; 0 if it has none."""
@@ -138,7 +142,7 @@ class PlayEngine:
             if actor.ask_id:
                 actor.deadline.record_look(event.progress, now, ("", self._limits.hung_s))
         elif event.ask_id == actor.ask_id:
-            self._finish(actor, event)
+            self._finish(actor, event, now)
         return self._take_commands()
 
     def tick(self, now: float) -> list[Command]:
@@ -154,7 +158,7 @@ class PlayEngine:
             self._actors.values(), key=lambda actor: actor.state is not ActorState.RUNNING
         )
         for actor in running_first:
-            if actor.task is None and self._tasks:
+            if actor.task is None and self._tasks and now >= actor.start_at:
                 actor.task = self._tasks.popleft()
             if actor.task is None:
                 continue
@@ -185,7 +189,7 @@ class PlayEngine:
             Play(actor.process, actor.ask_id, task.episode, limits.timeout_s, task.policy)
         )
 
-    def _finish(self, actor: _PlayingActor, event: Answered) -> None:
+    def _finish(self, actor: _PlayingActor, event: Answered, now: float) -> None:
         task = actor.task
         result = event.answer
         assert task is not None
@@ -193,7 +197,28 @@ class PlayEngine:
         actor.task = None
         actor.ask_id = 0
         actor.deadline.end()
-        self._end(task, result)
+        if isinstance(result, EnvironmentFault) and result.in_constructor:
+            self._rest(actor, task, result, now)
+        else:
+            actor.failed_in = None
+            self._end(task, result)
+
+    def _rest(self, actor: _PlayingActor, task: _Task, fault: EnvironmentFault, now: float) -> None:
+        """Leave an episode to other actors, unless the constructors of all have failed in its evaluation.
+
+        An actor that fails at once would leave out all episodes while others play their first ones.
+        """
+        is_first = actor.failed_in != task.evaluation
+        actor.failed_in = task.evaluation
+        if all(other.failed_in == task.evaluation for other in self._actors.values()):
+            self._end(task, fault)
+            return
+        self._tasks.appendleft(task)
+        actor.start_at = now + REST_S
+        if is_first:
+            reason = fault.message.splitlines()[0]
+            subject = f"actor {actor.process.actor_id} of evaluations"
+            self._commands.append(Log(f"{subject} leaves its episodes to the others: {reason}"))
 
     def _end(self, task: _Task, result: Episode | DppoError) -> None:
         """Deliver the result of an episode; after a ClusterError, leave out the rest of its evaluation."""
