@@ -340,7 +340,7 @@ def test_never_worse_deploys_the_best_policy_that_is_shown_to_be_better(
     interval = (difference.low, difference.mean, difference.high)
     assert interval == pytest.approx((1.6 - margin, 1.6, 1.6 + margin))
 
-    deployed = "Deployed by never_worse: the policy of iter_000002"
+    deployed = "Deployed, as never_worse=True: the policy of iter_000002"
     assert any(deployed in line for line in result.notes)
 
 
@@ -362,7 +362,7 @@ def test_never_worse_deploys_the_baseline_if_no_policy_is_shown_to_be_better(
     assert best["checkpoint"] is None
     assert best["deployed"] == "baseline"
     assert best["baseline"]["name"] == "worlds.plants:proportional"
-    assert any("Deployed by never_worse: the baseline" in line for line in result.notes)
+    assert any("Deployed, as never_worse=True: the baseline" in line for line in result.notes)
 
     # the best one is kept, and is named
     for source in (result, result.run_dir):

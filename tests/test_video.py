@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import tiny_run
+from recorder import Notes
 from worlds.drawn import COLORS, Drawn
 
 import dppo
@@ -132,9 +133,10 @@ def test_a_video_that_cannot_be_written_does_not_take_the_result_with_it(
 
     monkeypatch.setattr(Video, "_encode", full)
     env = Drawn(render_mode="rgb_array")
-    words = r"out\.mp4: cannot be written: No space .*\. 2 of 2 episodes, mean return \d"
-    with pytest.raises(DppoError, match=words):
+    words = r"out\.mp4: cannot be written: No space "
+    with Notes() as notes, pytest.raises(DppoError, match=words):
         dppo.evaluate(run, env, 2, video=tmp_path / "out.mp4")
+    assert notes.texts[-1].startswith("ended early: 2 of 2 episodes, mean return ")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dppo.__main__ import main
 from dppo.commands.eval import info_table
 from dppo.policies import evaluation
 from dppo.ppo.exchange.records import EpisodeInfo
+from dppo.records.files.lock import locked
 from dppo.records.observer import Evaluation
 
 
@@ -27,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_command_prints_the_summary_of_dppo_evaluate(trained: Path, typed: Typed) -> None:
     first, last = typed(f"eval {trained} --episodes 3 --stochastic --seed 2").splitlines()
-    assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes"
+    assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes of seed 2"
     evaluation = dppo.evaluate(trained, episodes=3, deterministic=False, seed=2)
     low = min(evaluation.returns)
     high = max(evaluation.returns)
@@ -93,18 +94,33 @@ def test_a_controller_plays_in_an_environment_or_in_that_of_a_run(
     words = f"--policy {CONTROLLER} --episodes 2 --env-kwargs '{{\"steps\": 7}}'"
     printed = typed(f"eval {PLANT} {words} --info-keys violations")
     first, returns, head, table = printed.splitlines()
-    assert first == f"{PLANT}, {CONTROLLER}, 2 episodes"
+    assert first == f"{PLANT}, {CONTROLLER}, 2 episodes of seed 0"
     assert returns.endswith("length 7.0")
     assert head.split() == ["in", "an", "episode", "sum", "mean", "last"]
     assert table.split()[0] == "violations"
     Path("left.py").write_text("def push(obs):\n    return 0\n", encoding="utf8")
     printed = typed(f"eval {trained} --policy left.py:push --episodes 3")
-    assert printed.startswith("CartPole-v1, left.py:push, 3 episodes\n")
+    assert printed.startswith("CartPole-v1, left.py:push, 3 episodes of seed 0\n")
+
+
+def test_episodes_before_a_fault_of_the_controller_are_reported(
+    trained: Path, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "calls = []\ndef push(obs):\n    calls.append(1)\n    return 0 if len(calls) < 13 else 'left'\n"
+    Path("tired.py").write_text(code, encoding="utf8")
+    assert main(["eval", str(trained), "--policy", "tired.py:push"]) == 1
+    shown = capsys.readouterr()
+    assert "ended early: 1 of 20 episodes, mean return " in shown.out
+    assert "of episode 1 " in shown.err
 
 
 def test_the_policy_of_a_run_plays_in_an_environment(trained: Path, typed: Typed) -> None:
     of_the_run = typed(f"eval {trained} --episodes 2")
     assert typed(f"eval CartPole-v1 --policy {trained} --episodes 2") == of_the_run
+    with locked(trained):
+        while_it_trains = typed(f"eval {trained} --episodes 2")
+    note = f"{trained}: is still training; this is its policy of iter_000001\n"
+    assert while_it_trains == note + of_the_run
 
 
 def test_episodes_are_printed_as_json(typed: Typed) -> None:

@@ -29,7 +29,7 @@ FLAGS = {
     "the folder of another run. Before it stands the environment, or a RUN that has one. A controller is a function "
     "action = f(obs), or a class or an object with act(obs), and perhaps reset().",
     "--episodes INT": f"Number of episodes. (default: {EVAL_EPISODES})",
-    "--seed INT": "Seed of the episodes, independent of the training's. (default: 0)",
+    "--seed INT": "Seed of the episodes; those of a run's evaluations have the --seed of the run. (default: 0)",
     "--stochastic": "Sample actions from the policy, as in training. Without it, the most likely action is taken.",
     "--num-actors N": "Ray actors that play the episodes, with the same results in less time. (default: 0, in process)",
     "--info-keys KEY ...": "Names of numbers in the info of steps, to print their sum and mean in an episode, and the "

@@ -68,7 +68,8 @@ class EvaluationArguments:
     def log_beginning(self, player: Player) -> None:
         """Log what is played."""
         episodes = counted(self.episodes, "episode")
-        logger.info("%s, %s, %s", player.env_name, player.describe(self.play_settings), episodes)
+        described = player.describe(self.play_settings)
+        logger.info("%s, %s, %s of seed %d", player.env_name, described, episodes, self.seed)
 
 
 def check_display() -> None:
@@ -98,12 +99,10 @@ class PlayedEpisodes:
     def leave_out(self, episode: int, fault: EnvironmentFault) -> None:
         """Leave out an episode, as the evaluations of a run do.
 
-        Raises `fault`, with what was played, if the constructor raised: another actor would fail in all other episodes
-        meanwhile. Raises the first fault if it has ended all episodes.
+        Raises `fault` if the constructor raised: another actor would fail in all other episodes meanwhile. Raises the
+        first fault if it has ended all episodes.
         """
         if fault.in_constructor:
-            if self.episodes:
-                fault.message += f". {self.summary()}"
             raise fault
         self.faults[episode] = fault
         if len(self.faults) == self.total:

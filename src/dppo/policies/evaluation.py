@@ -16,7 +16,7 @@ from dppo.envs.closing import close_in_time
 from dppo.envs.names import EnvId
 from dppo.envs.silence import SilenceWatch, of_one
 from dppo.envs.statistics import kept_in_words, running_statistics
-from dppo.errors import DppoError, EnvironmentFault, counted
+from dppo.errors import EnvironmentFault, counted
 from dppo.files import user_path
 from dppo.log import logger
 from dppo.numerics.arithmetic import limit_blas
@@ -88,12 +88,17 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     player.check(arguments.play_settings)
     played = PlayedEpisodes(episodes)
     with ending_on_signals(played.summary) as check_signals:
-        if num_actors:
-            from dppo.policies.on_actors import play_on_actors
+        try:
+            if num_actors:
+                from dppo.policies.on_actors import play_on_actors
 
-            play_on_actors(player, arguments, played, check_signals)
-        else:
-            _play_here(player, arguments, played, check_signals)
+                play_on_actors(player, arguments, played, check_signals)
+            else:
+                _play_here(player, arguments, played, check_signals)
+        except Exception:
+            if played.episodes:  # they may have taken hours
+                logger.warning("ended early: %s", played.summary())
+            raise
     _log_actions_at_bound(player.policy, played.episodes)
     return _result(player.env_name, played, keys)
 
@@ -145,10 +150,7 @@ def _play_here(
         for change in take_changes():
             logger.warning("%s.", change)
         if film is not None:
-            try:
-                film.write()
-            except DppoError as error:  # as on a full disk: the episodes may have taken hours
-                raise DppoError(f"{error} {played.summary()}") from None
+            film.write()
 
 
 class _Stage:

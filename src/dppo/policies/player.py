@@ -29,6 +29,7 @@ from dppo.policies.policy import Policy, model_name, policy_from, read
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.checkpoint import find
+from dppo.records.files.lock import goes_on
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Result
 from dppo.slots.layout import Layout
@@ -244,6 +245,8 @@ def _player_of_run(
     kwargs = dict(settings["env_kwargs"])
     player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
     if not_better is None:
+        if goes_on(run):
+            logger.info("%s: is still training; this is its policy of %s", run, run_files.path.stem)
         return player
     logger.warning("the baseline plays. %s", not_better)
     return replace(player, policy=Controller(settings["baseline"], "baseline"))

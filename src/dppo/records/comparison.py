@@ -39,28 +39,28 @@ class BaselineComparison:
         return self.difference is not None and self.difference.is_improvement
 
     def __str__(self) -> str:
-        """Return a sentence on both returns, one on what they show, and with `never_worse` one on what is deployed."""
+        """Return a sentence on both returns, one on what they show, and one on what is deployed."""
         if math.isnan(self.mean_return):
             return f"Baseline {self.name}: not all of its episodes have been played."
         text = f"Baseline {self.name}: mean return {self.mean_return:.1f}."
         if self.difference is not None:
             text += f" The best evaluation (iter_{self.iteration or 0:06d}) differs by {self.difference}"
             text += self._verdict
+        deployed = "the newest policy"
         if self.never_worse:
             deployed = f"the policy of iter_{self.iteration or 0:06d}"
-            if self.deployed == "baseline":
-                deployed = "the baseline"
-            text += f" Deployed by never_worse: {deployed}."
-        return text
+        if self.deployed == "baseline":
+            deployed = "the baseline"
+        return f"{text} Deployed, as never_worse={self.never_worse}: {deployed}."
 
     @property
     def _verdict(self) -> str:
         """Return the end of the sentence on the difference: what the interval shows."""
         if self.is_improvement:
-            return ": the policy is better."
+            return ": its policy is better."
         if self.difference is not None and self.difference.high < 0:
-            return ": the policy is worse."
-        return ", which does not show that the policy is better."
+            return ": its policy is worse."
+        return ", which does not show that its policy is better."
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values for `of_json`; NaN, which JSON does not have, becomes None."""

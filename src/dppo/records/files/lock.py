@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dppo.errors import ConfigError
-from dppo.files import Irregular, open_file
+from dppo.files import Irregular, lock, open_file
 from dppo.records.files.run_files import LOCK, json_in, refusal
 
 PATIENCE_S = 0.1  # longest wait for an owner that is about to release the lock
@@ -31,10 +31,10 @@ def locked(folder: Path) -> Iterator[bytes]:
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
     except Irregular as error:  # to filelock, a pipe or a hard link is as good as any file
         raise refusal(error) from None
-    lock = FileLock(path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False)
+    file_lock = FileLock(path, timeout=PATIENCE_S, thread_local=False, fallback_to_soft=False)
     owner = json_in(path)
     try:
-        lock.acquire()
+        file_lock.acquire()
     except Timeout:
         raise _in_use(folder, json_in(path)) from None
     except OSError:  # the file system has no locks
@@ -45,7 +45,19 @@ def locked(folder: Path) -> Iterator[bytes]:
     finally:
         with suppress(OSError):
             path.unlink()  # no other process can have locked this file meanwhile
-        lock.release()
+        file_lock.release()
+
+
+def goes_on(run: Path) -> bool:
+    """Return whether a process holds the lock of a run's folder, whose files have been checked."""
+    file = run / LOCK
+    if not file.exists():
+        return False
+    handle = lock(file)
+    if handle is None:
+        return True
+    os.close(handle)
+    return False
 
 
 def _write_owner(path: Path) -> bytes:

@@ -1,7 +1,6 @@
 """`dppo report`: write a run as one HTML page that needs no network."""
 
 import math
-import os
 import re
 import stat
 import time
@@ -17,10 +16,11 @@ from dppo.config.parts import default_of
 from dppo.config.plain import plain
 from dppo.config.reading import versions_in
 from dppo.errors import ConfigError, DppoError, printable
-from dppo.files import check_kind, lock, sha256_of
+from dppo.files import check_kind, sha256_of
 from dppo.invocation import command
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import write_file, writing
+from dppo.records.files.lock import goes_on
 from dppo.records.files.run_files import (
     CERTIFICATE,
     CHECKPOINTS,
@@ -105,12 +105,8 @@ def _policies(run: Path, config: Config) -> dict[str, Any]:
 
 
 def _state_of(run: Path, rows: Rows, config: Config) -> str:
-    lock_file = run / "run.lock"
-    if lock_file.exists():
-        handle = lock(lock_file)
-        if handle is None:
-            return "running"
-        os.close(handle)
+    if goes_on(run):
+        return "running"
     if rows and rows[-1]["iteration"] >= config.iterations:
         return "finished"
     return "stopped early"
