@@ -247,10 +247,12 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, type
     a_run("young", 5.0, count=0)
     text = typed("plot study other young --over time --out a.svg")
     assert "young: has no charts/episodic_return yet, and is left out" in text
-    assert "gamma=0.99 (3 seeds): 20, 95 % interval 10 to 30" in text
-    assert "gamma=0.9 (1 seed): 5\n" in text
+    assert "gamma=0.99 (3 seeds), training, with noise: 20, 95 % interval 10 to 30" in text
+    assert "gamma=0.9 (1 seed), training, with noise: 5\n" in text
     assert "training time (s)" in Path("a.svg").read_text()
-    assert "mine (3 seeds): 20" in typed("plot study other --label mine before")
+    assert "mine (3 seeds), training, with noise: 20" in typed(
+        "plot study other --label mine before"
+    )
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -122,6 +122,9 @@ def test_a_learning_curve_names_the_returns_that_it_shows(
     assert "mean return" in over_steps.get_ylabel()
     names = [text.get_text() for text in over_time.get_legend().get_texts()]
     assert names == [f"evaluations, {noise}", "training, with noise", "smoothed"]
+    points = [line for axis in figure.axes for line in axis.lines if line.get_marker() == "o"]
+    assert len(points) == 4
+    assert not any(line.get_clip_on() for line in points), "points at 0 are not cut in half"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,18 @@ def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_
     )
     for colour in COLOURS[1:3]:
         assert count(right, colour) > 300, "dashes next to each other"
+
+
+def test_a_line_that_others_cover_is_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(comparison, "save", lambda figure, _: drawn.append(figure))
+    for over_time in (False, True):
+        of_groups = groups(100, 200, 400)
+        comparison.draw_together(
+            of_groups, Path("a.png"), "E-v0", "return", over_time=over_time, baselines={}
+        )
+    widths = [[line.get_linewidth() for line in figure.axes[0].lines] for figure in drawn]
+    assert widths == [[7.5, 4.5, 1.5], [1.5, 1.5, 1.5]]
 
 
 def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ def _fault_lines(env_faults: dict[str, int]) -> Iterator[str]:
         yield f"  {count} x {name}"
     omitted = by_frequency[MAX_FAULT_LINES:]
     if omitted:
-        yield f"  {sum(count for _, count in omitted)} more of {counted(len(omitted), 'other kind')}"
+        kinds = sorted({name.partition(": ")[2] for name, _ in omitted})
+        yield f"  {sum(count for _, count in omitted)} more: {', '.join(kinds)}"
 
 
 def _how_to_go_on(result: Result, error: BaseException | None) -> str:

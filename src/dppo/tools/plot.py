@@ -92,7 +92,7 @@ def plot(
     with writing(f"out={out}"):
         draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
-        kind = f", {IN_TRAINING}" if group.has_evaluations else ""
+        kind = f", {IN_TRAINING}" if metric == RETURN else ""
         yield f"{group}{kind}: {_last_values(group.runs)}"
     yield from _last_evaluations(groups)
     for name, mean_return in baselines.items():

@@ -4,7 +4,7 @@ import math
 from statistics import fmean
 
 from dppo.config import Config
-from dppo.tools.doctor.controllers import RANDOM, ZERO, Returns, are_alike, differ
+from dppo.tools.doctor.controllers import RANDOM, ZERO, Returns, are_alike, differ, simple_actions
 from dppo.tools.doctor.speed import Facts, Findings
 
 SMALL_SHARE = 0.01  # share of returns
@@ -21,7 +21,7 @@ def findings_about_controllers(facts: Facts, config: Config) -> Findings:
     if facts.get("controllers_failed"):
         yield (
             "warning",
-            f"while zero, random or baseline actions were played: {facts['controllers_failed']}",
+            f"while {simple_actions(config)} were played: {facts['controllers_failed']}",
         )
     if facts.get("controllers_left_out"):
         enough = ""
@@ -30,8 +30,8 @@ def findings_about_controllers(facts: Facts, config: Config) -> Findings:
             enough = f" to {10 * math.ceil(seconds / 10)}"
         yield (
             "note",
-            f"the returns of zero, random and baseline actions were not measured: {facts['controllers_left_out']}. To "
-            f"measure them, raise --seconds{enough}",
+            f"the returns of {simple_actions(config)} were not measured: {facts['controllers_left_out']}. To measure "
+            f"them, raise --seconds{enough}",
         )
 
 

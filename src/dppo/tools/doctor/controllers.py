@@ -29,6 +29,13 @@ Returns = Mapping[str, Sequence[float]]
 """Returns of the same episodes, by the name of the controller."""
 
 
+def simple_actions(config: Config) -> str:
+    """Name the controllers that are played."""
+    if config.baseline is None:
+        return "zero and random actions"
+    return "zero, random and baseline actions"
+
+
 class Zero:
     """Always takes the action that is nearest to zero."""
 

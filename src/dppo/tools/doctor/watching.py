@@ -41,7 +41,7 @@ STAGES = {
     "comparing with other episodes": "playing the same episodes again",
     WITH_SECOND: "playing the same episodes in a second instance",
     "updating": "measuring how long updates take",
-    "playing controllers": "playing zero, random and baseline actions",
+    "playing controllers": "playing zero actions, random actions and any baseline",
     "closing": "closing the environment",
 }
 STAGES_OF_SECOND = {**STAGES, "playing": "playing the same episodes again"}

@@ -99,7 +99,11 @@ def draw_together(
         style(axis)
         for index, (band, name) in enumerate(zip(bands, names, strict=True)):
             x = band.seconds / scale if over_time else band.steps
+            later = [] if over_time else bands[index + 1 :]
+            copies = sum(all_equal([band, other]) for other in later)
             line = {
+                # a line that another one covers stays visible at its sides
+                "linewidth": 1.5 + 3 * copies,
                 "color": COLOURS[index % len(COLOURS)],
                 "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
                 "marker": "o" if len(x) == 1 else None,

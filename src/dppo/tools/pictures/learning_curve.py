@@ -29,6 +29,8 @@ from dppo.tools.pictures.style import (
 )
 
 FEW_VALUES = 20  # fewer values are drawn as points, too
+# points on an axis are drawn as a whole
+POINTS: dict[str, Any] = {"marker": "o", "markersize": 4, "clip_on": False}
 SMOOTHING = 0.05  # window of the smoothed line, as a share of the run
 
 
@@ -83,7 +85,7 @@ def learning_curve(rows: Rows, path: Path, title: str, *, stochastic: bool = Fal
 
 def _draw_evaluations(axis: Any, x: np.ndarray, returns: np.ndarray, name: str) -> None:
     if len(returns):
-        axis.plot(x, returns, color=COLOURS[0], marker="o", markersize=4, linewidth=1.5, label=name)
+        axis.plot(x, returns, color=COLOURS[0], linewidth=1.5, label=name, **POINTS)
 
 
 def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
@@ -100,17 +102,8 @@ def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
         return
     at = thinned(len(returns))
     blue = COLOURS[1]
-    marker = "o" if len(returns) < FEW_VALUES else None
-    axis.plot(
-        x[at],
-        returns[at],
-        color=blue,
-        alpha=0.3,
-        linewidth=1,
-        marker=marker,
-        markersize=4,
-        label=IN_TRAINING,
-    )
+    points = POINTS if len(returns) < FEW_VALUES else {}
+    axis.plot(x[at], returns[at], color=blue, alpha=0.3, linewidth=1, label=IN_TRAINING, **points)
     axis.plot(x[at], smoothed(returns)[at], color=blue, linewidth=2, label="smoothed")
 
 
