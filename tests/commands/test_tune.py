@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from builders import make_config
 from commandline import Command, Typed, parse
 
 from dppo.config.parts import settings_by_name
-from dppo.errors import ConfigError
+from dppo.errors import ConfigError, DppoError
 from dppo.tools import tune
 
 Patch = pytest.MonkeyPatch
@@ -125,6 +126,18 @@ def test_all_trials_are_in_the_same_folder_wherever_an_environment_goes(
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
     monkeypatch.setattr(tune, "_study", study_in)
     assert f"the folder is {desk / folder}\n" in refused(f"{SMALL} {words}")
+
+
+def test_a_full_disk_is_named_in_a_line_wherever_optuna_notices_it() -> None:
+    """It asserts that the result of a trial has been stored, while it handles the error of the database."""
+    words = "^out/study.db: database or disk is full. The trials that have finished are in it"
+    while_handled = AssertionError()
+    while_handled.__context__ = RuntimeError()
+    while_handled.__context__.__cause__ = sqlite3.OperationalError("database or disk is full")
+    with pytest.raises(DppoError, match=words), tune._naming_database(Path("out")):
+        raise while_handled
+    with pytest.raises(ZeroDivisionError), tune._naming_database(Path("out")):
+        raise ZeroDivisionError
 
 
 @pytest.mark.slow

@@ -804,6 +804,16 @@ def test_the_last_lines_say_which_episodes_are_left_out() -> None:
     assert line.endswith("without episodes of wide exploration")
 
 
+def test_kinds_of_faults_that_have_no_line_are_named() -> None:
+    """The same kind in several environments is one kind."""
+    env_faults = {
+        f"sampler {sampler}, env 0: {'LicenceError' if sampler == 7 else 'OSError'} in step": 1
+        for sampler in range(9)
+    }
+    lines = closing_lines(finished(env_faults=env_faults))
+    assert "  4 more: LicenceError in step, OSError in step" in lines
+
+
 def test_the_first_of_the_last_lines_tells_the_steps_since_a_resume_from_all_steps() -> None:
     steps: dict[str, Any] = {"global_step": 6144, "iterations": 12, "episodes": 64, "wall_s": 25.9}
     # faults took steps from iterations, so that these have different numbers of steps

@@ -18,6 +18,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from builders import written_run
 from commandline import Typed, parse
+from remedies import executes
 
 from dppo.__main__ import main
 from dppo.config import Config, plain_settings
@@ -586,6 +587,23 @@ def test_a_report_that_cannot_be_written_is_refused(
 ) -> None:
     a_run(Path("run"), rows(3))
     assert refusal in refused(f"report {words}")
+
+
+@executes("tools/report/command.py: contains {} runs. Leave it out, or pass {}")
+def test_a_folder_of_seeds_gets_a_report_in_each_of_its_runs(
+    desk: Path, typed: Typed, refused: Typed
+) -> None:
+    pages = [f"seeds/seed_{seed}/report.html" for seed in (1, 2)]
+    for page_of_seed in pages:
+        a_run(Path(page_of_seed).parent, rows(3))
+    assert re.findall(r"^\S+\.html(?=: )", typed("report seeds"), re.M) == pages
+    for page_of_seed in pages:
+        assert "Learning" in Path(page_of_seed).read_text()
+    words = (
+        "out=a.html: is one page, and seeds contains 2 runs. Leave it out, or pass seeds/seed_1."
+    )
+    assert words in refused("report seeds --out a.html")
+    assert typed("report seeds/seed_1 --out a.html").startswith("a.html: ")
 
 
 OVERLAPS = """[...document.querySelectorAll('svg.plot')].flatMap(svg => {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -95,6 +96,16 @@ class PlayedEpisodes:
     @property
     def is_complete(self) -> bool:
         return len(self.episodes) + len(self.faults) == self.total
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Log what was played before any error: it may have taken hours."""
+        try:
+            yield
+        except Exception:
+            if self.episodes:
+                logger.warning("ended early: %s", self.summary())
+            raise
 
     def leave_out(self, episode: int, fault: EnvironmentFault) -> None:
         """Leave out an episode, as the evaluations of a run do.

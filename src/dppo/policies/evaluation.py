@@ -87,18 +87,13 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     arguments = replace(arguments, info_keys=keys)
     player.check(arguments.play_settings)
     played = PlayedEpisodes(episodes)
-    with ending_on_signals(played.summary) as check_signals:
-        try:
-            if num_actors:
-                from dppo.policies.on_actors import play_on_actors
+    with ending_on_signals(played.summary) as check_signals, played.kept():
+        if num_actors:
+            from dppo.policies.on_actors import play_on_actors
 
-                play_on_actors(player, arguments, played, check_signals)
-            else:
-                _play_here(player, arguments, played, check_signals)
-        except Exception:
-            if played.episodes:  # they may have taken hours
-                logger.warning("ended early: %s", played.summary())
-            raise
+            play_on_actors(player, arguments, played, check_signals)
+        else:
+            _play_here(player, arguments, played, check_signals)
     _log_actions_at_bound(player.policy, played.episodes)
     return _result(player.env_name, played, keys)
 

@@ -3,8 +3,10 @@
 import json
 import math
 import signal
+import sqlite3
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, plain_settings, read_settings
 from dppo.config.parts import about, default_of, settings_by_name
 from dppo.config.presets import merge_preset
-from dppo.errors import ConfigError, TrainingDiverged, refuse, unknown_name
+from dppo.errors import ConfigError, DppoError, TrainingDiverged, refuse, unknown_name
 from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
@@ -69,19 +71,20 @@ def main(argv: list[str]) -> int:
     base = {"progress": "off"} | {
         name: value for name, value in training.settings.items() if name not in space
     }
-    study = _study(out, base, config)
-    import optuna
+    with _naming_database(out):
+        study = _study(out, base, config)
+        import optuna
 
-    finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    num_left = num_trials - len(study.get_trials(states=finished_states))
-    if num_left > 0:
-        enough = optuna.study.MaxTrialsCallback(num_trials, states=finished_states)
-        several = SeveralRuns(num_left, config.total_steps, "trial", some_stop_early=True)
-        whole_time = WholeTime(several, partial(print, flush=True))
-        study.optimize(
-            partial(_train, base=base, space=space, out=out, whole_time=whole_time),
-            callbacks=[enough, _print_trial],
-        )
+        finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+        num_left = num_trials - len(study.get_trials(states=finished_states))
+        if num_left > 0:
+            enough = optuna.study.MaxTrialsCallback(num_trials, states=finished_states)
+            several = SeveralRuns(num_left, config.total_steps, "trial", some_stop_early=True)
+            whole_time = WholeTime(several, partial(print, flush=True))
+            study.optimize(
+                partial(_train, base=base, space=space, out=out, whole_time=whole_time),
+                callbacks=[enough, _print_trial],
+            )
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
     best = study.best_trial
@@ -92,6 +95,23 @@ def main(argv: list[str]) -> int:
     )
     print(command("train", config.env_name, *words))
     return 0
+
+
+@contextmanager
+def _naming_database(out: Path) -> Iterator[None]:
+    """Raise a DppoError for an error of the study's database, in whatever Optuna and SQLAlchemy raise because of it."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, sqlite3.Error):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise DppoError(
+            f"{out}/study.db: {cause}. The trials that have finished are in it. Once this is corrected, the same "
+            f"command continues the study."
+        ) from None
 
 
 def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:

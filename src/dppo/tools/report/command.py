@@ -32,6 +32,7 @@ from dppo.records.files.run_files import (
 )
 from dppo.records.files.run_folder import run_dir_of, stored_config
 from dppo.records.metrics.reading import Rows, sampled_metrics
+from dppo.tools.curves import run_folders
 from dppo.tools.doctor.run_findings import of_run
 from dppo.tools.report.charts import Bar
 from dppo.tools.report.facts import Facts
@@ -40,7 +41,8 @@ from dppo.tools.report.page import page
 PROG = "dppo report"
 DESCRIPTION = (
     "Write one HTML page about a RUN that goes on, has finished or has failed: curves, evaluation, losses, where the "
-    "time goes, actors, incidents, settings, and the command to repeat it. It has no scripts and needs no network."
+    "time goes, actors, incidents, settings, and the command to repeat it. It has no scripts and needs no network. For "
+    "a folder of several runs, write a page in each."
 )
 MAX_FILES = 100  # incidents that are read, logs, and processes of an actor
 PROCESS = re.compile(r"(?m)^(?:(\S+ \S+) )?dppo: (process \d+ (?:began|ended).*)$")
@@ -48,16 +50,22 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 def main(argv: list[str]) -> int:
-    """Write the page; return the exit code."""
-    options = {"--out FILE": "The page. (default: RUN/report.html)"}
+    """Write the pages; return the exit code."""
+    options = {"--out FILE": "The page of a single RUN. (default: RUN/report.html)"}
     parser = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, {"options": options})
     flags, word = parser.split_one(argv)
-    run = run_dir_of(Path(word))
-    out = flags.get("out", run / "report.html")
-    data = page(facts_of(run)).encode("utf8", "replace")
-    with writing(f"out={out}"):
-        write_file(out, data)
-    print(printable(f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."))
+    runs = list(run_folders([Path(word)]))
+    if "out" in flags and len(runs) > 1:
+        raise ConfigError(
+            f"out={flags['out']}: is one page, and {word} contains {len(runs)} runs. Leave it out, or pass {runs[0]}."
+        )
+    for folder in runs:
+        run = run_dir_of(folder)
+        out = flags.get("out", run / "report.html")
+        data = page(facts_of(run)).encode("utf8", "replace")
+        with writing(f"out={out}"):
+            write_file(out, data)
+        print(printable(f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."))
     return 0
 
 
