@@ -30,6 +30,7 @@ SB3_PACKAGES = [
     "torch",
     "gymnasium[mujoco]",
     "ale-py",
+    "box2d",
     "opencv-python-headless",
 ]
 
