@@ -162,13 +162,13 @@ def test_too_few_actors_for_one_sampler_each_end_the_run_at_once() -> None:
     assert raised.value.place.samplers_beside == 1
 
 
-def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_remedy_for_both() -> None:
+def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_instances_of_the_process() -> None:
+    """From which the advice on both follows: see `instances_line`."""
     driver = Driver([[0, 1], [2]], replace(LIMITS, max_actor_restarts=1))
     driver.request(0)
     driver.die(0)
     driver.start(0, 2)
-    with pytest.raises(
-        ClusterError,
-        match=r"had the environments of 1 sampler. If it may have no more, use `num_actors=3`",
-    ):
+    with pytest.raises(EnvironmentFault, match="Its actor was replaced 1 time in a row") as raised:
         driver.refuse(one_too_many(1, 1))
+    assert raised.value.place is not None
+    assert raised.value.place.samplers_beside == 1

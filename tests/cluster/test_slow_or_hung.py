@@ -460,11 +460,35 @@ def test_a_constructor_that_raises_in_a_later_iteration_costs_the_process() -> N
     assert REFUSED in driver.incidents()[-1].text
 
 
-def test_a_constructor_that_raises_in_the_first_process_ends_the_run() -> None:
-    driver = Driver([[0]])
+def test_a_constructor_that_raises_at_first_is_called_again_where_another_succeeded() -> None:
+    driver = Driver([[0]], replace(LIMITS, max_actor_restarts=2))
     driver.request(0)
-    with pytest.raises(EnvironmentFault, match="all licences are in use"):
+    for number in (2, 3):
         driver.refuse(FAILED_CONSTRUCTOR)
+        assert REFUSED in driver.incidents()[-1].text
+        driver.wait(10)
+        driver.start(0, number)
+    with pytest.raises(EnvironmentFault, match=r"are in use\. Its actor was replaced 2 times in a"):
+        driver.refuse(FAILED_CONSTRUCTOR)
+
+
+@pytest.mark.parametrize("sampler_id", [0, 1])
+def test_a_constructor_that_raises_beside_the_first_does_not_end_the_run(sampler_id: int) -> None:
+    driver = Driver([[0], [1]], replace(PATIENT, quiet_s=20), described=False)
+    for actor_id in (0, 1):
+        driver.start(actor_id)
+        driver.progress[actor_id] = moving(Phase.MAKE, 0)
+    driver.wait(25)
+    asked = driver.all(Describe)[sampler_id]
+    refused = Answered(asked.process, asked.ask_id, FAILED_CONSTRUCTOR)
+    if sampler_id == 0:
+        with pytest.raises(EnvironmentFault, match="all licences are in use"):
+            driver.on(refused)
+    else:
+        driver.on(refused)
+        assert REFUSED in driver.incidents()[-1].text
+        driver.describe()
+        assert driver.engine.spaces == "spaces"
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

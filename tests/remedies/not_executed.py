@@ -170,7 +170,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/doctor/run_findings.py: . Use {}",
     ),
     "carried out by tests/test_single_instances.py": (
-        "engine/restarts.py: If it may have no more, use `num_actors={}`",
         "records/instance_lines.py: If a process may have only {}, use {}.",
         "records/instance_lines.py: If it may have only one, use {}",
         "records/instance_lines.py: use {}: {} instances, and a smaller batch.",

@@ -256,16 +256,18 @@ class CollectionEngine:
         return limit * most_actors >= len(self.hosting.positions)
 
     def _may_be_busy(self, question: Question, fault: EnvironmentFault) -> bool:
-        """Return whether a constructor may have raised because a lost process still holds a licence or port.
+        """Return whether a constructor may have raised because a licence or port was not free.
 
-        Some constructor must have succeeded before; and it is a later segment, or a process has been replaced.
+        Some other constructor must have succeeded, or still run. A process that has made others from the start may
+        rather allow no more.
         """
-        has_made_an_env = self.spaces is not None
-        if not fault.in_constructor or not has_made_an_env:
+        is_first = self.spaces is None and 0 in question.samplers
+        if fault.place is None or not fault.in_constructor or is_first:
             return False
-        return question.index > 0 or any(
+        is_later = question.index > 0 or any(
             actor.process.number > 1 for actor in self._actors.values()
         )
+        return is_later or not fault.place.others
 
     def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
         """Replace a process that could not make another sampler; from now on, no process gets more than it had.
@@ -437,7 +439,7 @@ class CollectionEngine:
             limit = self.limits.max_actor_restarts
             given_up = self._fatal.record_loss(actor, place, limit)
             if given_up is None:
-                raise too_many_losses(message, limit, fault, len(self.hosting.positions))
+                raise too_many_losses(message, limit, fault)
             message += given_up
         self.wait_log.news_at = now
         delay_s = delay_before(max(1, actor.losses))
