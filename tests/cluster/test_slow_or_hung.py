@@ -474,21 +474,23 @@ def test_a_constructor_that_raises_at_first_is_called_again_where_another_succee
 
 @pytest.mark.parametrize("sampler_id", [0, 1])
 def test_a_constructor_that_raises_beside_the_first_does_not_end_the_run(sampler_id: int) -> None:
-    driver = Driver([[0], [1]], replace(PATIENT, quiet_s=20), described=False)
+    driver = Driver([[0], [1]], PATIENT, described=False)
     for actor_id in (0, 1):
         driver.start(actor_id)
         driver.progress[actor_id] = moving(Phase.MAKE, 0)
-    driver.wait(25)
+    driver.wait(100)
     asked = driver.all(Describe)[sampler_id]
     refused = Answered(asked.process, asked.ask_id, FAILED_CONSTRUCTOR)
     if sampler_id == 0:
         with pytest.raises(EnvironmentFault, match="all licences are in use"):
             driver.on(refused)
-    else:
-        driver.on(refused)
-        assert REFUSED in driver.incidents()[-1].text
-        driver.describe()
-        assert driver.engine.spaces == "spaces"
+        return
+
+    driver.on(refused)
+    assert REFUSED in driver.incidents()[-1].text
+
+    driver.describe()
+    assert driver.engine.spaces == "spaces"
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
