@@ -383,14 +383,17 @@ def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
     driver = Driver([[0]], PATIENT)
     patience = driver.engine.patience
     usual = replace(report(0, 0, 0), env_s=20.0)
+    restart = Incident(IncidentKind.PROGRAM_RESTARTED, "solver 0.0")
+    restarted = replace(usual, env_s=25.0, incidents=(restart,))
+    for _ in range(MEASURED):
+        patience.measure(Answer(((restarted, "segment"),), Timings()))
+    assert limit_of(driver) == ("segment_timeout_s", 600.0), "the time of a step is not known"
+
     made = (usual, "segment")
     for _ in range(MEASURED):  # of 8 samplers in threads, which are in it as long as one sampler
         patience.measure(Answer((made,) * 8, Timings(env_s=20.0)))
 
-    restart = Incident(IncidentKind.PROGRAM_RESTARTED, "solver 0.0")
-    restarted = replace(usual, env_s=25.0, incidents=(restart,))
-    made = (restarted, "segment")
-    patience.measure(Answer((made,), Timings()))
+    patience.measure(Answer(((restarted, "segment"),), Timings()))
 
     replayed = replace(usual, env_s=25.0)
     made = (replayed, "segment")

@@ -30,7 +30,7 @@ class Patience:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._answers = 0
+        self._answers = 0  # with a measured step
         self._reported = False
         self._longest_s = dict.fromkeys(MIN_S, 0.0)
 
@@ -88,11 +88,13 @@ class Patience:
         Steps of segments with a replay or an incident do not count: programs or environments may have been started.
         """
         longest_s = self._longest_s
-        for report, _ in answer.made:
-            if not report.incidents and not answer.timings.replayed_steps:
-                mean_s = report.env_s / max(1, report.steps)
-                longest_s[Phase.STEP] = max(longest_s[Phase.STEP], mean_s)
         longest_s[Phase.IDLE] = max(longest_s[Phase.IDLE], after_s - answer.timings.total_s)
+        reports = [report for report, _ in answer.made if not report.incidents]
+        if not reports or answer.timings.replayed_steps:
+            return
+        for report in reports:
+            mean_s = report.env_s / max(1, report.steps)
+            longest_s[Phase.STEP] = max(longest_s[Phase.STEP], mean_s)
         self._answers += 1
 
     def news(self) -> list[str]:
