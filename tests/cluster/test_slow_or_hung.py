@@ -29,7 +29,13 @@ from dppo.engine.patience import MEASURED
 from dppo.envs.activity import STARTS, Activity, Phase
 from dppo.errors import ClusterError, EnvFault, EnvironmentFault
 from dppo.ppo.exchange.questions import Answer
-from dppo.ppo.exchange.records import CollectionProgress, Incident, IncidentKind, Timings
+from dppo.ppo.exchange.records import (
+    CollectionProgress,
+    Incident,
+    IncidentKind,
+    SegmentReport,
+    Timings,
+)
 
 PATIENT = replace(LIMITS, segment_timeout_s=600.0)
 FROZEN = moving(Phase.STEP, 1, until=1)  # after a second
@@ -381,23 +387,25 @@ def test_a_step_that_took_long_gives_the_others_twenty_times_that() -> None:
 def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
     """Segments in which a program was restarted, or episodes were replayed, have taken longer for that reason."""
     driver = Driver([[0]], PATIENT)
-    patience = driver.engine.patience
     usual = replace(report(0, 0, 0), env_s=20.0)
     restart = Incident(IncidentKind.PROGRAM_RESTARTED, "solver 0.0")
     restarted = replace(usual, env_s=25.0, incidents=(restart,))
+    replayed = replace(usual, env_s=25.0)
+
+    def measure(measured: SegmentReport, num_samplers: int = 1, replayed_steps: int = 0) -> None:
+        timings = Timings(env_s=measured.env_s, replayed_steps=replayed_steps)
+        made = ((measured, "segment"),) * num_samplers
+        driver.engine.patience.measure(Answer(made, timings))
+
     for _ in range(MEASURED):
-        patience.measure(Answer(((restarted, "segment"),), Timings()))
+        measure(restarted)
     assert limit_of(driver) == ("segment_timeout_s", 600.0), "the time of a step is not known"
 
-    made = (usual, "segment")
-    for _ in range(MEASURED):  # of 8 samplers in threads, which are in it as long as one sampler
-        patience.measure(Answer((made,) * 8, Timings(env_s=20.0)))
-
-    patience.measure(Answer(((restarted, "segment"),), Timings()))
-
-    replayed = replace(usual, env_s=25.0)
-    made = (replayed, "segment")
-    patience.measure(Answer((made,), Timings(replayed_steps=1)))
+    for _ in range(MEASURED):
+        # of 8 samplers in threads, which are in it as long as one sampler
+        measure(usual, num_samplers=8)
+    measure(restarted)
+    measure(replayed, replayed_steps=1)
 
     assert limit_of(driver) == ("step_timeout_s", 400.0)
     assert limit_of(driver, full=True) == ("segment_timeout_s", 600.0)
