@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,7 @@ class Asking(gym.Env):
 
 
 def test_a_factory_gets_slots_until_its_environment_is_closed() -> None:
+    """A copy of the environment shares them."""
     layout = Layout(1, max(2, CORES)) if CORES > 1 else Layout()
     env = make_env(Asking, {}, Instance(3, 1, layout=layout))
     slots = env.unwrapped.slots
@@ -353,6 +355,7 @@ def test_a_factory_gets_slots_until_its_environment_is_closed() -> None:
     assert slots.env_index == 1
     assert slots.cores == [cores_here()]
     assert slots.hosts == [os.uname().nodename]
+    assert deepcopy(env.unwrapped).slots is slots
     env.close()
     Lease(CORES, wait_s=0).close()
 

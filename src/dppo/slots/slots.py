@@ -132,6 +132,10 @@ class Slots:
             started, folder, variables, self._lease.handles, self.layout.nodes[0].address
         )
 
+    def __deepcopy__(self, memo: object) -> "Slots":
+        """Return the slots themselves: a copy of their environment has no cores of its own."""
+        return self
+
     def close(self) -> None:
         """Give the cores back; cores of a program that still runs are free when it has ended."""
         self._leases.close()
