@@ -27,12 +27,10 @@ class EvaluationArguments:
     """The arguments of `dppo.evaluate` that decide which episodes are played, and how they are shown."""
 
     episodes: int
-    seed: int
-    deterministic: bool
+    play: PlaySettings
     render: bool
     video: Path | None
     num_actors: int
-    info_keys: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise ConfigError if something is invalid, or cannot be shown here."""
@@ -45,8 +43,8 @@ class EvaluationArguments:
     def _invalid(self) -> Iterator[ConfigError]:
         if self.episodes < 1:
             yield ConfigError(f"episodes={self.episodes}: must be at least 1.")
-        if self.seed < 0:
-            yield ConfigError(f"seed={self.seed}: must be at least 0.")
+        if self.play.seed < 0:
+            yield ConfigError(f"seed={self.play.seed}: must be at least 0.")
         if self.num_actors < 0:
             yield ConfigError(
                 f"num_actors={self.num_actors}: must not be negative. Use 0 to play in this process."
@@ -62,15 +60,11 @@ class EvaluationArguments:
             return "human"
         return None if self.video is None else "rgb_array"
 
-    @property
-    def play_settings(self) -> PlaySettings:
-        return PlaySettings(self.seed, self.deterministic, self.info_keys)
-
     def log_beginning(self, player: Player) -> None:
         """Log what is played."""
         episodes = counted(self.episodes, "episode")
-        described = player.describe(self.play_settings)
-        logger.info("%s, %s, %s of seed %d", player.env_name, described, episodes, self.seed)
+        described = player.describe(self.play)
+        logger.info("%s, %s, %s of seed %d", player.env_name, described, episodes, self.play.seed)
 
 
 def check_display() -> None:

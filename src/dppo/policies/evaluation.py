@@ -21,6 +21,7 @@ from dppo.files import user_path
 from dppo.log import logger
 from dppo.numerics.arithmetic import limit_blas
 from dppo.plugins import plugin
+from dppo.policies.acting import PlaySettings
 from dppo.policies.arguments import REPORT_EVERY_S, EvaluationArguments, PlayedEpisodes
 from dppo.policies.bounds import element_at_bound
 from dppo.policies.controller import Controller
@@ -78,14 +79,13 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
         ControllerFault: the controller raised, or returned an invalid action.
     """
     film = None if video is None else user_path(video)
-    arguments = EvaluationArguments(
-        episodes, seed, deterministic, render=render, video=film, num_actors=num_actors
-    )
+    play = PlaySettings(seed, deterministic)
+    arguments = EvaluationArguments(episodes, play, render, film, num_actors)
     arguments.check()
     player = find_player(policy, env, env_kwargs, model, trust=trust)
     keys = tuple(player.settings.get("info_keys", ()) if info_keys is None else info_keys)
-    arguments = replace(arguments, info_keys=keys)
-    player.check(arguments.play_settings)
+    arguments = replace(arguments, play=replace(play, info_keys=keys))
+    player.check(play)
     played = PlayedEpisodes(episodes)
     with ending_on_signals(played.summary) as check_signals, played.kept():
         if num_actors:
@@ -164,9 +164,9 @@ class _Stage:
     def make(self) -> None:
         """Make the environment; raise CheckpointError if the policy does not fit it."""
         player = self._player
-        settings = self._arguments.play_settings
+        settings = self._arguments.play
         self._progress.enter(place_of(Phase.MAKE))
-        self.env = player.make(self._arguments.render_mode, self._arguments.seed)
+        self.env = player.make(self._arguments.render_mode, settings.seed)
         self._progress.enter(place_of(Phase.IDLE))
         acting = player.acting_for(settings)(player.snapshot)
         self.playing = Playing(acting, self.env, player.env_name, settings, self._progress)

@@ -93,11 +93,11 @@ def _session(
 
 def _episode_player(player: Player, arguments: EvaluationArguments) -> EpisodePlayer:
     settings = player.settings | player.objects
-    acting_for = player.acting_for(arguments.play_settings)
+    acting_for = player.acting_for(arguments.play)
     num_samplers = settings.get("num_samplers", 0)
     layout = Layout.by_names(settings)
     episode_player = EpisodePlayer(
-        player.env_settings, acting_for, arguments.play_settings, num_samplers, layout
+        player.env_settings, acting_for, arguments.play, num_samplers, layout
     )
     # errors name the arguments that the caller has passed
     episode_player.setting = "policy and env" if isinstance(player.policy, Controller) else "env"
