@@ -143,12 +143,14 @@ class Hosting:
         These make environments of their own meanwhile.
         """
         first = self.positions[0]
-        asked = [first.host]
+        candidates = [first.host]
         if first.maker is not None and first.maker.queue:
             if now - first.maker.deadline.began <= self._limits.quiet_s:
                 return []
-            asked = list(self.running.values())
-        return [actor for actor in asked if actor.state is ActorState.RUNNING and not actor.queue]
+            candidates = list(self.running.values())
+        return [
+            actor for actor in candidates if actor.state is ActorState.RUNNING and not actor.queue
+        ]
 
     def askable(self, actor: Actor, index: int) -> tuple[int, ...]:
         """Return the samplers of an actor whose segment `index` it can be asked for now.

@@ -52,12 +52,15 @@ class Patience:
         """Record the activity of an actor; if it has progressed, its deadline counts from now."""
         deadline = actor.deadline
         limit = self._limit_of(actor, progress)
-        stood_s = 0.0
+        standstill_s = 0.0
         if actor.queue:
-            stood_s = deadline.record_look(progress, now, limit)
-        if not stood_s:
+            standstill_s = deadline.record_look(progress, now, limit)
+        if not standstill_s:
             self.record_standstill(actor)
-        deadline.standstill = (progress.phase, 0.0 if progress.phase is Phase.IDLE else stood_s)
+        deadline.standstill = (
+            progress.phase,
+            0.0 if progress.phase is Phase.IDLE else standstill_s,
+        )
 
     def longest_wait_s(self, actor: Actor) -> float:
         """Return the seconds without progress after which an actor is replaced, wherever it is now."""
@@ -78,9 +81,9 @@ class Patience:
 
     def record_standstill(self, actor: Actor) -> None:
         """Count the time for which an actor stood in a place, now that it has gone on: it did not hang there."""
-        phase, stood_s = actor.deadline.standstill
-        if stood_s > self._longest_s.get(phase, math.inf):
-            self._longest_s[phase] = stood_s
+        phase, standstill_s = actor.deadline.standstill
+        if standstill_s > self._longest_s.get(phase, math.inf):
+            self._longest_s[phase] = standstill_s
 
     def measure(self, answer: Answer, after_s: float = 0.0) -> None:
         """Measure the mean step of each sampler, and the share of messages in the time since the question.

@@ -101,12 +101,12 @@ class WaitLog:
             name = f"actor {actor.actor_id}"
             if actor.node:
                 name += f" on {actor.node}"
-            stood_s = deadline.standstill[1]
+            standstill_s = deadline.standstill[1]
             unseen_s = now - deadline.unseen_since
             duration = ""
-            if stood_s > 0:
+            if standstill_s > 0:
                 limit_s = self._patience.longest_wait_s(actor)
-                duration = f" for {stood_s:.0f} s, of {limit_s:g} s at most"
+                duration = f" for {standstill_s:.0f} s, of {limit_s:g} s at most"
             if unseen_s > UNSEEN_S:
                 unseen.append(f"{name} has not been seen for {unseen_s:.0f} s")
             elif progress is not None and actor.current_question.rebuilds:
