@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -61,6 +63,24 @@ def test_a_temporary_folder_that_python_leaves_out_is_that_of_ray(
     monkeypatch.setenv("TMPDIR", "/tmp/full")
     assert tempfile.gettempdir() != "/tmp/full"
     assert folder.ray_folder() == "/tmp/full"
+
+
+@executes("transports/ray/environment.py: Set PYTHONUTF8=1, or use `num_actors=0`.")
+@pytest.mark.parametrize(("utf8", "words"), [("0", "Set PYTHONUTF8=1"), ("1", "")])
+def test_a_python_of_ascii_is_refused_beside_a_word_with_other_letters(
+    utf8: str, words: str
+) -> None:
+    code = "from dppo.transports.ray.environment import check_encoding; check_encoding()"
+    variables = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "läufe"],
+        check=False,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert words in ended.stderr
+    assert bool(ended.returncode) == bool(words)
 
 
 @executes("transports/ray/folder.py: Set RAY_TMPDIR to a folder with a plain name")

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dppo.errors import ConfigError
 from dppo.files import lock, remove_abandoned
 
 PREFIX = "dppo-token-"
@@ -56,6 +57,18 @@ def private_token() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock(folder)  # held until the process ends; systemd-tmpfiles skips locked folders, too
     return token
+
+
+def check_encoding() -> None:
+    """Raise ConfigError if this process has words or paths that Ray, which keeps them in UTF-8, cannot encode."""
+    for text in (*sys.orig_argv, *sys.path):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"num_actors: Ray cannot start beside {text!a}, as this Python takes file names for "
+                f"{sys.getfilesystemencoding()}. Set PYTHONUTF8=1, or use `num_actors=0`."
+            ) from None
 
 
 def set_environment(

@@ -98,6 +98,7 @@ class RaySession:
         source = "address"
         cluster = actors.address
         if self._ours:
+            environment.check_encoding()
             source, cluster = wanted_cluster(actors.address)
         self.started_here = self._ours and cluster is None
         self.clock = RunClock()
