@@ -78,3 +78,33 @@ def test_an_unpaired_interval_is_that_of_welch() -> None:
 def test_an_unpaired_interval_of_constant_returns_is_a_point() -> None:
     difference = unpaired_difference([3.0, 3.0], [1.0, 1.0])
     assert difference == Difference(2.0, 2.0, 2.0, 2, paired=False)
+
+
+@pytest.mark.parametrize(
+    ("difference", "words", "verdict"),
+    [
+        (
+            Difference(0.012, 0.004, 0.02, 20, paired=True),
+            "+0.012 (95 % interval +0.004 to +0.020, 20 pairs of episodes)",
+            "better",
+        ),
+        (
+            Difference(-3.7, -4.1, -3.4, 20, paired=False),
+            "-3.70 (95 % interval -4.10 to -3.40, 20 episodes each, unpaired (Welch))",
+            "worse",
+        ),
+        (
+            Difference(1.0, -math.inf, math.inf, 1, paired=True),
+            "+1.00 (too few episodes for an interval)",
+            "not clearly different",
+        ),
+    ],
+)
+def test_a_difference_is_read_back_from_its_metrics_and_shown_with_the_digits_that_it_needs(
+    difference: Difference, words: str, verdict: str
+) -> None:
+    row = difference.as_metrics() | {"eval/episodes": 20}
+    assert Difference.of_row(row) == difference
+    assert str(difference) == words
+    assert difference.verdict == verdict
+    assert Difference.of_row({"eval/episodes": 20}) is None

@@ -1,6 +1,5 @@
 """BaselineNote: an observer that warns when the policy falls below the baseline, the user's controller."""
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -8,6 +7,7 @@ from dppo.config import Config
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.records.clone_note import CLEAR, longer_prior
+from dppo.records.differences import Difference
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import Observer
 from dppo.records.terminal.figures import number, signed
@@ -52,34 +52,34 @@ class BaselineNote(Observer):
 
     def note(self, row: Row) -> str:
         """Return the note that is due after `row`, the next one of the run; "" if none is."""
-        if "eval/baseline_difference" not in row:
+        difference = Difference.of_row(row)
+        if difference is None:
             return ""
         evaluated = _Evaluated(row["eval/episodic_return"], int(row["eval/global_step"]))
         if self._best is None or evaluated.mean_return > self._best.mean_return:
             self._best = evaluated
-        low = row.get("eval/baseline_difference_low", -math.inf)
-        if low > 0 and (self._proven is None or evaluated.mean_return > self._proven.mean_return):
+        if difference.is_improvement and (
+            self._proven is None or evaluated.mean_return > self._proven.mean_return
+        ):
             self._proven = evaluated
         is_of_clone = row["eval/iteration"] <= self._config.collected_by_prior
-        has_fallen = self._is_level and _is_below(row) and not is_of_clone
+        has_fallen = self._is_level and _is_clearly_below(difference, row) and not is_of_clone
         text = ""
         if has_fallen:
-            text = self._text(evaluated, row)
+            text = self._text(evaluated, row, difference)
             self._is_level = False
-        elif row.get("eval/baseline_difference_high", math.inf) >= 0:
+        elif difference.verdict != "worse":
             self._is_level = True
         if self._is_level:
             self._level = evaluated
         return text
 
-    def _text(self, evaluated: _Evaluated, row: Row) -> str:
+    def _text(self, evaluated: _Evaluated, row: Row, difference: Difference) -> str:
         before = "" if self._level is None else f", {self._level}"
-        low = signed(row.get("eval/baseline_difference_low", -math.inf))
-        high = signed(row["eval/baseline_difference_high"])
-        difference = f"{signed(row['eval/baseline_difference'])} (95 % {low} to {high})"
         return (
             f"the policy has fallen below the baseline {self._config.baseline_name}: mean return {evaluated} env "
-            f"steps{before}; baseline {number(row['eval/baseline_return'])}, difference {difference}. "
+            f"steps{before}; baseline {number(row['eval/baseline_return'])}, difference "
+            f"{signed(difference.mean)} (95 % {difference.interval}). "
             f"{self._kept()}.{self._advice()}"
         )
 
@@ -111,8 +111,7 @@ class BaselineNote(Observer):
         return f" If it does not recover, start a new run with {'; or with '.join(ways)}"
 
 
-def _is_below(row: Row) -> bool:
+def _is_clearly_below(difference: Difference, row: Row) -> bool:
     """Return whether an evaluation shows that the policy is worse than the baseline, and clearly so."""
-    is_shown = row.get("eval/baseline_difference_high", math.inf) < 0
     size = max(abs(row["eval/episodic_return"]), abs(row["eval/baseline_return"]))
-    return is_shown and -row["eval/baseline_difference"] > CLEAR * size
+    return difference.verdict == "worse" and -difference.mean > CLEAR * size

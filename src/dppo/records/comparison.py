@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dppo.records.differences import Difference
+from dppo.records.terminal.figures import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +43,18 @@ class BaselineComparison:
         """Return a sentence on both returns, one on what they show, and one on what is deployed."""
         if math.isnan(self.mean_return):
             return f"Baseline {self.name}: not all of its episodes have been played."
-        text = f"Baseline {self.name}: mean return {self.mean_return:.1f}."
+        text = f"Baseline {self.name}: mean return {number(self.mean_return)}."
         if self.difference is not None:
-            text += f" The best evaluation (iter_{self.iteration or 0:06d}) differs by {self.difference}"
-            text += self._verdict
+            text += (
+                f" The best evaluation (iter_{self.iteration or 0:06d}) differs by {self.difference}: its policy is "
+                f"{self.difference.verdict}."
+            )
         deployed = "the newest policy"
         if self.never_worse:
             deployed = f"the policy of iter_{self.iteration or 0:06d}"
         if self.deployed == "baseline":
             deployed = "the baseline"
         return f"{text} Deployed, as never_worse={self.never_worse}: {deployed}."
-
-    @property
-    def _verdict(self) -> str:
-        """Return the end of the sentence on the difference: what the interval shows."""
-        if self.is_improvement:
-            return ": its policy is better."
-        if self.difference is not None and self.difference.high < 0:
-            return ": its policy is worse."
-        return ", which does not show that its policy is better."
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values for `of_json`; NaN, which JSON does not have, becomes None."""

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
+
+from dppo.records.metrics.reading import Row
+from dppo.records.terminal.figures import signed
 
 CONFIDENCE = 0.95
 MIN_EPISODES = 2  # fewest episodes for an interval
@@ -25,7 +28,7 @@ class Difference:
     """Lower end of the interval; -inf with fewer than two episodes."""
     high: float
     """Upper end of the interval; inf with fewer than two episodes."""
-    episodes: int
+    episodes: float
     """Pairs of episodes; if they are not paired, the smaller number of episodes of the two."""
     paired: bool
     """True if episodes with the same seed were compared; False: Welch's interval of independent episodes."""
@@ -49,19 +52,58 @@ class Difference:
             paired=bool(stored["paired"]),
         )
 
+    @classmethod
+    def of_row(cls, row: Row) -> Difference | None:
+        """Return the difference in the row of an evaluation; None if it was not compared with a baseline."""
+        if "eval/baseline_difference" not in row:
+            return None
+        pairs = row.get("eval/baseline_pairs", 0)
+        return cls(
+            mean=row["eval/baseline_difference"],
+            low=row.get("eval/baseline_difference_low", -math.inf),
+            high=row.get("eval/baseline_difference_high", math.inf),
+            episodes=pairs or row.get("eval/episodes", 0),
+            paired=pairs > 0,
+        )
+
+    def as_metrics(self) -> Row:
+        """Return the metrics of an evaluation for `of_row`."""
+        row = {"eval/baseline_difference": self.mean}
+        if math.isfinite(self.low):
+            row["eval/baseline_difference_low"] = self.low
+            row["eval/baseline_difference_high"] = self.high
+        row["eval/baseline_pairs"] = self.episodes if self.paired else 0
+        return row
+
     @property
     def is_improvement(self) -> bool:
         """True if the whole interval is above zero."""
         return self.low > 0
 
-    def __str__(self) -> str:
-        """Format as `+6.6 (95 % interval +4.1 to +9.1, 20 pairs of episodes)`."""
+    @property
+    def verdict(self) -> Literal["better", "worse", "not clearly different"]:
+        """Return what the interval shows of the policy."""
+        if self.is_improvement:
+            return "better"
+        if self.high < 0:
+            return "worse"
+        return "not clearly different"
+
+    @property
+    def interval(self) -> str:
+        """Return the interval as `+4.10 to +9.10`; "" with too few episodes."""
         if not math.isfinite(self.low):
-            return f"{self.mean:+.1f} (too few episodes for an interval)"
-        compared = f"{self.episodes} pairs of episodes"
+            return ""
+        return f"{signed(self.low)} to {signed(self.high)}"
+
+    def __str__(self) -> str:
+        """Format as `+6.60 (95 % interval +4.10 to +9.10, 20 pairs of episodes)`."""
+        if not self.interval:
+            return f"{signed(self.mean)} (too few episodes for an interval)"
+        compared = f"{self.episodes:.0f} pairs of episodes"
         if not self.paired:
-            compared = f"{self.episodes} episodes each, unpaired (Welch)"
-        return f"{self.mean:+.1f} (95 % interval {self.low:+.1f} to {self.high:+.1f}, {compared})"
+            compared = f"{self.episodes:.0f} episodes each, unpaired (Welch)"
+        return f"{signed(self.mean)} (95 % interval {self.interval}, {compared})"
 
 
 def paired_difference(

@@ -113,12 +113,7 @@ class Baseline:
         row = {"eval/baseline_return": self.mean_return}
         if difference is None:
             return row
-        row["eval/baseline_difference"] = difference.mean
-        if math.isfinite(difference.low):
-            row["eval/baseline_difference_low"] = difference.low
-            row["eval/baseline_difference_high"] = difference.high
-        row["eval/baseline_pairs"] = difference.episodes if difference.paired else 0
-        return row
+        return row | difference.as_metrics()
 
     def _read(self, version: str) -> None:
         """Take over stored returns, or log why not; the file may be a stranger's, with any content."""

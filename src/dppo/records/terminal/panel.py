@@ -19,6 +19,7 @@ from rich.text import Text
 from dppo.errors import counted
 from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
+from dppo.records.differences import Difference
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, sparkline, speed
@@ -36,6 +37,7 @@ COLOURS = {
     "update": "green",
     "other": "bright_black",
 }
+VERDICT_COLOURS = {"better": "green", "worse": "red", "not clearly different": "yellow"}
 Q_MEAN = "q_mean"
 LOSSES = {  # names and keys; a row has the keys of its algorithm
     "policy": "policy_loss",
@@ -247,22 +249,13 @@ def _evaluation(row: Row) -> RenderableType:
 
 def _baseline(row: Row) -> RenderableType:
     items = [Text(number(row["eval/baseline_return"]), style="bold")]
-    difference = row.get("eval/baseline_difference")
+    difference = Difference.of_row(row)
     if difference is not None:
-        items.append(_item("difference", signed(difference)))
-    low = row.get("eval/baseline_difference_low")
-    high = row.get("eval/baseline_difference_high")
-    if low is not None and high is not None:
-        style = "yellow"
-        if low > 0:
-            style = "green"
-        elif high < 0:
-            style = "red"
-        interval = f"{signed(low)} to {signed(high)}"
-        items.append(Text.assemble(("95 % ", "dim"), (interval, style)))
-    pairs = row.get("eval/baseline_pairs")
-    if pairs is not None:
-        compared = f"{pairs:.0f} pairs" if pairs else "unpaired"
+        items.append(_item("difference", signed(difference.mean)))
+        if difference.interval:
+            interval = (difference.interval, VERDICT_COLOURS[difference.verdict])
+            items.append(Text.assemble(("95 % ", "dim"), interval))
+        compared = f"{difference.episodes:.0f} pairs" if difference.paired else "unpaired"
         items.append(Text(compared, style="dim"))
     return _Flow(items)
 

@@ -10,6 +10,7 @@ from typing import Literal, TextIO
 from dppo.errors import counted
 from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
+from dppo.records.differences import Difference
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, Result, RunInfo
 from dppo.records.terminal.figures import duration, number, share, signed, speed
@@ -133,14 +134,13 @@ def _evaluation(row: Row) -> str:
     text = (
         f"eval {number(row.get('eval/episodic_return'))} after {row['eval/global_step']:,.0f} steps"
     )
-    if "eval/baseline_difference" not in row:
+    difference = Difference.of_row(row)
+    if difference is None:
         return text
     text += f", baseline {number(row.get('eval/baseline_return'))}"
-    text += f", difference {signed(row['eval/baseline_difference'])}"
-    if "eval/baseline_difference_low" in row:
-        low = signed(row["eval/baseline_difference_low"])
-        high = signed(row["eval/baseline_difference_high"])
-        text += f" (95 % {low} to {high})"
+    text += f", difference {signed(difference.mean)}"
+    if difference.interval:
+        text += f" (95 % {difference.interval})"
     return text
 
 

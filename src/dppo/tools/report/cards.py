@@ -2,7 +2,7 @@
 
 import math
 
-from dppo.records.metrics.reading import Row
+from dppo.records.differences import Difference
 from dppo.records.terminal.figures import duration, number, signed
 from dppo.tools.curves import EVALUATED_RETURN, RETURN, training_times
 from dppo.tools.report.facts import Facts
@@ -60,8 +60,10 @@ def _evaluations(facts: Facts) -> dict[str, str]:
         shown["best evaluation"] = _result(*max(results, key=lambda result: result[0]))
         if "eval/baseline_return" in last:
             shown["your controller"] = number(last["eval/baseline_return"])
-        if "eval/baseline_difference" in last:
-            shown["last minus controller"] = _difference(last)
+        difference = Difference.of_row(last)
+        if difference is not None:
+            text = f"{signed(difference.mean)}, {difference.verdict}"
+            shown["last minus controller"] = text
     if facts.deploys_baseline:
         shown["deployed"] = "your controller"
     elif facts.deployed is not None:
@@ -71,12 +73,3 @@ def _evaluations(facts: Facts) -> dict[str, str]:
 
 def _result(mean_return: float, step: float) -> str:
     return f"{number(mean_return)}, step {step:,.0f}"
-
-
-def _difference(row: Row) -> str:
-    difference = signed(row["eval/baseline_difference"])
-    if row.get("eval/baseline_difference_low", -math.inf) > 0:
-        return f"{difference}, better"
-    if row.get("eval/baseline_difference_high", math.inf) < 0:
-        return f"{difference}, worse"
-    return f"{difference}, no clear difference"

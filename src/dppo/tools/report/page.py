@@ -16,9 +16,10 @@ from dppo.config.parts import default_of, settings_by_name
 from dppo.config.plain import as_typed, plain
 from dppo.config.resolve import DEFAULTS
 from dppo.errors import counted
+from dppo.records.differences import Difference
 from dppo.records.metrics.reading import Rows
 from dppo.records.metrics.registry import SCALED, SHARE, metrics
-from dppo.records.terminal.figures import number, signed
+from dppo.records.terminal.figures import number
 from dppo.records.terminal.view import PHASES
 from dppo.tools.curves import (
     EVALUATED_RETURN,
@@ -281,27 +282,15 @@ def _evaluations(facts: Facts, *, over_steps: bool, scale: float) -> Points:
 
 def comparison_sentence(facts: Facts) -> str:
     """Return the last comparison of the policy with the user's controller in words; "" without one."""
-    row = next((row for row in reversed(facts.rows) if "eval/baseline_difference" in row), None)
-    if row is None:
-        return ""
-    low = row.get("eval/baseline_difference_low", -math.inf)
-    high = row.get("eval/baseline_difference_high", math.inf)
-    verdict = "which shows no difference"
-    if low > 0:
-        verdict = "the policy is better"
-    elif high < 0:
-        verdict = "the policy is worse"
-    compared = "unpaired episodes"
-    if row.get("eval/baseline_pairs"):
-        compared = f"{row['eval/baseline_pairs']:.0f} pairs of episodes"
-    interval = "too few episodes for an interval"
-    if math.isfinite(low):
-        interval = f"95 % interval {signed(low)} to {signed(high)}"
-    return (
-        f"Your controller {facts.config.baseline_name} has a mean return of {number(row['eval/baseline_return'])}. "
-        f"The last evaluation, after {row['eval/global_step']:,.0f} env steps, differs by "
-        f"{signed(row['eval/baseline_difference'])} ({interval}, {compared}): {verdict}."
-    )
+    for row in reversed(facts.rows):
+        difference = Difference.of_row(row)
+        if difference is not None:
+            return (
+                f"Your controller {facts.config.baseline_name} has a mean return of "
+                f"{number(row['eval/baseline_return'])}. The last evaluation, after {row['eval/global_step']:,.0f} env "
+                f"steps, differs by {difference}: the policy is {difference.verdict}."
+            )
+    return ""
 
 
 def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
