@@ -159,7 +159,7 @@ def quick_files() -> Iterator[Callable[..., None]]:
 
     draw = plots.learning_curve
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "learning_curve", lambda rows, path, title, **_: None)
+        patch.setattr(plots, "learning_curve", lambda curve, path, title: None)
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr("dppo.run.building.fingerprint", functools.cache(fingerprint))
         patch.setattr("dppo.commands.versions.version", functools.cache(metadata.version))

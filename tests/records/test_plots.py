@@ -15,8 +15,10 @@ import pytest
 
 from dppo.tools.curves import (
     MAX_POINTS,
+    RETURN,
     Curve,
     CurveGroup,
+    curve_of,
     over_seeds,
     resumed,
     thinned,
@@ -73,7 +75,7 @@ def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(
     length: int, blue: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "learning_curve.png"
-    learning_curve(rows(length), path, "CartPole-v1, seed 1")
+    learning_curve(curve_of(rows(length), RETURN), path, "CartPole-v1, seed 1")
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -102,7 +104,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(figures: list[Any]) -> None:
     lines = rows(3)
     lines[-1] |= {"eval/baseline_return": -26.7}
-    learning_curve(lines, Path("a.png"), "tanks:make, seed 1")
+    learning_curve(curve_of(lines, RETURN), Path("a.png"), "tanks:make, seed 1")
     [figure] = figures
     for axis in figure.axes:
         line = next(line for line in axis.lines if "controller" in str(line.get_label()))
@@ -116,7 +118,8 @@ def test_a_learning_curve_names_the_returns_that_it_shows(
 ) -> None:
     lines = rows(3)
     lines[-1] |= {"eval/episodic_return": 20.0, "eval/global_step": 512}
-    learning_curve(lines, Path("a.png"), "E-v0, seed 1", stochastic=stochastic)
+    curve = curve_of(lines, RETURN, {"eval_stochastic": stochastic})
+    learning_curve(curve, Path("a.png"), "E-v0, seed 1")
     [figure] = figures
     over_steps, over_time = figure.axes
     assert "mean return" in over_steps.get_ylabel()
@@ -133,7 +136,7 @@ def test_a_learning_curve_names_the_returns_that_it_shows(
 def test_the_picture_without_a_finished_episode_has_a_sentence(
     tmp_path: Path, empty: list[dict[str, float]]
 ) -> None:
-    learning_curve(empty, tmp_path / "a.png", "Slow-v0, seed 1")
+    learning_curve(curve_of(empty, RETURN), tmp_path / "a.png", "Slow-v0, seed 1")
     picture = pixels(tmp_path / "a.png")
     assert count(picture, COLOURS[1]) == 0
     middle = picture[350:450, 250:700]
@@ -172,9 +175,10 @@ def test_drawing_needs_no_display_and_imports_matplotlib_only_when_needed(tmp_pa
     code = f"""
         import sys
         from pathlib import Path
+        from dppo.tools.curves import RETURN, curve_of
         from dppo.tools.pictures.learning_curve import learning_curve
         assert "matplotlib" not in sys.modules, "the import takes a second"
-        learning_curve([], Path({str(tmp_path / "a.png")!r}), "title")
+        learning_curve(curve_of([], RETURN), Path({str(tmp_path / "a.png")!r}), "title")
         assert "matplotlib.pyplot" not in sys.modules
         assert "torch" not in sys.modules and "ray" not in sys.modules
     """

@@ -41,7 +41,13 @@ class Curve(NamedTuple):
     baseline: float | None = None
     """Mean return of the user's controller on the evaluations' episodes; None without one."""
     evaluations: "Curve | None" = None
-    """Mean returns of the policy in evaluations, perhaps empty; None if they are not drawn."""
+    """Mean returns of the policy in evaluations, perhaps empty; None unless the metric is RETURN."""
+
+    @property
+    def evaluations_name(self) -> str:
+        """The name of the evaluations in a legend."""
+        noise = "with" if self.settings.get("eval_stochastic") else "without"
+        return f"evaluations, {noise} noise"
 
     def time_to(self, target: float | None) -> float | None:
         """Return the seconds of training until the value reached `target`; None if it never did."""
@@ -63,11 +69,6 @@ class CurveGroup(NamedTuple):
     @property
     def has_evaluations(self) -> bool:
         return any(run.evaluations is not None and len(run.evaluations.values) for run in self.runs)
-
-    @property
-    def eval_stochastic(self) -> bool:
-        """True if evaluations sample actions, as training does."""
-        return bool(self.runs[0].settings.get("eval_stochastic"))
 
     def __str__(self) -> str:
         seeds = {run.settings.get("seed") for run in self.runs}
@@ -116,6 +117,7 @@ def curve_of(rows: Rows, metric: str, settings: Mapping[str, Any] | None = None)
         values[is_finite],
         settings or {},
         baseline_return(rows),
+        curve_of(rows, EVALUATED_RETURN, settings) if metric == RETURN else None,
     )
 
 
@@ -247,11 +249,6 @@ def _may_change_results(setting: str) -> bool:
 def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`."""
     return ", ".join(f"{name}={as_typed(settings[name])}" for name in names if name in settings)
-
-
-def with_evaluations(run: Path, curve: Curve) -> Curve:
-    """Return the curve of a run with the mean returns of its evaluations."""
-    return curve._replace(evaluations=read_curve(run, EVALUATED_RETURN))
 
 
 def baselines_of(groups: Sequence[CurveGroup]) -> dict[str, float]:

@@ -19,16 +19,9 @@ from dppo.tools.curves import (
     interval,
     read_curve,
     run_folders,
-    with_evaluations,
 )
 from dppo.tools.pictures.comparison import draw_together
-from dppo.tools.pictures.style import (
-    IN_TRAINING,
-    MEAN_OF_EPISODE,
-    MEAN_RETURN,
-    ON_EVALUATIONS,
-    evaluations_name,
-)
+from dppo.tools.pictures.style import IN_TRAINING, MEAN_OF_EPISODE, MEAN_RETURN, ON_EVALUATIONS
 
 PROG = "dppo plot"
 DESCRIPTION = (
@@ -69,8 +62,6 @@ def plot(
     if out.suffix not in KINDS:
         raise ConfigError(f"out={out}: must end in {' or '.join(KINDS)}.")
     curves = {run: read_curve(run, metric) for run in run_folders(runs)}
-    if metric == RETURN:
-        curves = {run: with_evaluations(run, curve) for run, curve in curves.items()}
     for run, curve in curves.items():
         if not len(curve.values):
             yield f"{run}: has no {metric} yet, and is left out"
@@ -105,7 +96,7 @@ def _last_evaluations(groups: Sequence[CurveGroup]) -> Iterator[str]:
     for group in groups:
         if group.has_evaluations:
             evaluations = [run.evaluations for run in group.runs if run.evaluations is not None]
-            name = evaluations_name(stochastic=group.eval_stochastic)
+            name = group.runs[0].evaluations_name
             yield f"{group}, {name}: {_last_values(evaluations)}"
 
 

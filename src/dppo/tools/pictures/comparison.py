@@ -18,7 +18,6 @@ from dppo.tools.pictures.style import (
     LEGEND,
     STEPS,
     draw_baseline,
-    evaluations_name,
     save,
     style,
     time_axis,
@@ -132,7 +131,7 @@ def _draw_evaluations(
             x = evaluations.seconds / scale if over_time else evaluations.steps
             colour = COLOURS[index % len(COLOURS)]
             points = {"color": colour, "markeredgecolor": "white", "markersize": 6}
-            name = f"points: {evaluations_name(stochastic=group.eval_stochastic)}"
+            name = f"points: {run.evaluations_name}"
             prefix = "_" if name in labels else ""  # names with this prefix are not in a legend
             labels.add(name)
             axis.plot(x, evaluations.values, "o", label=prefix + name, **points)

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from dppo.config import plain_settings
 from dppo.log import logger
 from dppo.records.files.disk import cause, remedy
-from dppo.records.metrics.reading import Rows, read_metrics
+from dppo.records.metrics.reading import read_metrics
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
-from dppo.tools.curves import EVALUATED_RETURN, RETURN, baseline_return, curve_of, thinned
+from dppo.tools.curves import RETURN, Curve, curve_of, thinned
 from dppo.tools.pictures.style import (
     COLOURS,
     GREY,
@@ -22,7 +23,6 @@ from dppo.tools.pictures.style import (
     MEAN_OF_EPISODE,
     STEPS,
     draw_baseline,
-    evaluations_name,
     save,
     time_axis,
     two_panels,
@@ -45,9 +45,9 @@ class LearningCurve(FileWriter):
         if result is None or error is not None:
             return
         try:
-            stochastic = result.config is not None and result.config.eval_stochastic
-            rows = read_metrics(result.run_dir)
-            learning_curve(rows, result.picture, self.title, stochastic=stochastic)
+            settings = {} if result.config is None else plain_settings(result.config)
+            curve = curve_of(read_metrics(result.run_dir), RETURN, settings)
+            learning_curve(curve, result.picture, self.title)
         except OSError as problem:
             logger.warning(
                 "%s: cannot be written: %s %s", result.picture, cause(problem), remedy(problem)
@@ -56,26 +56,22 @@ class LearningCurve(FileWriter):
             logger.warning("%s: cannot be written (%s)", result.picture, problem)
 
 
-def learning_curve(rows: Rows, path: Path, title: str, *, stochastic: bool = False) -> None:
-    """Draw a run, the `rows` of metrics.jsonl, into the PNG `path`: mean return over env steps and training time.
-
-    `stochastic`: evaluations sample actions, as training does.
-    """
-    training = curve_of(rows, RETURN)
-    evaluations = curve_of(rows, EVALUATED_RETURN)
+def learning_curve(training: Curve, path: Path, title: str) -> None:
+    """Draw the mean return of a run into the PNG `path`, over env steps and over training time."""
+    evaluations = training.evaluations
+    assert evaluations is not None
     scale, time_label = time_axis(training.seconds)
     figure, (over_steps, over_time) = two_panels(
         STEPS, time_label, top=0.86, bottom=0.15, y_label=MEAN_OF_EPISODE
     )
     figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
-    controller = baseline_return(rows)
     for axis, x, unit in ((over_steps, "steps", 1.0), (over_time, "seconds", scale)):
-        name = evaluations_name(stochastic=stochastic)
-        _draw_evaluations(axis, getattr(evaluations, x) / unit, evaluations.values, name)
+        evaluated_at = getattr(evaluations, x) / unit
+        _draw_evaluations(axis, evaluated_at, evaluations.values, training.evaluations_name)
         _draw_training(axis, getattr(training, x) / unit, training.values)
         axis.set_xlim(left=0)
-        if controller is not None:
-            draw_baseline(axis, controller)
+        if training.baseline is not None:
+            draw_baseline(axis, training.baseline)
     if len(training.values) or len(evaluations.values):
         over_time.legend(
             **LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 4}

@@ -53,11 +53,6 @@ def two_panels(
     return figure, axes
 
 
-def evaluations_name(*, stochastic: bool) -> str:
-    """Name evaluations for a legend."""
-    return "evaluations, with noise" if stochastic else "evaluations, without noise"
-
-
 def style(axis: Any, *, labelsize: int = 9) -> None:
     """Draw a pale grid, no frame, and large numbers in short form along the horizontal axis."""
     axis.spines[["top", "right"]].set_visible(False)

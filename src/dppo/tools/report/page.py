@@ -29,14 +29,7 @@ from dppo.tools.curves import (
     resumed,
     training_times,
 )
-from dppo.tools.pictures.style import (
-    IN_TRAINING,
-    MEAN_OF_EPISODE,
-    ON_EVALUATIONS,
-    STEPS,
-    evaluations_name,
-    time_axis,
-)
+from dppo.tools.pictures.style import IN_TRAINING, MEAN_OF_EPISODE, ON_EVALUATIONS, STEPS, time_axis
 from dppo.tools.report.cards import cards
 from dppo.tools.report.charts import (
     MAX_VALUE,
@@ -273,13 +266,6 @@ def baseline_level(rows: Rows) -> Level | None:
     return Level(f"your controller, {ON_EVALUATIONS}", mean_return)
 
 
-def _evaluations(facts: Facts, *, over_steps: bool, scale: float) -> Points:
-    curve = curve_of(facts.rows, EVALUATED_RETURN)
-    x = curve.steps if over_steps else curve.seconds / scale
-    name = f"points: {evaluations_name(stochastic=facts.config.eval_stochastic)}"
-    return Points(name, x, np.clip(curve.values, -MAX_VALUE, MAX_VALUE))
-
-
 def comparison_sentence(facts: Facts) -> str:
     """Return the last comparison of the policy with the user's controller in words; "" without one."""
     for row in reversed(facts.rows):
@@ -297,11 +283,18 @@ def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
     """Return the mean return over env steps and over time, with marks for incidents."""
     seconds = training_times(facts.rows)
     scale, time_label = time_axis(seconds)
+    settings = {"eval_stochastic": facts.config.eval_stochastic}
+    evaluations = curve_of(facts.rows, EVALUATED_RETURN, settings)
+    name = f"points: {evaluations.evaluations_name}"
+    returns = np.clip(evaluations.values, -MAX_VALUE, MAX_VALUE)
     figures = []
     if RETURN in columns:
-        for x, label in ((columns["global_step"], STEPS), (seconds / scale, time_label)):
+        for x, evaluated_at, label in (
+            (columns["global_step"], evaluations.steps, STEPS),
+            (seconds / scale, evaluations.seconds / scale, time_label),
+        ):
             line = _with_spread(columns, RETURN, x)
-            points = _evaluations(facts, over_steps=label == STEPS, scale=scale)
+            points = Points(name, evaluated_at, returns)
             drawn = chart(
                 MEAN_OF_EPISODE.capitalize(),
                 line,
