@@ -43,7 +43,7 @@ ACTORS = (0, 2, 4)
 
 def main() -> None:
     import dppo
-    from dppo.tools.doctor.speed import Collecting, iteration_s
+    from dppo.tools.doctor.speed import iteration_s
     from dppo.tools.doctor.watching import examine
 
     sys.path.insert(0, str(HERE))
@@ -65,7 +65,7 @@ def main() -> None:
                 rows = dppo.train(config).metrics[WARM_UP:]
             measured = median(row["charts/SPS_iteration"] for row in rows)
             predicted = config.batch_size / iteration_s(
-                facts, config, Collecting(actors, threads=config.env_threads)
+                facts, config, actors, threads=config.env_threads
             )
             worst = max(worst, abs(predicted / measured - 1))
             print(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import dppo
-from dppo.tools.doctor.speed import Collecting, iteration_s
+from dppo.tools.doctor.speed import iteration_s
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "simulators.jsonl"
@@ -109,15 +109,13 @@ def examined(settings: dict[str, Any], seconds: int) -> dict[str, Any]:
     if "update_s" not in facts:
         return {"error": report["findings"]}
     facts, config = facts | {"cpus": 64}, dppo.Config(**settings)
-    alone = iteration_s(facts, config, Collecting(0))
+    alone = iteration_s(facts, config, 0)
     return {
         "spaces": facts["spaces"],
         "step_ms": 1e3 * facts["step"]["median"],
         "reset_ms": 1e3 * facts["reset"]["median"],
         "mb": facts["env_mb"],
-        "speed_up": {
-            actors: alone / iteration_s(facts, config, Collecting(actors)) for actors in (1, 2, 8)
-        },
+        "speed_up": {actors: alone / iteration_s(facts, config, actors) for actors in (1, 2, 8)},
         "findings": report["findings"],
     }
 

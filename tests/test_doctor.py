@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -36,7 +37,7 @@ from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
 from dppo.tools.doctor.run_findings import PHASES, of_run
-from dppo.tools.doctor.speed import Collecting, Facts, advice, iteration_s, plans, recommended
+from dppo.tools.doctor.speed import Facts, advice, iteration_s, plans, recommended
 
 Capture = pytest.CaptureFixture[str]
 
@@ -551,8 +552,8 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
         "lengths": [25],
     }
     config = make_config({"env_id": "x:y", "num_samplers": 8, "num_steps": 64})
-    in_turns = iteration_s(facts, config, Collecting(8, lag=False))
-    lagging = iteration_s(facts, config, Collecting(8, lag=True))
+    in_turns = iteration_s(facts, config, 8, lag=False)
+    lagging = iteration_s(facts, config, 8, lag=True)
     # the update takes no time beside collecting
     assert in_turns - lagging == pytest.approx(0.66, abs=0.03)
 
@@ -566,6 +567,12 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     assert lag_of_sac.endswith("hardly any env steps on three known tasks.")
     # an episode takes half the time of a reset
     assert standby.startswith("--standby-envs 2 ")
+
+    # beside the update of a run that learns meanwhile, resets take no time
+    lagging_run = replace(config, policy_lag=1)
+    busy_learner = facts | {"update_s": 4.0, "died": "now and then"}
+    assert any("--standby-envs" in text for text in advice(busy_learner, config))
+    assert list(advice(busy_learner, lagging_run)) == []
 
 
 @executes("tools/doctor/speed.py: Fewer --eval-episodes, or a larger --eval-every")

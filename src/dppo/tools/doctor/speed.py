@@ -53,20 +53,16 @@ class Plan:
     threads: bool = False
 
 
-class Collecting(NamedTuple):
-    """A way to collect segments, for the model."""
-
-    actors: int
-    threads: bool = False
-    lag: bool = False
-
-
-def iteration_s(facts: Facts, config: Config, collecting: Collecting) -> float:
+def iteration_s(
+    facts: Facts, config: Config, actors: int, *, threads: bool = False, lag: bool | None = None
+) -> float:
     """Return the seconds of an iteration that the model predicts: collecting, exchange, update.
 
     With more actors than samplers, there are as many samplers as actors.
+
+    Args:
+        lag: collect while learning; None: if `config` does.
     """
-    actors = collecting.actors
     samplers = max(config.num_samplers, actors)
     # of the environments of one sampler
     segment_s = config.num_steps * config.envs_per_sampler * env_step_s(facts)
@@ -79,7 +75,7 @@ def iteration_s(facts: Facts, config: Config, collecting: Collecting) -> float:
         return float(cold * facts["collect_s"] * alone)
 
     hosted = samplers if actors == 0 else math.ceil(samplers / actors)
-    if collecting.threads:
+    if threads:
         interpreter_s = hosted * (facts["own_busy"] * segment_s + acting_s(1))
         collect_s = max(segment_s + acting_s(1), interpreter_s)
     else:
@@ -89,7 +85,7 @@ def iteration_s(facts: Facts, config: Config, collecting: Collecting) -> float:
     cpu_s = samplers * segment_s * facts["busy"] + actors * acting_s(hosted)
     collect_s = max(collect_s, cpu_s / facts["cpus"])
     exchange_s = TURN_S + TALK_S * actors
-    if collecting.lag:
+    if config.lag > 0 if lag is None else lag:
         return max(collect_s, update_s + exchange_s, (cpu_s + update_s) / facts["cpus"]) + OTHER_S
     return collect_s + update_s + exchange_s + OTHER_S
 
@@ -114,19 +110,19 @@ def plans(facts: Facts, config: Config) -> Iterator[Plan]:
         numbers = numbers - {0}
     limit = max_in_process(facts, config)
     for actors in sorted(numbers):
-        samplers = max(config.num_samplers, actors)
-        if limit and math.ceil(samplers / max(1, actors)) > limit:
+        plan = _plan(facts, config, actors, threads=False)
+        if limit and math.ceil(plan.samplers / max(1, actors)) > limit:
             continue
-        collecting = Collecting(actors, lag=config.lag > 0)
-        yield _plan(facts, config, samplers, collecting)
+        yield plan
         if not limit and config.num_samplers > max(1, actors) and facts["busy"] < BUSY:
-            yield _plan(facts, config, samplers, collecting._replace(threads=True))
+            yield _plan(facts, config, actors, threads=True)
 
 
-def _plan(facts: Facts, config: Config, samplers: int, collecting: Collecting) -> Plan:
+def _plan(facts: Facts, config: Config, actors: int, *, threads: bool) -> Plan:
+    samplers = max(config.num_samplers, actors)
     steps = samplers * config.batch_size / config.num_samplers
-    speed = steps / iteration_s(facts, config, collecting)
-    return Plan(speed, samplers, collecting.actors, collecting.threads)
+    speed = steps / iteration_s(facts, config, actors, threads=threads)
+    return Plan(speed, samplers, actors, threads)
 
 
 def max_in_process(facts: Facts, config: Config) -> int:
@@ -237,8 +233,7 @@ def needs_actors(facts: Facts) -> bool:
 def advice(facts: Facts, config: Config) -> Iterator[str]:
     """Yield what Ray, a lag, copies for resets and other sizes would gain."""
     plan = recommended(facts, config)
-    collecting = Collecting(plan.actors, plan.threads)
-    now_s = iteration_s(facts, config, collecting)
+    now_s = iteration_s(facts, config, plan.actors, threads=plan.threads)
     step_s = env_step_s(facts)
     if not plan.actors:
         most = config.num_samplers
@@ -247,13 +242,13 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
         at_most = f"this command would be {best / plan.speed:.1f} x as fast at most"
         yield f"You do not need Ray: {spread}, {at_most}."
     elif config.iterations > 1 and not config.lag:
-        gain = now_s / iteration_s(facts, config, collecting._replace(lag=True))
+        gain = now_s / iteration_s(facts, config, plan.actors, threads=plan.threads, lag=True)
         if gain > WORTHWHILE:
             effect = "It changes what is learned"
             if config.algo == "sac":
                 effect += ", and cost soft actor-critic hardly any env steps on three known tasks"
             yield f"--policy-lag 1 collects while learning: {gain:.1f} x as fast. {effect}."
-    yield from _advice_on_resets(facts, config, collecting)
+    yield from _advice_on_resets(facts, config, plan)
     yield from _advice_on_evaluations(facts, config, plan)
     if "rows" not in facts and config.envs_per_sampler > 1 and step_s > SLOW_STEP_S:
         yield (
@@ -287,7 +282,7 @@ def _advice_on_evaluations(facts: Facts, config: Config, plan: Plan) -> Iterator
         )
 
 
-def _advice_on_resets(facts: Facts, config: Config, collecting: Collecting) -> Iterator[str]:
+def _advice_on_resets(facts: Facts, config: Config, plan: Plan) -> Iterator[str]:
     """Yield what copies that are reset in the background would gain, where a run may have them."""
     if (
         "rows" in facts
@@ -297,7 +292,7 @@ def _advice_on_resets(facts: Facts, config: Config, collecting: Collecting) -> I
     ):
         return
     without_resets = facts | {"reset": facts["reset"] | {"mean": 0.0}}
-    gain = iteration_s(facts, config, collecting) / iteration_s(without_resets, config, collecting)
+    gain = _plan(without_resets, config, plan.actors, threads=plan.threads).speed / plan.speed
     if gain > WORTHWHILE and env_step_s(facts) > SLOW_STEP_S:
         copies = math.ceil(
             facts["reset"]["mean"] / (fmean(facts["lengths"]) * facts["step"]["mean"])
