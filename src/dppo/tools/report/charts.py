@@ -5,7 +5,7 @@ Places are shares of a chart, in percent, so that it is as wide as the page; onl
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from typing import NamedTuple
@@ -77,6 +77,16 @@ class Axis(NamedTuple):
             yield Tick(float(self.percent(value)), label)
 
 
+class Entry(NamedTuple):
+    """A name in a legend, with its value."""
+
+    name: str
+    value: str
+    colour: int = 0
+    """Its number."""
+    unit: str = ""
+
+
 @dataclass(frozen=True)
 class Figure:
     """The parts of a figure around its drawing."""
@@ -85,14 +95,9 @@ class Figure:
     across: Axis
     ticks: Sequence[Tick]
     """Along the vertical axis."""
-    legend: Mapping[str, str]
-    """Value of each name."""
+    legend: Sequence[Entry] = ()
     lanes: int = 0
     """Number of lanes of a figure that has lanes."""
-    colours: Mapping[str, int] = field(default_factory=dict)
-    """Number of the colour of each name that has the colour of another name."""
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Unit of the value of each name that has one."""
 
     def around(self, drawing: str) -> str:
         """Put `drawing`, in percent of both axes, inside of the figure; return HTML."""
@@ -109,12 +114,10 @@ class Figure:
         )
 
     def _legend(self) -> str:
-        entries = ""
-        for number, (name, value) in enumerate(self.legend.items()):
-            colour = self.colours.get(name, number)
-            unit = f" {text(self.units[name])}" if name in self.units else ""
-            entries += f'<span class="k{colour}">{text(name)} <b>{value}</b>{unit}</span>'
-        return entries
+        return "".join(
+            f'<span class="k{entry.colour}">{text(entry.name)} <b>{entry.value}</b> {text(entry.unit)}</span>'
+            for entry in self.legend
+        )
 
     def _grid(self) -> str:
         grid = ""
@@ -200,24 +203,20 @@ def chart(
         title_of_mark = f"<title>{text(mark.text)}</title>"
         drawing += f'<path class="mark {mark.kind}" d="{path}">{title_of_mark}</path>'
     drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
-    legend = {name: f"{mean[-1]:.4g}"}
-    colours = dict[str, int]()
+    legend = [Entry(name, f"{mean[-1]:.4g}", unit=unit)]
     if level is not None:
         drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
-        legend[level.name] = f"{level.value:.4g}"
+        legend.append(Entry(level.name, f"{level.value:.4g}", 1))
     if len(points.y):
         dots = _dots(across.percent(points.x), 100 - up.percent(points.y))
         drawing += f'<path class="points" d="{dots}"/>'
-        legend[points.name] = f"{points.y[-1]:.4g}"
-        colours[points.name] = 0
+        legend.append(Entry(points.name, f"{points.y[-1]:.4g}"))
     path = _line_path(places, middle)
     if len(x) < FEW_POINTS:
         drawing += f'<path class="line few" d="{path}{_dots(places, middle)}"/>'
     else:
         drawing += f'<path class="line" d="{path}"/>'
-    ticks = list(up.ticks())
-    units = {name: unit} if unit else {}
-    return Figure(title, across, ticks, legend, colours=colours, units=units).around(drawing)
+    return Figure(title, across, list(up.ticks()), legend).around(drawing)
 
 
 def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:
@@ -235,9 +234,11 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
     for number, (bottom, top) in enumerate(pairwise(edges)):
         path = _area_path(places, bottom, top)
         drawing += f'<path class="f{number}" d="{path}"/>'
-    shares = {name: f"{np.nan_to_num(part).mean():.0%}" for name, part in parts.items()}
-    ticks = list(Axis(0, 1).ticks())
-    return Figure(title, across, ticks, shares).around(drawing)
+    legend = [
+        Entry(name, f"{np.nan_to_num(part).mean():.0%}", number)
+        for number, (name, part) in enumerate(parts.items())
+    ]
+    return Figure(title, across, list(Axis(0, 1).ticks()), legend).around(drawing)
 
 
 def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
@@ -259,7 +260,7 @@ def lanes(title: str, rows: Mapping[str, Sequence[Bar]], label: str) -> str:
     for lane, name in enumerate(rows):
         middle = 100 - (lane + 0.5) * height
         names.append(Tick(middle, name))
-    return Figure(title, across, names, {}, lanes=len(rows)).around(drawing)
+    return Figure(title, across, names, lanes=len(rows)).around(drawing)
 
 
 def _binned(rows: np.ndarray, max_columns: int, *, spread: bool = True) -> np.ndarray:
