@@ -541,6 +541,8 @@ RAW = PONG | {"atari": "raw"}
         RAW | {"norm_reward": False, "clip_reward": 1.0},
         PONG | {"env_kwargs": {"frameskip": 2}, "action_repeat": 4},
         PONG | {"env_kwargs": {"obs_type": "ram"}},
+        # the default of the other algorithm
+        {"algo": "sac", "learning_rate": 3e-4},
     ],
 )
 def test_the_command_gives_the_same_settings(settings: dict[str, Any], tmp_path: Path) -> None:

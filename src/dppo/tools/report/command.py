@@ -11,10 +11,10 @@ from typing import Any
 
 from dppo.commands.flags import Parser, as_words
 from dppo.config import Config, plain_settings
-from dppo.config.atari import with_atari
 from dppo.config.parts import default_of
 from dppo.config.plain import plain
 from dppo.config.reading import versions_in
+from dppo.config.settings import Settings
 from dppo.errors import ConfigError, DppoError, printable
 from dppo.files import check_kind, sha256_of
 from dppo.invocation import command
@@ -146,20 +146,12 @@ def _since_then(run: Path, hashes: Any) -> str:
 def _command_of(config: Config) -> str:
     """Return the command that trains with these settings, without flags for defaults."""
     settings = plain_settings(config)
-    # defaults of games depend on it
-    game = {name: settings[name] for name in ("env_id", "env_kwargs", "clip_reward")}
-    defaults: list[dict[str, Any]] = [
-        {},
-        with_atari(game),
-        with_atari(game | {"atari": settings["atari"]}),
-    ]
-    flags = {}
-    for name, value in settings.items():
-        if name != "env_id" and any(
-            value != plain(usual.get(name, default_of(name))) for usual in defaults
-        ):
-            flags[name] = value
-    return command("train", settings["env_id"], "--preset", "none", *as_words(flags))
+    flags = {name: value for name, value in settings.items() if value != plain(default_of(name))}
+    # games and algorithms have other defaults
+    again = plain_settings(Settings(**flags))
+    flags |= {name: value for name, value in settings.items() if value != again[name]}
+    env_id = flags.pop("env_id")
+    return command("train", env_id, "--preset", "none", *as_words(flags))
 
 
 def _incidents(run: Path) -> Iterator[dict[str, Any]]:
