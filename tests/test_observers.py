@@ -24,6 +24,7 @@ import torch
 from builders import FullDisk, tiny_run
 from recorder import Notes, Recorder
 from remedies import executes
+from worlds import joint
 
 import dppo
 from dppo.__main__ import main
@@ -114,6 +115,32 @@ class Watcher(dppo.Observer):
     def on_progress(self, progress: CollectionProgress) -> None:
         assert threading.current_thread() is threading.main_thread()
         self.reports.append(progress)
+
+
+def two_together() -> Any:
+    """Make a vector environment: one constructor makes both."""
+    return joint.Native(2, "NextStep")
+
+
+@pytest.mark.parametrize(
+    ("kind", "before_steps"),
+    [
+        ({}, [2, 3, 4, 5]),
+        ({"env_id": two_together}, [2, 4]),
+        ({"standby_envs": 1}, [4, 5, 6, 7, 8, 9, 10, 11]),
+    ],
+    ids=["single", "vector", "standby"],
+)
+def test_progress_counts_environments_while_they_are_made(
+    kind: dict[str, Any], before_steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dppo.engine.progress.PROGRESS_S", 0.0)
+    watcher = Watcher()
+    sizes = {"envs_per_sampler": 2, "total_timesteps": 192}
+    config = settings(tmp_path / "run", num_samplers=3, **sizes, **kind)
+    dppo.train(config, observers=[watcher])
+    assert [report.environments for report in watcher.reports if not report.steps] == before_steps
+    assert watcher.reports[-1].environments == config.num_samplers * config.envs_of_sampler
 
 
 SLEEPY: dict[str, Any] = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}

@@ -273,12 +273,18 @@ def test_progress_counts_the_actors_that_still_start() -> None:
     shown: list[CollectionProgress] = []
     transport: Any = Silent()
     collector = ActorCollector(
-        driver.engine, transport, shown.append, batch_size=5, clock=lambda: driver.now
+        driver.engine,
+        transport,
+        shown.append,
+        batch_size=5,
+        envs_of_sampler=3,
+        clock=lambda: driver.now,
     )
     driver.request(0)
     driver.on(answer_to(driver.asks[0]))
     driver.on(Progressed(Process(1, 1), Activity(9, 0, Phase.STEP, 1, 0, 0, 0, 2)))
-    driver.on(Progressed(Process(2, 1), moving(Phase.MAKE, 0)(2.0)))
+    making = replace(moving(Phase.MAKE, 0)(2.0), environments=2)
+    driver.on(Progressed(Process(2, 1), making))
     driver.die(3)
     # makes a segment of an iteration before, which another actor has sent
     late = driver.engine.hosting.actors[4]
@@ -294,6 +300,7 @@ def test_progress_counts_the_actors_that_still_start() -> None:
         collector._report(collector._reports)
     [progress] = shown
     assert (progress.steps, progress.processes, progress.starting) == (3, 3, 3)
+    assert progress.environments == 3 + 2
 
 
 # ------------------------------------------------------------------ limits of phases

@@ -291,6 +291,21 @@ def test_first_and_last_iteration_are_always_printed(
     assert [line[:8] for line in stream.getvalue().splitlines()] == begins.split("|")
 
 
+def test_the_last_iteration_has_one_line_although_several_evaluations_end_with_it(
+    clock: Clock,
+) -> None:
+    plain = PlainLines(stream := io.StringIO())
+    plain.on_start(about(64 * 2, total_timesteps=64 * 2))
+    for iteration, evaluated in ((1, 0), (2, 0), (2, 64), (2, 128)):
+        clock.now += 100
+        evaluation = {"eval/episodes": 5, "eval/global_step": evaluated, "eval/episodic_return": 1}
+        plain.on_iteration({"iteration": iteration, "global_step": 64 * iteration} | evaluation)
+    plain.on_end(None, None)
+    first, last = stream.getvalue().splitlines()[1:]
+    assert "   64 / 128" in first
+    assert "eval 1.00 after 128 steps" in last
+
+
 def test_iterations_in_between_are_printed_every_two_seconds(clock: Clock) -> None:
     plain = PlainLines(stream := io.StringIO())
     for iteration in range(1, 12):
@@ -462,7 +477,9 @@ def test_a_stall_leaves_the_time_left_as_it_is_and_repeated_evaluations_count(
             assert view.left_s(clock.now) == pytest.approx(true, rel=0.3)
 
 
-def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None:
+def test_while_actors_start_a_line_says_how_many_are_ready_and_have_environments(
+    clock: Clock,
+) -> None:
     stream = io.StringIO()
     plain = PlainLines(stream)
     plain.prepare("Starting 8 Ray actors ...")
@@ -471,12 +488,18 @@ def test_while_actors_start_a_line_says_how_many_are_ready(clock: Clock) -> None
     plain.on_start(about(5120, num_actors=8, num_samplers=8))
     for second, ready in ((1, 1), (2, 2), (3, 4), (6, 8)):
         clock.now = second
-        plain.on_progress(CollectionProgress(1, 0, 0, ready, second))
+        plain.on_progress(CollectionProgress(1, 0, 0, ready, second, environments=second - 1))
+    clock.now = 20
+    plain.on_progress(CollectionProgress(1, 9, 9, 8, 20, environments=7))
+    clock.now = 40
+    plain.on_progress(CollectionProgress(1, 9, 9, 8, 40, environments=8))
     plain.on_end(None, None)
     lines = stream.getvalue().splitlines()[2:]
     assert [line.partition("1: ")[2] for line in lines] == [
         "1 of 8 actors at work, 1 s, no env step yet",
-        "4 of 8 actors at work, 3 s, no env step yet",
+        "4 of 8 actors at work, 2 of 8 environments made, 3 s, no env step yet",
+        "9 of 512 steps   7 of 8 environments made",
+        "9 of 512 steps",
     ]
 
 
@@ -490,10 +513,11 @@ def test_a_run_in_this_process_has_no_actors_to_count(
     plain = PlainLines(stream)
     plain.on_start(about(5120, num_actors=num_actors, num_samplers=8))
     clock.now = 3
-    progress = CollectionProgress(1, 0, 0, 1, 3)
+    progress = CollectionProgress(1, 0, 0, 1, 3, environments=5)
     plain.on_progress(progress)
     plain.on_end(None, None)
-    assert f"iteration 1: {where}3 s, no env step yet" in stream.getvalue()
+    text = f"iteration 1: {where}5 of 8 environments made, 3 s, no env step yet"
+    assert text in stream.getvalue()
 
     terminal = Terminal()
     live = LivePanel(terminal)
@@ -501,6 +525,7 @@ def test_a_run_in_this_process_has_no_actors_to_count(
     live.on_progress(progress)
     live._live.refresh()
     assert ("at work" in terminal.getvalue()) == (num_actors > 0)
+    assert "5 of 8 made" in terminal.getvalue()
     live.on_end(None, None)
 
 

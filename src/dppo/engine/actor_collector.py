@@ -54,6 +54,7 @@ class ActorCollector:
         on_progress: OnProgress | None = None,
         *,
         batch_size: int = 0,
+        envs_of_sampler: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the arguments; without `on_progress`, the progress between two iterations is not read."""
@@ -61,6 +62,7 @@ class ActorCollector:
         self._engine = engine
         self._transport = transport
         self._clock = clock
+        self._envs_of_sampler = envs_of_sampler
         self._reports = (
             None if on_progress is None else ProgressReports(on_progress, batch_size, clock)
         )
@@ -149,8 +151,15 @@ class ActorCollector:
         if steps > self._reported_steps:
             self._engine.wait_log.news_at = now
         self._reported_steps = steps
-        reports.send(steps, len(busy), self._clock() - self._looked_at, starting)
+        environments = sum(map(self._environments_of, self._engine.hosting.running.values()))
+        reports.send(steps, len(busy), self._clock() - self._looked_at, starting, environments)
         self._looked_at = None
+
+    def _environments_of(self, actor: Actor) -> int:
+        """Return the environments that an actor has made, as its answers or the last look show."""
+        progress = actor.deadline.progress
+        environments = 0 if progress is None else progress.environments
+        return max(len(actor.instantiated) * self._envs_of_sampler, environments)
 
     def _do(self, commands: Iterable[Command]) -> None:
         self._incidents += execute(commands, self._transport)

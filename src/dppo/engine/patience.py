@@ -108,5 +108,7 @@ class Patience:
         limits = [self.limit(phase, full=False) for phase in SETTINGS]
         parts = [f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s"]
         if parts:
-            return [f"Hung actors are replaced after {', '.join(parts)}."]
+            return [
+                f"From now on, hung actors are replaced after {', '.join(parts)}, by measured times."
+            ]
         return []

@@ -35,7 +35,14 @@ class ProgressReports:
         """True when it is time for a report."""
         return self._clock() >= self._due_at
 
-    def send(self, steps: int, processes: int, took_s: float = 0.0, starting: int = 0) -> None:
+    def send(
+        self,
+        steps: int,
+        processes: int,
+        took_s: float = 0.0,
+        starting: int = 0,
+        environments: int = 0,
+    ) -> None:
         """Report that `processes` have made `steps` env steps for the request; it took `took_s` to find out.
 
         Steps of a segment that two processes make count twice until one has sent it, but never beyond the batch.
@@ -51,5 +58,6 @@ class ProgressReports:
             processes,
             now - self._began,
             starting,
+            environments,
         )
         self._on_progress(progress)

@@ -51,6 +51,8 @@ class Activity:
     """Open episode of the active environment, or the one that it is reset for."""
     length: int = 0
     """Steps of that episode before the current one."""
+    environments: int = 0
+    """Environments that the process has made so far."""
 
     def __str__(self) -> str:
         is_built = self.phase not in STARTS
@@ -75,9 +77,9 @@ class Activity:
         return text
 
 
-CELLS = 8  # int64 each
+CELLS = 9  # int64 each
 BYTES = 8 * CELLS
-_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY, _STEPS, _EPISODE, _LENGTH = range(CELLS)
+_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY, _STEPS, _EPISODE, _LENGTH, _MADE = range(CELLS)
 
 
 class ActivityRecord:
@@ -92,7 +94,7 @@ class ActivityRecord:
         """Write to `cells`, `CELLS` int64 that another process may read; None allocates private memory.
 
         `on_replay` is called after each replayed step with the number of steps replayed and to replay, `on_step` after
-        each env step with the number of steps made for the current question.
+        each env step, and before each constructor, with the number of steps made for the current question.
         """
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay
@@ -118,6 +120,16 @@ class ActivityRecord:
         cells[_EPISODE] = episode
         cells[_LENGTH] = length
         cells[_MOVES] += 1
+
+    def make(self, place: int) -> None:
+        """Record that an environment is about to be made."""
+        self.enter(place)
+        self._report()
+
+    def made(self, place: int, environments: int) -> None:
+        """Record a change of activity after a constructor that has made this number of environments."""
+        self.enter(place)
+        self._cells[_MADE] += environments
 
     def replay(self) -> None:
         """Count a replayed step."""
@@ -150,10 +162,15 @@ class ActivityRecord:
     def stepped(self) -> None:
         """Count an env step."""
         self._cells[_STEPS] += 1
+        self._report()
+
+    def _report(self) -> None:
         if self._on_step is not None:
             self._on_step(self._cells[_STEPS])
 
-    def show(self, moves: int, busy: Activity | None, replayed: int, steps: int) -> None:
+    def show(
+        self, moves: int, environments: int, busy: Activity | None, replayed: int, steps: int
+    ) -> None:
         """Record the sums over several threads, which have records of their own, and the activity of a busy one."""
         cells = self._cells
         is_replaying = not steps
@@ -167,12 +184,12 @@ class ActivityRecord:
             cells[_LENGTH] = busy.length
             is_replaying = is_replaying or busy.phase is Phase.REPLAY
         cells[_MOVES] = moves
+        cells[_MADE] = environments
         cells[_REPLAYED] = replayed
         cells[_STEPS] = steps
         if is_replaying and replayed < cells[_TO_REPLAY]:
             self._on_replay(replayed, cells[_TO_REPLAY])
-        if self._on_step is not None:
-            self._on_step(steps)
+        self._report()
 
     @property
     def replayed(self) -> int:

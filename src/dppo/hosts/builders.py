@@ -29,6 +29,7 @@ from dppo.envs.repairs import FIRST_STEPS, FaultPolicy
 from dppo.envs.spaces import describe_spaces, with_critic_obs
 from dppo.envs.statistics import check_statistics
 from dppo.envs.sub_envs.choice import adapted, check_size, make_all, sub_envs_of
+from dppo.envs.sub_envs.joint import JointEnv
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.plans import SamplerPlan, TrainerPlan
@@ -199,7 +200,7 @@ def _make_in_turn(
     env_index: int,
 ) -> Any:
     """Make an environment, in a thread of its own if it has standbys; wait `start_interval_s` after the last start."""
-    enter = partial(progress.enter, place_of(Phase.MAKE, sampler_id, env_index))
+    enter = partial(progress.make, place_of(Phase.MAKE, sampler_id, env_index))
     _wait_for_start(plan.sampling.start_interval_s, enter)
     owner = f"sampler {sampler_id} ({plan.env.env_name}), env {env_index}"
 
@@ -222,7 +223,8 @@ def _make_in_turn(
         env = EnvThread(make, owner)
     else:
         env = make()
-    progress.enter(place_of(Phase.BUILD, sampler_id, env_index))
+    environments = len(env.sub_envs) if isinstance(env, JointEnv) else 1
+    progress.made(place_of(Phase.BUILD, sampler_id, env_index), environments)
     return env
 
 

@@ -311,14 +311,16 @@ class ThreadedHost:
         """Record the summed progress of all threads, and the activity of the first one that is still busy."""
         looks = [thread.progress.look() for thread in busy]
         answers = [result for result in results if isinstance(result, Answer)]
-        moves = sum(thread.progress.look().moves for thread in list(self._threads.values()))
+        all_looks = [thread.progress.look() for thread in list(self._threads.values())]
+        moves = sum(look.moves for look in all_looks)
+        environments = sum(look.environments for look in all_looks)
         finished_reports = [answer.made[0][0] for answer in answers]
         replayed = sum(look.replayed for look in looks)
         replayed += sum(answer.timings.replayed_steps for answer in answers)
         steps = sum(look.steps for look in looks)
         steps += sum(report.steps for report in finished_reports)
         first_busy = looks[0] if looks else None
-        self._progress.show(moves, first_busy, replayed, steps)
+        self._progress.show(moves, environments, first_busy, replayed, steps)
 
 
 def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:

@@ -38,6 +38,7 @@ class InProcessCollector(Collector):
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
         record = ActivityRecord(on_replay=ReplayLog(), on_step=self._report)
+        self._record = record
         self._new_host = partial(host_of, plan, record)
         self._silence = SilenceWatch(record, of_samplers(plan.env.env_name), hint)
         self._host = self._new_host()
@@ -101,9 +102,9 @@ class InProcessCollector(Collector):
         self._threads.restore_original_limits()
 
     def _report(self, steps: int) -> None:
-        """Report progress after an env step: no other process can read it while this one is busy."""
+        """Report progress within a question: no other process can read it while this one is busy."""
         if self._reports.due:
-            self._reports.send(steps, processes=1)
+            self._reports.send(steps, processes=1, environments=self._record.look().environments)
 
 
 class ReplayLog:

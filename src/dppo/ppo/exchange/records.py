@@ -258,6 +258,8 @@ class CollectionProgress:
     """Seconds since the segments were requested."""
     starting: int = 0
     """Actors that have made no env step for this iteration yet, such as those that are being replaced."""
+    environments: int = 0
+    """Environments that these processes have made since they started, sub-environments and standbys included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,13 @@ def _waiting(view: View, now: float) -> RenderableType:
     items = [Text("waiting for the first env steps"), _item("elapsed", duration(now - view.began))]
     if view.busy_processes and view.actors:
         items.append(_item("actors", f"{view.busy_processes} of {view.actors} at work"))
-    return _Flow(items)
+    return _Flow([*items, *_environments(view)])
+
+
+def _environments(view: View) -> list[Text]:
+    if not view.environments_made:
+        return []
+    return [_item("environments", f"{view.environments_made} made")]
 
 
 def _steps(view: View, room: int, now: float, colours: bool) -> RenderableType:
@@ -203,7 +209,7 @@ def _pace(view: View) -> list[Text]:
     items.append(
         _item("iteration", f"{progress.iteration}: {progress.steps:,} of {view.batch_size:,} steps")
     )
-    return items
+    return items + _environments(view)
 
 
 def _returns(view: View, room: int) -> RenderableType:

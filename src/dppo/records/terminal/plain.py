@@ -37,6 +37,7 @@ class PlainLines(Display):
         self._printed_at = -math.inf
         self._unprinted = False
         self._progress_s = FIRST_S
+        self._last_iteration = 0
 
     def prepare(self, text: str) -> None:
         """Hold back notes until `on_start`; print `text` if actors are started, which takes seconds."""
@@ -47,6 +48,7 @@ class PlainLines(Display):
     def on_start(self, run: RunInfo) -> None:
         """Print the title and the first lines of the run."""
         self._view.start(run)
+        self._last_iteration = run.config.iterations
         self._print(run.title, *(f"  {line}" for line in run.lines))
         self._log.start()
 
@@ -69,10 +71,14 @@ class PlainLines(Display):
         self._view.add_episode(episode)
 
     def on_iteration(self, row: Row) -> None:
-        """Print the row, unless the last one was printed less than 2 s ago."""
+        """Print the row, unless the last one was printed less than 2 s ago, or more of its iteration may follow.
+
+        The last iteration has a row for each evaluation that ends with it, of which `on_end` prints the last.
+        """
         self._view.add_row(row)
         self._unprinted = True
-        if time.monotonic() - self._printed_at >= PLAIN_S:
+        is_last = row.get("iteration") == self._last_iteration
+        if time.monotonic() - self._printed_at >= PLAIN_S and not is_last:
             self._print_row()
 
     def note(self, text: str) -> None:
@@ -165,6 +171,8 @@ def _time_split(row: Row) -> str:
 
 def _starting_line(view: View, progress: CollectionProgress) -> str:
     who = f"{view.busy_processes} of {view.actors} actors at work, " if view.actors else ""
+    if view.environments_made:
+        who += f"{view.environments_made} environments made, "
     return f"{who}{progress.elapsed_s:.0f} s, no env step yet"
 
 
@@ -175,6 +183,8 @@ def _progress_line(view: View, progress: CollectionProgress) -> str:
     left_s = view.left_s(view.moved_at)
     if math.isfinite(left_s):
         parts.append(f"left about {duration(left_s)}")
+    if view.environments_made:
+        parts.append(f"{view.environments_made} environments made")
     return GAP.join(parts)
 
 

@@ -46,6 +46,8 @@ class View:
     evaluation: Row = field(default_factory=dict)  # the row with the last evaluation
     paces: "deque[float]" = field(default_factory=lambda: deque(maxlen=RECENT))
     """Seconds per env step in each of the last iterations; the first one of this call makes the environments."""
+    environments: int = 0  # of all samplers
+    num_made: int = 0  # environments that exist, as last reported
     busy_processes: int = 0  # processes that work on the present iteration, as last reported
     progress: CollectionProgress | None = None  # progress within a long iteration
     first_progress: CollectionProgress | None = None
@@ -63,6 +65,7 @@ class View:
         self.total_steps = run.total_steps
         self.batch_size = run.config.batch_size
         self.actors = run.config.most_actors
+        self.environments = run.config.num_samplers * run.config.sampling.envs_of_sampler
         self.prior_iterations = run.config.collected_by_prior
         self.scales_rewards = run.config.scales_rewards
         self.began = time.monotonic()
@@ -100,8 +103,10 @@ class View:
         return self.row.get("iteration", 0) <= self.prior_iterations > 0
 
     def add_progress(self, progress: CollectionProgress) -> bool:
-        """Set the progress of a long iteration; return whether env steps have been made since the last progress."""
+        """Set the progress of a long iteration; return whether env steps or environments have been made since."""
+        more_environments = progress.environments > self.num_made
         self.busy_processes = progress.processes
+        self.num_made = progress.environments
         last = self.progress
         if last is not None and (
             progress.iteration != last.iteration or progress.steps < last.steps
@@ -111,7 +116,7 @@ class View:
             self.first_progress = None
         steps_before = 0 if last is None else last.steps
         if progress.steps == steps_before:
-            return False
+            return more_environments
         if last is not None and self.first_progress is not None:
             between_s = progress.elapsed_s - last.elapsed_s
             self.process_s += (last.processes + progress.processes) / 2 * between_s
@@ -121,6 +126,13 @@ class View:
         self.progress = progress
         self.moved_at = time.monotonic()
         return True
+
+    @property
+    def environments_made(self) -> str:
+        """Return `5 of 8` while the first iteration makes environments; "" where that is over, or not known."""
+        if self.row or not 0 < self.num_made < self.environments:
+            return ""
+        return f"{self.num_made:,} of {self.environments:,}"
 
     @property
     def steps_per_s(self) -> float:

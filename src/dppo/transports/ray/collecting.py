@@ -53,6 +53,7 @@ def collector_on_ray(
         transport,
         on_progress,
         batch_size=plan.sampling.batch_size,
+        envs_of_sampler=plan.sampling.envs_of_sampler,
         clock=link.clock.patience,
     )
 
