@@ -298,8 +298,9 @@ def test_the_last_iteration_has_one_line_although_several_evaluations_end_with_i
     plain.on_start(about(64 * 2, total_timesteps=64 * 2))
     for iteration, evaluated in ((1, 0), (2, 0), (2, 64), (2, 128)):
         clock.now += 100
+        a_row: dict[str, float] = {"iteration": iteration, "global_step": 64 * iteration}
         evaluation = {"eval/episodes": 5, "eval/global_step": evaluated, "eval/episodic_return": 1}
-        plain.on_iteration({"iteration": iteration, "global_step": 64 * iteration} | evaluation)
+        plain.on_iteration(a_row | evaluation)
     plain.on_end(None, None)
     first, last = stream.getvalue().splitlines()[1:]
     assert "   64 / 128" in first
