@@ -636,6 +636,14 @@ def test_the_line_of_a_wait_for_the_first_environment_names_its_place_and_others
     assert {ask.question.spaces for ask in driver.all(Ask)} == {"spaces"}
 
 
+def test_the_first_actor_that_runs_is_asked_for_the_spaces_not_one_that_starts_slowly() -> None:
+    driver = Driver([[0], [1], [2]], PATIENT, described=False)
+    driver.wait(30)
+    driver.start(2)
+    driver.start(1)
+    assert [describe.sampler_id for describe in driver.all(Describe)] == [2]
+
+
 def test_the_line_of_a_wait_for_the_first_environment_names_four_of_many_actors() -> None:
     shares = [[sampler] for sampler in range(9)]
     driver = Driver(shares, PATIENT, described=False)

@@ -190,7 +190,7 @@ class CollectionEngine:
                 return
             self._record(actor, ask_id, question, answer)
         elif isinstance(answer, DppoError):
-            self._on_error(actor, question, answer, now)
+            self._on_error(actor, ask_id, answer, now)
             return
         else:
             # the first question of an actor may ask for spaces
@@ -222,15 +222,19 @@ class CollectionEngine:
         self.requests.record_answer(question.index, actor.actor_id, made, answer.timings)
         actor.losses = 0
 
-    def _on_error(self, actor: Actor, question: Question, error: DppoError, now: float) -> None:
+    def _on_error(self, actor: Actor, ask_id: int, error: DppoError, now: float) -> None:
         """Replace an actor whose answer is an error that a new process may avoid; raise all other errors."""
+        question = actor.queue[ask_id]
+        is_first = ask_id == 1 and self.spaces is None  # no constructor is known to work
         if isinstance(error, Recycled):
             self._lose(actor, f"{error} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(error, ClusterError):
             self._lose(actor, f"was refused: {error}", now)
-        elif isinstance(error, EnvironmentFault) and self._is_crowded(question, error):
+        elif is_first or not isinstance(error, EnvironmentFault):
+            raise error
+        elif self._is_crowded(question, error):
             self._make_room(actor, error, now)
-        elif isinstance(error, EnvironmentFault) and self._may_be_busy(question, error):
+        elif self._may_be_busy(question, error):
             self._lose(actor, f"was refused: {error.message.splitlines()[0]}", now, fault=error)
         else:
             raise error
@@ -261,8 +265,7 @@ class CollectionEngine:
         Some other constructor must have succeeded, or still run. A process that has made others from the start may
         rather allow no more.
         """
-        is_first = self.spaces is None and 0 in question.samplers
-        if fault.place is None or not fault.in_constructor or is_first:
+        if fault.place is None or not fault.in_constructor:
             return False
         is_later = question.index > 0 or any(
             actor.process.number > 1 for actor in self._actors.values()

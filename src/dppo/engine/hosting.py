@@ -50,6 +50,7 @@ class Hosting:
         }
         self.running: dict[int, Actor] = {}
         """The actors that accept questions, by id."""
+        self._first_asked: Actor | None = None  # for the spaces
         self.logged_wait = False
         """True while the log says that the run waits for actors."""
         self.slots = InstanceSlots(limits)
@@ -138,19 +139,22 @@ class Hosting:
         return [self.running[actor_id] for actor_id in ready if actor_id in self.running]
 
     def first_to_ask(self, now: float) -> list[Actor]:
-        """Return the actors to ask for the spaces: the host of sampler 0; while its constructor takes long, all others.
+        """Return the actors to ask for the spaces: the first that runs; while its constructor takes long, all others.
 
         These make environments of their own meanwhile.
         """
-        first = self.positions[0]
-        candidates = [first.host]
-        if first.maker is not None and first.maker.queue:
-            if now - first.maker.deadline.began <= self._limits.quiet_s:
-                return []
-            candidates = list(self.running.values())
-        return [
-            actor for actor in candidates if actor.state is ActorState.RUNNING and not actor.queue
-        ]
+        idle = (
+            actor
+            for actor in self.running.values()
+            if actor.state is ActorState.RUNNING and actor.samplers and not actor.queue
+        )
+        first = self._first_asked
+        if first is None or not first.queue:
+            self._first_asked = next(idle, None)
+            return [] if self._first_asked is None else [self._first_asked]
+        if now - first.deadline.began <= self._limits.quiet_s:
+            return []
+        return list(idle)
 
     def askable(self, actor: Actor, index: int) -> tuple[int, ...]:
         """Return the samplers of an actor whose segment `index` it can be asked for now.
