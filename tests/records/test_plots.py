@@ -152,11 +152,7 @@ def test_a_comparison_shows_every_group_in_both_panels_where_they_are_equal(tmp_
     right = picture[180:620, 900:]
     for colour in COLOURS[:3]:
         assert count(left, colour) > 300
-    assert count(right, COLOURS[0]) == 0, (
-        "the first is wide and pale, so that the others are visible on it"
-    )
-    for colour in COLOURS[1:3]:
-        assert count(right, colour) > 300, "dashes next to each other"
+        assert count(right, colour) > 300
 
 
 def test_a_line_that_others_cover_is_wider(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from dppo.tools.pictures.style import (
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 CAPTION_WIDTH = 125  # characters in a line
 LABEL_WIDTH = 96
+LINE_WIDTH = 1.5
 
 
 def compare_figure(
@@ -41,16 +42,17 @@ def compare_figure(
     scale, time_label = time_axis(*(band.seconds for band in bands))
     figure, (over_time, over_steps) = two_panels(time_label, STEPS, top=0.77, bottom=0.22)
     first_time = mean_time_to(groups[0], bands[0], target)
-    for index, group in enumerate(groups):
-        band = bands[index]
+    for index, (group, band, width) in enumerate(
+        zip(groups, bands, _line_widths(bands), strict=True)
+    ):
         time = mean_time_to(group, band, target)
         seconds = band.seconds / scale
         colour = COLOURS[index % len(COLOURS)]
         label = group.label + legend_time(time, first_time, target, noise=group.noise)
-        line = {"color": colour, "linewidth": 2, "label": label}
+        line = {"color": colour, "linewidth": LINE_WIDTH, "label": label}
         _draw_band(over_time, seconds, band, shade=0.15, line=line)
         over_time.plot(seconds[-1:], band.mean[-1:], "o", color=colour, markersize=5)
-        line = {"color": colour, **_interleaved(index, len(groups))}
+        line = {"color": colour, "linewidth": width}
         _draw_band(over_steps, band.steps, band, shade=0.25 / len(groups), line=line)
         if target is not None and time is not None:
             over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
@@ -62,7 +64,7 @@ def compare_figure(
             axis.axhline(target, color=GREY, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     over_time.legend(ncols=1 if len(groups) <= 2 else 2, **LEGEND)
     if len(bands) > 1 and all_equal(bands):
-        note = "identical curves,\ndashed on a wide line"
+        note = "identical curves,\neach on a wider line"
         place = over_steps.transAxes
         over_steps.text(0.98, 0.06, note, transform=place, color=GREY, fontsize=9, ha="right")
     wrapped = "\n".join(textwrap.wrap(caption, CAPTION_WIDTH))
@@ -96,13 +98,11 @@ def draw_together(
         figure = Figure(size, DPI, facecolor="white", layout="constrained")
         axis = figure.add_subplot()
         style(axis)
-        for index, (band, name) in enumerate(zip(bands, names, strict=True)):
+        widths = [LINE_WIDTH for _ in bands] if over_time else _line_widths(bands)
+        for index, (band, name, width) in enumerate(zip(bands, names, widths, strict=True)):
             x = band.seconds / scale if over_time else band.steps
-            later = [] if over_time else bands[index + 1 :]
-            copies = sum(all_equal([band, other]) for other in later)
             line = {
-                # a line that another one covers stays visible at its sides
-                "linewidth": 1.5 + 3 * copies,
+                "linewidth": width,
                 "color": COLOURS[index % len(COLOURS)],
                 "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
                 "marker": "o" if len(x) == 1 else None,
@@ -178,17 +178,14 @@ def all_equal(bands: Sequence[Band]) -> bool:
     return all(all(map(np.array_equal, first, other)) for other in later)
 
 
+def _line_widths(bands: Sequence[Band]) -> list[float]:
+    """Return the width of each line over steps: one that later ones cover stays visible at its sides."""
+    return [
+        LINE_WIDTH + 3 * sum(all_equal([band, later]) for later in bands[index + 1 :])
+        for index, band in enumerate(bands)
+    ]
+
+
 def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, line: dict[str, Any]) -> None:
     axis.fill_between(x, band.low, band.high, color=line["color"], alpha=shade, linewidth=0)
     axis.plot(x, band.mean, **line)
-
-
-def _interleaved(index: int, count: int) -> dict[str, Any]:
-    """Return line styles that stay visible on top of each other: the first wide and pale, all later ones dashed."""
-    if count == 1:
-        return {"linewidth": 2}
-    if index == 0:
-        return {"linewidth": 6, "alpha": 0.45}
-    gap = 3.0 * max(1, count - 2)
-    dashes = (-3.0 * index, (3.0, gap))
-    return {"linewidth": 1.8, "linestyle": dashes, "zorder": 2.5 + index}
