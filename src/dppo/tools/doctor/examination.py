@@ -55,7 +55,7 @@ from dppo.tools.doctor.playing import (
     steps_of,
 )
 from dppo.tools.doctor.process import CoreClock, ProcessWatch, threads_that_hold_the_process
-from dppo.tools.doctor.repetitions import Repetitions
+from dppo.tools.doctor.repetitions import nothing_repeated, with_repetition
 from dppo.tools.doctor.updating import iteration_times, times_of_algorithms
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
@@ -282,14 +282,13 @@ class Examination:
         affordable = max(affordable, played.sizes[0])
         ends = accumulate(played.sizes)
         sizes = [size for size, end in zip(played.sizes, ends, strict=True) if end <= affordable]
-        repetitions = Repetitions(sum(sizes))
+        facts = nothing_repeated(sum(sizes))
         self._report(sizes=sizes)
 
         def compare(place: str, *samplers: PPOSampler) -> None:
-            nonlocal repetitions
             steps = (step for made in segments(samplers, sizes) for step in steps_of(*made))
-            repetitions = repetitions.plus(place, played.trace, steps).in_order()
-            self._report(**repetitions.as_facts())
+            facts.update(with_repetition(facts, place, played.trace, steps))
+            self._report(**facts)
 
         instances = self._instances
         compare("after other episodes", instances.sampler(0).sampler)

@@ -18,7 +18,7 @@ import psutil
 from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import load_average, usable_cores
 from dppo.tools.doctor.playing import FIRST_SIZES, WITH_SECOND, fingerprint_of
-from dppo.tools.doctor.repetitions import Repetitions
+from dppo.tools.doctor.repetitions import with_repetition
 from dppo.tools.doctor.speed import Facts
 
 # longest silence of a call after the time is up; three times the longest call so far if that is more
@@ -283,10 +283,9 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
         reasons = filter(None, map(repeated.get, ("error", "died", "hung")))
         return facts | {"alone": next(reasons, "for lack of time")}
     place = "in a fresh process"
-    repetitions = Repetitions.of_facts(facts)
-    if len(repeated["trace"]) < repetitions.num_steps:
+    if len(repeated["trace"]) < facts["compared"]:
         place += f" (the first {len(repeated['trace']):,})"
-    return facts | repetitions.plus(place, trace, repeated["trace"]).as_facts()
+    return with_repetition(facts, place, trace, repeated["trace"])
 
 
 def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -323,15 +322,11 @@ def _examined_alone(facts: Facts, trace: Sequence[Any], repeated: Sequence[Any])
     If a single instance plays the same steps in another process, the second instance disturbed the first one.
     """
     place = "in a fresh process"
-    repetitions = Repetitions.of_facts(facts).plus(place, trace, repeated)
-    if not repeated or repetitions.differences[place]:
+    repeated_facts = with_repetition(facts, place, trace, repeated)
+    if not repeated or repeated_facts["same"][place]:
         return facts
     end = _end_with_two(facts)
     if not end:
         return facts | {"disturbed": True, "elsewhere": True}
-    survived = {name: fact for name, fact in facts.items() if name not in ("hung", "died")}
-    return (
-        survived
-        | repetitions.as_facts()
-        | {"stage": "over", "single": end, "silent": True, "elsewhere": True}
-    )
+    survived = {name: fact for name, fact in repeated_facts.items() if name not in ("hung", "died")}
+    return survived | {"stage": "over", "single": end, "silent": True, "elsewhere": True}
