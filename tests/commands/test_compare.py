@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,20 @@ def test_help_lists_all_flags_but_those_that_a_comparison_sets_itself(
     assert not {"--num-actors", "--run-dir", "--resume"} & flags
 
 
-@pytest.mark.parametrize(("words", "parent"), [("--out out", ""), ("", "runs")])
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [("--out out", "out"), ("", "runs/compare__E-v0__now-2")],  # another began in the same second
+)
 def test_all_runs_are_in_the_same_folder_wherever_an_environment_goes(
-    words: str, parent: str, desk: Path, refused: Typed, monkeypatch: pytest.MonkeyPatch
+    words: str, path: str, desk: Path, refused: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planned_in(options: object, settings: object, folder: Path) -> list[Config]:
-        raise ConfigError(f"it is in {folder.parent}")
+        raise ConfigError(f"it is in {folder}")
 
+    Path("runs/compare__E-v0__now").mkdir(parents=True)
+    monkeypatch.setattr(time, "strftime", lambda _: "now")
     monkeypatch.setattr(compare, "make_plan", planned_in)
-    assert f"it is in {desk / parent}\n" in refused(f"compare E-v0 {words}")
+    assert f"it is in {desk / path}\n" in refused(f"compare E-v0 {words}")
 
 
 def test_settings_of_actors_apply_to_the_runs_with_actors() -> None:

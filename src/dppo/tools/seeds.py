@@ -30,7 +30,7 @@ from dppo.machine import cores_in_words, usable_cores
 from dppo.records.files.checkpoint import find, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
-from dppo.records.files.run_folder import as_file_name, settings_to_resume
+from dppo.records.files.run_folder import new_folder, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.figures import duration, number
 from dppo.signals import StopSignals
@@ -211,8 +211,7 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
     """Return the runs, in folders beside each other, and mark those that have finished."""
     first = Config(**{**settings, "seed": seeds[0]})
     refuse_objects(settings, "which the processes of several seeds cannot be given")
-    name = f"{as_file_name(first.env_name)}__{as_file_name(first.name)}__seeds__{time.strftime('%Y%m%d-%H%M%S')}"
-    parent = (first.run_dir or Path("runs") / name).absolute()
+    parent = (first.run_dir or new_folder(first.env_name, first.name, "seeds")).absolute()
     if (parent / CONFIG).exists():
         raise ConfigError(
             f"run_dir={parent}: contains a single run. Use another folder for several seeds."

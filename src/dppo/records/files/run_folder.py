@@ -153,7 +153,7 @@ def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
 
     `stack` unlocks it, and removes what was created and not used.
     """
-    run_dir = Path(config.run_dir or _new_name(config))
+    run_dir = Path(config.run_dir or new_folder(config.env_name, config.name, f"s{config.seed}"))
     path = Path(os.path.abspath(run_dir))
     try:
         check_run_files(path)
@@ -181,10 +181,9 @@ def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
     return path, owner
 
 
-def _new_name(config: Config) -> Path:
+def new_folder(*names: str) -> Path:
     """Return the path of a folder of `runs` that does not exist: two runs may start in the same second."""
-    names = f"{as_file_name(config.env_name)}__{as_file_name(config.name)}"
-    name = f"{names}__s{config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    name = "__".join([*map(as_file_name, names), time.strftime("%Y%m%d-%H%M%S")])
     path = Path("runs") / name
     number = 2
     while path.exists():

@@ -4,7 +4,6 @@ import json
 import platform
 import signal
 import sys
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from dppo.invocation import as_called, command
 from dppo.machine import usable_cores
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
-from dppo.records.files.run_folder import as_file_name, versions
+from dppo.records.files.run_folder import new_folder, versions
 from dppo.records.terminal.figures import duration
 from dppo.tools.compare.measured import (
     Group,
@@ -89,8 +88,7 @@ def main(argv: list[str]) -> int:
     It is 0; 1 if runs with equal batches ended with different weights; 128 + n if signal n stopped a run.
     """
     options, settings = parse(argv)
-    name = f"compare__{as_file_name(str(settings['env_id']))}__{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = (options.out or Path("runs") / name).absolute()
+    folder = (options.out or new_folder("compare", str(settings["env_id"]))).absolute()
     plan = make_plan(options, settings, folder)
     console = Console(highlight=False, soft_wrap=True)
     console.print(caption(options, plan))
