@@ -369,9 +369,16 @@ def test_settings_are_written_as_flags_and_compared_with_the_defaults_of_the_alg
     assert "<dt>training return, last 40</dt>" in html
 
     html = page(facts_of(a_run(tmp_path / "sac", rows(4), algo="sac")))
-    changed = html[html.index("<h2>Settings</h2>") : html.index("<details>")]
-    assert "<td>algo</td><td>sac</td><td>ppo</td>" in changed
-    assert "learning_rate" not in changed
+    assert "<td>algo</td><td>sac</td><td>ppo</td>" in changed_settings(html)
+    assert "learning_rate" not in changed_settings(html)
+
+    html = page(facts_of(a_run(tmp_path / "game", rows(4), **PONG, clip_coef=0.3)))
+    assert "<td>clip_coef</td><td>0.3</td><td>0.1</td>" in changed_settings(html)
+    assert "frame_stack" not in changed_settings(html)
+
+
+def changed_settings(html: str) -> str:
+    return html[html.index("<h2>Settings</h2>") : html.index("<details>")]
 
 
 def test_the_memory_of_all_actors_is_one_chart_and_reported_numbers_have_no_band(

@@ -24,7 +24,12 @@ ATARI = {
 
 
 def with_atari(settings: FlatSettings) -> dict[str, Any]:
-    """Return flat settings, with the defaults of games for games (ALE/*, or `atari` is set).
+    """Return flat settings, with the defaults of games for games."""
+    return atari_defaults(settings) | dict(settings)
+
+
+def atari_defaults(settings: FlatSettings) -> dict[str, Any]:
+    """Return the defaults that games (ALE/*, or `atari` is set) have instead of the shared ones.
 
     In `env_kwargs`, `frameskip` repeats actions instead of us, and `obs_type` asks for raw observations.
     """
@@ -35,11 +40,11 @@ def with_atari(settings: FlatSettings) -> dict[str, Any]:
     is_game = env_name.startswith("ALE/") and "obs_type" not in kwargs
     protocol = settings.get("atari", "life" if is_game else "raw")
     if protocol == "raw":
-        return dict(settings)
+        return {}
     defaults = ATARI | {"sign_reward": settings.get("clip_reward") is None}
     if "frameskip" in kwargs:
         defaults["action_repeat"] = 1
-    return defaults | dict(settings)
+    return defaults
 
 
 def describe_atari(env: Env) -> str | None:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dppo.config.algorithms import own_defaults
+from dppo.config.atari import atari_defaults
 from dppo.config.field import FlatSettings
-from dppo.config.parts import settings_by_name
+from dppo.config.parts import default_of, settings_by_name
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, refuse
 
@@ -27,6 +29,13 @@ def plain_settings(config: Settings) -> dict[str, Any]:
         "prior": config.prior_name,
         "minibatch_size": config.minibatch_size or config.sizes.minibatch_rows,
     }
+
+
+def plain_defaults(settings: FlatSettings) -> dict[str, Any]:
+    """Return the default of each setting as a JSON value, for the algorithm and the environment of flat settings."""
+    defaults = {name: default_of(name) for name in settings_by_name()}
+    defaults |= atari_defaults(settings) | own_defaults(settings)
+    return {name: plain(value) for name, value in defaults.items()}
 
 
 def plain(value: Any, *, outermost: bool = True) -> Any:

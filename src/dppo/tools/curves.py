@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dppo.config.algorithms import own_defaults
 from dppo.config.effects import ineffective
-from dppo.config.parts import about, default_of, settings_by_name
-from dppo.config.plain import as_typed, plain
+from dppo.config.parts import about, settings_by_name
+from dppo.config.plain import as_typed, plain, plain_defaults
 from dppo.config.settings import Settings
 from dppo.errors import DppoError, counted, printable
 from dppo.records.files.run_files import CONFIG
@@ -67,8 +66,10 @@ class CurveGroup(NamedTuple):
     """True if the group's speed-up is measurement noise and must not be shown as a result."""
 
     @property
-    def has_evaluations(self) -> bool:
-        return any(run.evaluations is not None and len(run.evaluations.values) for run in self.runs)
+    def evaluations(self) -> list[Curve]:
+        """The evaluations of the runs that have any."""
+        curves = [run.evaluations for run in self.runs]
+        return [curve for curve in curves if curve is not None and len(curve.values)]
 
     def __str__(self) -> str:
         seeds = {run.settings.get("seed") for run in self.runs}
@@ -185,10 +186,9 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     Labels leave out settings that change no result, such as `track`, if the groups can be told apart without them.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
-    defaults = {name: default_of(name) for name in names if name in settings_by_name()}
     values = []
     for run in runs:
-        settings_of_run = {**defaults, **own_defaults(run.settings), **run.settings}
+        settings_of_run = {**plain_defaults(run.settings), **run.settings}
         left_out = _ineffective(settings_of_run)
         effects = (name for name in names if name not in left_out)
         values.append({name: plain(settings_of_run.get(name)) for name in effects})
@@ -233,7 +233,7 @@ def _is_chosen(name: str, settings: Mapping[str, Any]) -> bool:
     value = settings[name]
     if name not in settings_by_name():  # of another version
         return True
-    if value == plain(own_defaults(settings).get(name, default_of(name))):
+    if value == plain_defaults(settings)[name]:
         return False
     if name != "minibatch_size":
         return True

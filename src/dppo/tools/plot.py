@@ -77,7 +77,7 @@ def plot(
     title = printable(", ".join(environments))[:MAX_TITLE_LENGTH]
     axis_label = printable(metric)
     if metric == RETURN:
-        are_evaluated = any(group.has_evaluations for group in groups)
+        are_evaluated = any(group.evaluations for group in groups)
         axis_label = MEAN_OF_EPISODE if are_evaluated else MEAN_RETURN
     baselines = baselines_of(groups) if metric in (RETURN, EVALUATED_RETURN) else {}
     with writing(f"out={out}"):
@@ -94,15 +94,14 @@ def plot(
 def _last_evaluations(groups: Sequence[CurveGroup]) -> Iterator[str]:
     """Yield the result of the last evaluations of each group."""
     for group in groups:
-        if group.has_evaluations:
-            evaluations = [run.evaluations for run in group.runs if run.evaluations is not None]
-            name = group.runs[0].evaluations_name
-            yield f"{group}, {name}: {_last_values(evaluations)}"
+        if group.evaluations:
+            name = group.evaluations[0].evaluations_name
+            yield f"{group}, {name}: {_last_values(group.evaluations)}"
 
 
 def _last_values(curves: Sequence[Curve]) -> str:
     """Return the mean of the last values of curves, with its interval if there are several."""
-    last_values = np.array([curve.values[-1] for curve in curves if len(curve.values)])
+    last_values = np.array([curve.values[-1] for curve in curves])
     mean, low, high = interval([last_values])
     spread = ""
     if len(last_values) > 1:

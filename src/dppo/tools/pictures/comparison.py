@@ -124,14 +124,11 @@ def _draw_evaluations(
 ) -> None:
     labels = set[str]()
     for index, group in enumerate(groups):
-        for run in group.runs:
-            evaluations = run.evaluations
-            if evaluations is None or not len(evaluations.values):
-                continue
+        for evaluations in group.evaluations:
             x = evaluations.seconds / scale if over_time else evaluations.steps
             colour = COLOURS[index % len(COLOURS)]
             points = {"color": colour, "markeredgecolor": "white", "markersize": 6}
-            name = f"points: {run.evaluations_name}"
+            name = f"points: {evaluations.evaluations_name}"
             prefix = "_" if name in labels else ""  # names with this prefix are not in a legend
             labels.add(name)
             axis.plot(x, evaluations.values, "o", label=prefix + name, **points)

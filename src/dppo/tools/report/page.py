@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from dppo.config import Config
-from dppo.config.algorithms import own_defaults
-from dppo.config.parts import default_of, settings_by_name
-from dppo.config.plain import as_typed, plain
+from dppo.config.plain import as_typed, plain, plain_defaults, plain_settings
 from dppo.config.resolve import DEFAULTS
 from dppo.errors import counted
 from dppo.records.differences import Difference
@@ -172,11 +170,9 @@ def _incidents(facts: Facts) -> str:
 def _settings(config: Config) -> Iterator[str]:
     changed = []
     unchanged = []
-    defaults = own_defaults({"algo": config.algo, "model": config.model})
     of_task = {default.setting for default in DEFAULTS[config.algo]}
-    for name in settings_by_name():
+    for name, default in plain_defaults(plain_settings(config)).items():
         value = plain(getattr(config, name))
-        default = plain(defaults.get(name, default_of(name)))
         if name == "env_id":
             continue
         if value == default:
