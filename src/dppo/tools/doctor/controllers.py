@@ -96,9 +96,7 @@ def ask_baseline(env: Any, config: Config) -> Facts:
     """Reset the environment, and take the first action of the baseline; return the facts."""
     if config.baseline is None:
         return {}
-    settings = PlaySettings(config.seed)
-    acting = ControllerActing(Controller(config.baseline, "baseline"), settings)
-    episode = Playing(acting, env, config.env_name, settings).play(0)
+    episode = _playing(Controller(config.baseline, "baseline"), env, config).play(0)
     try:
         list(islice(episode, 2))  # after the reset, and after the first step
     except (ControllerFault, EnvironmentFault) as fault:
@@ -118,12 +116,8 @@ def play_controllers(env: Any, config: Config, until: float) -> Facts:
     controllers = {ZERO: Controller(Zero), RANDOM: Controller(Random)}
     if config.baseline is not None:
         controllers[str(config.baseline_name)] = Controller(config.baseline, "baseline")
-    settings = PlaySettings(config.seed)
     returns: dict[str, list[float]] = {name: [] for name in controllers}
-    playings = {
-        name: Playing(ControllerActing(controller, settings), env, config.env_name, settings)
-        for name, controller in controllers.items()
-    }
+    playings = {name: _playing(controller, env, config) for name, controller in controllers.items()}
     facts: Facts = {}
     try:
         for episode in range(MAX_EPISODES):
@@ -139,6 +133,11 @@ def play_controllers(env: Any, config: Config, until: float) -> Facts:
     facts.pop("controllers_left_out", None)
     played = {name: values[:num_episodes] for name, values in returns.items()}
     return facts | {"controllers": played}
+
+
+def _playing(controller: Controller, env: Any, config: Config) -> Playing:
+    settings = PlaySettings(config.seed)
+    return Playing(ControllerActing(controller, settings), env, config.env_name, settings)
 
 
 def _return_of(playing: Playing, episode: int, until: float) -> float:
