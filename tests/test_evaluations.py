@@ -16,6 +16,7 @@ from builders import FullDisk, make_config
 from matrix import RUNS
 from processes import wait_until
 from recorder import Notes, Recorder, stop_in_episode
+from remedies import executes
 from threadpoolctl import threadpool_info, threadpool_limits
 from worlds.simple import Counting
 from worlds.single import OnPort
@@ -391,6 +392,27 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
 
     whole = dppo.train(settings(tmp_path / "whole", **unreliable))
     assert result.weights_sha256 == whole.weights_sha256
+
+
+@executes("run/open_evaluation.py: Resume the run with another value")
+def test_arguments_that_no_constructor_of_evaluations_takes_end_the_run_at_the_first(
+    tmp_path: Path,
+) -> None:
+    """A signature with **kwargs says nothing about them."""
+    odd: dict[str, Any] = {"env_id": picky, "eval_env_kwargs": {"mode": "odd"}}
+    with pytest.raises(ConfigError, match=r"^eval_env_kwargs={'mode': 'odd'}: .*odd is unknown"):
+        dppo.train(settings(tmp_path / "run", **odd))
+    config = settings(tmp_path / "run", **odd | {"eval_env_kwargs": {"mode": "even"}})
+    result = dppo.train(config, resume=tmp_path / "run")
+    assert list(evaluations(result)) == DUE
+    assert not result.incidents
+
+
+def picky(**kwargs: Any) -> gym.Env[Any, Any]:
+    mode = kwargs.get("mode")
+    if mode == "odd":
+        raise ValueError("odd is unknown")
+    return gym.make("CartPole-v1")
 
 
 @pytest.mark.parametrize("env_threads", [False, True])

@@ -143,6 +143,22 @@ def test_progress_counts_environments_while_they_are_made(
     assert watcher.reports[-1].environments == config.num_samplers * config.envs_of_sampler
 
 
+class Adding(dppo.Observer):
+    """Adds a key to each row."""
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        row["charts/mine"] = 1.0
+
+
+def test_a_key_that_an_observer_adds_to_its_row_is_said_once_to_be_dropped(tmp_path: Path) -> None:
+    with Notes() as notes:
+        result = dppo.train(settings(tmp_path / "run"), observers=[Adding()])
+    assert [text for text in notes.texts if "charts/mine" in text] == [
+        "Adding.on_iteration has added charts/mine to its row, which is a copy: no file of the run gets it"
+    ]
+    assert "charts/mine" not in result.metrics[0]
+
+
 SLEEPY: dict[str, Any] = {"env_id": "dppo/SlowCartPole-v0", "env_kwargs": {"step_s": 0.25}}
 
 

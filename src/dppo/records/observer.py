@@ -220,7 +220,8 @@ class Observer:
     def on_iteration(self, row: dict[str, float]) -> bool | None:
         """Called after each iteration with its row; True stops the run with a checkpoint; None or False: it goes on.
 
-        Any other answer, such as 1, ends the run with a TypeError. docs/METRICS.md describes the keys of the row.
+        Any other answer, such as 1, ends the run with a TypeError. docs/METRICS.md describes the keys of the row. It is
+        a copy: no file of the run gets what you add to it.
         """
 
     def on_episode(self, episode: Episode) -> None:

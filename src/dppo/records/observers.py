@@ -1,7 +1,7 @@
 """Observers: calls all observers of a run, in order, until it ends."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from dppo.log import logger
@@ -23,6 +23,7 @@ class Observers:
         self._users = list(users)
         self._started: list[Observer] = []
         self._run: RunInfo | None = None  # None once the observers have started
+        self._has_noted_keys = False
         self._start_at = 0.0  # time at which the observers start even if the run is not ready
 
     def prepare(self, run: RunInfo, text: str) -> None:
@@ -90,11 +91,24 @@ class Observers:
         if self._users:
             for file in self._on_disk:  # where the user's observers may look for the row
                 file.settle()
-        answers += [(user, user.on_iteration(row.copy())) for user in self._users]
+        for user in self._users:
+            users_row = row.copy()
+            answers.append((user, user.on_iteration(users_row)))
+            self._note_keys(user, users_row.keys() - row.keys())
         stopping = [
             type(observer).__name__ for observer, answer in answers if _stops(observer, answer)
         ]
         return next(iter(stopping), None)
+
+    def _note_keys(self, user: Observer, added: Collection[Any]) -> None:
+        """Log once that keys which an observer adds to its row are dropped."""
+        if added and not self._has_noted_keys:
+            self._has_noted_keys = True
+            logger.warning(
+                "%s.on_iteration has added %s to its row, which is a copy: no file of the run gets it",
+                type(user).__qualname__,
+                ", ".join(sorted(map(str, added))),
+            )
 
     def end(self, result: Result | None, error: BaseException | None) -> None:
         """End the observers that were started, the display last; a second call does nothing.

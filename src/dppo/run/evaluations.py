@@ -41,7 +41,7 @@ from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.notices import Notices
-from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, result_of
+from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, check_kwargs, result_of
 from dppo.run.outputs import call_disk
 from dppo.run.parts import RunContext
 from dppo.signals import StopRequested
@@ -413,6 +413,8 @@ class Evaluations(Observer):
                 f". The samplers have environments of their own in this process; {elsewhere} evaluates in another "
                 f"process"
             )
+        if self._best.result is None and not evaluation.episodes():
+            check_kwargs(self._config.eval_env_kwargs, error)
         text = f"{evaluation.name}: {left_out}: {error}"
         self._faults += 1
         if self._faults <= MAX_LOGGED_FAULTS:

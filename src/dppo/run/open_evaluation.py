@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import Any
 
 from dppo.config import Config
+from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.policies.bounds import ElementAtBound, element_at_bound
 from dppo.ppo.exchange.records import Episode
 from dppo.records.differences import Difference
@@ -48,6 +51,14 @@ class EvaluationResult:
         if self.element_at_bound is None or self.metrics.get("eval/baseline_difference", -1) >= 0:
             return False
         return self.element_at_bound.is_frequent
+
+
+def check_kwargs(eval_env_kwargs: Mapping[str, Any], error: DppoError) -> None:
+    """Raise ConfigError if the first constructor of evaluations has raised, which has arguments of its own."""
+    if eval_env_kwargs and isinstance(error, EnvironmentFault) and error.in_constructor:
+        raise ConfigError(
+            f"eval_env_kwargs={eval_env_kwargs}: {error.message}. Resume the run with another value."
+        )
 
 
 def result_of(
