@@ -120,7 +120,8 @@ def test_differences_are_those_of_the_same_episodes(whole: dppo.Result) -> None:
     assert comparison.name == "worlds.plants:proportional"
     assert comparison.mean_return == played.mean_return
     assert comparison.deployed == "policy"  # without never_worse
-    assert any(line.startswith("Baseline worlds.plants:prop") for line in whole.notes)
+    [line] = [line for line in whole.notes if line.startswith("Baseline worlds.plants:prop")]
+    assert line.endswith(" Deployed, as never_worse=False: the newest policy.")
 
 
 def test_a_resumed_run_does_not_play_the_baseline_again(

@@ -327,6 +327,7 @@ def test_a_phase_has_a_limit_that_is_set_or_follows_from_measurements(
     assert driver.engine.patience.news() == []
     driver.make(MEASURED)
     [news] = driver.engine.patience.news()
+    assert news.startswith("From now on, ")
     assert "step_timeout_s=" in news
     assert driver.engine.patience.news() == []
     driver.progress[0] = moving(phase, 1, until=1)
