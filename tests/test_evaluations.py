@@ -406,6 +406,8 @@ def test_arguments_that_no_constructor_of_evaluations_takes_end_the_run_at_the_f
     result = dppo.train(config, resume=tmp_path / "run")
     assert list(evaluations(result)) == DUE
     assert not result.incidents
+    numbers = [row["iteration"] for row in read_metrics(result.run_dir)]
+    assert sorted(set(numbers)) == [*range(1, ITERATIONS + 1)]
 
 
 def picky(**kwargs: Any) -> gym.Env[Any, Any]:

@@ -41,7 +41,7 @@ from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.notices import Notices
-from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, check_kwargs, result_of
+from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, result_of
 from dppo.run.outputs import call_disk
 from dppo.run.parts import RunContext
 from dppo.signals import StopRequested
@@ -88,6 +88,7 @@ class Evaluations(Observer):
         if isinstance(players, InProcessPlayers):
             players.on_step = self._on_step
         self._begun = False  # True if an evaluation has begun since the last checkpoint
+        self._refusal: ConfigError | None = None  # raised once the row of the iteration is written
         self._faults = 0
         self._open: dict[int, OpenEvaluation] = {}  # iteration of the policy -> evaluation
         self.stopped_by: str | None = None
@@ -167,7 +168,9 @@ class Evaluations(Observer):
         return waited_s
 
     def take_begun(self) -> bool:
-        """Return whether an evaluation has begun since the last call: its policy must be in a checkpoint."""
+        """Return whether an evaluation has begun, whose policy must be in a checkpoint; or raise why it cannot."""
+        if self._refusal is not None:
+            raise self._refusal
         begun = self._begun
         self._begun = False
         return begun
@@ -200,7 +203,11 @@ class Evaluations(Observer):
             self._begun = True
         self._steps = steps
         self._row = row
-        results = self._take_ended(wait=is_last or self._config.num_actors == 0)
+        try:
+            results = self._take_ended(wait=is_last or self._config.num_actors == 0)
+        except ConfigError as error:
+            self._refusal = error
+            return
         if results:
             *earlier_results, last_result = results
             self._report(earlier_results)
@@ -413,8 +420,8 @@ class Evaluations(Observer):
                 f". The samplers have environments of their own in this process; {elsewhere} evaluates in another "
                 f"process"
             )
-        if self._best.result is None and not evaluation.episodes():
-            check_kwargs(self._config.eval_env_kwargs, error)
+        if self._best.result is None:
+            evaluation.check_kwargs(self._config.eval_env_kwargs, error)
         text = f"{evaluation.name}: {left_out}: {error}"
         self._faults += 1
         if self._faults <= MAX_LOGGED_FAULTS:

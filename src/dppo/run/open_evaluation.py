@@ -34,6 +34,15 @@ class OpenEvaluation:
         """The episodes that have not failed, in their order."""
         return [episode for _, episode in sorted(self.played.items()) if episode is not None]
 
+    def check_kwargs(self, eval_env_kwargs: Mapping[str, Any], error: DppoError) -> None:
+        """Raise ConfigError if its first constructor has raised this error, and has arguments of its own."""
+        if not eval_env_kwargs or self.episodes():
+            return
+        if isinstance(error, EnvironmentFault) and error.in_constructor:
+            raise ConfigError(
+                f"eval_env_kwargs={eval_env_kwargs}: {error.message}. Resume the run with another value."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
@@ -51,14 +60,6 @@ class EvaluationResult:
         if self.element_at_bound is None or self.metrics.get("eval/baseline_difference", -1) >= 0:
             return False
         return self.element_at_bound.is_frequent
-
-
-def check_kwargs(eval_env_kwargs: Mapping[str, Any], error: DppoError) -> None:
-    """Raise ConfigError if the first constructor of evaluations has raised, which has arguments of its own."""
-    if eval_env_kwargs and isinstance(error, EnvironmentFault) and error.in_constructor:
-        raise ConfigError(
-            f"eval_env_kwargs={eval_env_kwargs}: {error.message}. Resume the run with another value."
-        )
 
 
 def result_of(
