@@ -17,7 +17,7 @@ from dppo.user_code import in_a_line, require_package
 MAX_TILES = 9  # episodes side by side
 MAX_WIDTH = 1280  # pixels of a video
 MIN_SIDE = 256  # pixels of the longer side, up to which images are enlarged
-MARGIN = 8  # pixels around each of several tiles
+MARGIN = 8  # pixels between tiles
 FASTEST = 1  # level of compression
 GRAY = 64
 DEFAULT_FPS = 30.0
@@ -57,6 +57,7 @@ class Video:
         num_tiles = min(episodes, MAX_TILES)
         self._images: list[list[bytes]] = [[] for _ in range(num_tiles)]
         self._columns = math.ceil(math.sqrt(num_tiles))
+        self._margin = MARGIN if num_tiles > 1 else 0
         self._tile: tuple[int, int] | None = None  # height and width
 
     def add(self, episode: int = 0) -> None:
@@ -65,8 +66,7 @@ class Video:
             return
         image = image_of(self.env)
         if self._tile is None:
-            margin = MARGIN if len(self._images) > 1 else 0
-            self._tile = _tile_size(image, MAX_WIDTH // self._columns, margin)
+            self._tile = _tile_size(image, MAX_WIDTH // self._columns)
         height, width = self._tile
         tile = _fitted(image, height, width)
         self._images[episode].append(zlib.compress(tile.tobytes(), FASTEST))
@@ -110,7 +110,7 @@ class Video:
         assert self._tile is not None
         height, width = self._tile
         rows = math.ceil(len(self._images) / self._columns)
-        shape = (rows * height, self._columns * width, 3)
+        shape = (rows * (height + self._margin), self._columns * (width + self._margin), 3)
         picture = np.full(shape, GRAY, np.uint8)
         for tile, images in enumerate(self._images):
             if images:
@@ -119,8 +119,9 @@ class Video:
                 image = np.frombuffer(data, np.uint8).reshape(height, width, 3)
                 if number >= len(images):
                     image = image // 2
-                top = tile // self._columns * height
-                left = tile % self._columns * width
+                row, column = divmod(tile, self._columns)
+                top = row * (height + self._margin) + self._margin // 2
+                left = column * (width + self._margin) + self._margin // 2
                 picture[top : top + height, left : left + width] = image
         return picture
 
@@ -159,40 +160,29 @@ def _describe(rendered: Any, image: np.ndarray) -> str:
     return f"{text[:MAX_CHARACTERS]}..."
 
 
-def _tile_size(image: np.ndarray, max_side: int, margin: int) -> tuple[int, int]:
-    """Return height and width of a tile for images like `image`: even, as yuv420p needs, and about `max_side`."""
+def _tile_size(image: np.ndarray, max_side: int) -> tuple[int, int]:
+    """Return height and width of tiles for images like `image`: even, as yuv420p needs, and up to `max_side`."""
     longer = max(image.shape[:2])
     enlarged_by = max(1, MIN_SIDE // longer)
-    reduced_by = math.ceil(longer / max_side)
-    sides = [max(1, side // reduced_by) * enlarged_by for side in image.shape[:2]]
-    height, width = (side + margin for side in sides)
+    scale = min(enlarged_by, max_side / longer)
+    height, width = (max(1, round(scale * side)) for side in image.shape[:2])
     return height + height % 2, width + width % 2
 
 
 def _fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return an image, enlarged or reduced by a whole number, in the middle of one of this size."""
-    image_height, image_width, _ = image.shape
-    needed = max(math.ceil(image_height / height), math.ceil(image_width / width))
-    reduced_by = min(needed, image_height, image_width)
-    if reduced_by > 1:
-        image = _reduced(image, reduced_by)
-        image_height, image_width, _ = image.shape
-    enlarged_by = max(1, min(height // image_height, width // image_width))
-    image = image.repeat(enlarged_by, 0)
-    image = image.repeat(enlarged_by, 1)
-    image = image[:height, :width]
-    image_height, image_width, _ = image.shape
+    """Return an image, reduced or enlarged by a whole number, in the middle of one of this size."""
+    import av
+
+    scale = min(height / image.shape[0], width / image.shape[1])
+    method = "AREA"  # means
+    if scale >= 1:
+        scale = int(scale)
+        method = "POINT"  # sharp pixels
+    image_height, image_width = (max(1, round(scale * side)) for side in image.shape[:2])
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+    scaled = frame.reformat(image_width, image_height, interpolation=method)
     top = (height - image_height) // 2
     left = (width - image_width) // 2
     fitted = np.full((height, width, 3), GRAY, np.uint8)
-    fitted[top : top + image_height, left : left + image_width] = image
+    fitted[top : top + image_height, left : left + image_width] = scaled.to_ndarray()
     return fitted
-
-
-def _reduced(image: np.ndarray, factor: int) -> np.ndarray:
-    """Return the means of squares of pixels; rows and columns that fill no square are left out."""
-    height = image.shape[0] // factor
-    width = image.shape[1] // factor
-    whole = image[: height * factor, : width * factor]
-    squares = whole.reshape(height, factor, width, factor, -1)
-    return squares.mean(axis=(1, 3)).astype(np.uint8)
