@@ -395,7 +395,7 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
 
 
 @executes("run/open_evaluation.py: Resume the run with another value")
-def test_arguments_that_no_constructor_of_evaluations_takes_end_the_run_at_the_first(
+def test_arguments_that_no_constructor_of_an_evaluation_takes_end_the_run(
     tmp_path: Path,
 ) -> None:
     """A signature with **kwargs says nothing about them."""
@@ -405,7 +405,6 @@ def test_arguments_that_no_constructor_of_evaluations_takes_end_the_run_at_the_f
     config = settings(tmp_path / "run", **odd | {"eval_env_kwargs": {"mode": "even"}})
     result = dppo.train(config, resume=tmp_path / "run")
     assert list(evaluations(result)) == DUE
-    assert not result.incidents
     numbers = [row["iteration"] for row in read_metrics(result.run_dir)]
     assert sorted(set(numbers)) == [*range(1, ITERATIONS + 1)]
 

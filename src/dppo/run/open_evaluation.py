@@ -35,8 +35,8 @@ class OpenEvaluation:
         return [episode for _, episode in sorted(self.played.items()) if episode is not None]
 
     def check_kwargs(self, eval_env_kwargs: Mapping[str, Any], error: DppoError) -> None:
-        """Raise ConfigError if its first constructor has raised this error, and has arguments of its own."""
-        if not eval_env_kwargs or self.episodes():
+        """Raise ConfigError if no episode was played, at last for this error of a constructor with these arguments."""
+        if not (eval_env_kwargs and self.is_played) or self.episodes():
             return
         if isinstance(error, EnvironmentFault) and error.in_constructor:
             raise ConfigError(
