@@ -395,9 +395,7 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
 
 
 @executes("run/open_evaluation.py: Resume the run with another value")
-def test_arguments_that_no_constructor_of_an_evaluation_takes_end_the_run(
-    tmp_path: Path,
-) -> None:
+def test_arguments_that_no_constructor_of_an_evaluation_takes_end_the_run(tmp_path: Path) -> None:
     """A signature with **kwargs says nothing about them."""
     odd: dict[str, Any] = {"env_id": picky, "eval_env_kwargs": {"mode": "odd"}}
     with pytest.raises(ConfigError, match=r"^eval_env_kwargs={'mode': 'odd'}: .*odd is unknown"):
