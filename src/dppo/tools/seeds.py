@@ -268,7 +268,7 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
             if stopped_by is not None and not signal_sent:
                 _send(stopped_by, running)
                 signal_sent = True
-            if num_left > at_once:
+            if waiting:
                 _follow_first(running, whole_time)
             if live is not None:
                 lines = "\n".join(run.line() for run in runs)
