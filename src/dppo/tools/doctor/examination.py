@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ from dppo.tools.doctor.controllers import (
     reason_to_leave_out,
     seconds_of_controllers,
 )
-from dppo.tools.doctor.instances import Instances
+from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
 from dppo.tools.doctor.playing import (
     FIRST_SIZES,
     WITH_SECOND,
@@ -197,7 +197,7 @@ class Examination:
     def _report_share_of_cpu(self, children_cpu_before_s: float, core_share: float) -> None:
         """Report how much the environment computes, without the time for which it wanted a core and had none."""
         instances = self._instances
-        wall_s = sum(instances.seconds["reset"]) + sum(instances.seconds["step"])
+        wall_s = sum(sum(instances.seconds[name]) for name in instances.answers)
         cpu_s = instances.cpu_s + self._process.usage().children_cpu_s - children_cpu_before_s
         quiet_s = max(wall_s - cpu_s * (1 / core_share - 1), min(wall_s, cpu_s))
         self._report(
@@ -211,7 +211,8 @@ class Examination:
         instances = self._instances
         faults = [(incident, incident.fault) for incident in played.incidents if incident.fault]
         rewards = [reward for step in played.trace for reward in step.rewards]
-        stored_mb = 3 * LATER_STEPS * spaces.obs.itemsize / 2**20
+        stored_rows = MAX_STORED_ANSWERS + 3 * LATER_STEPS
+        stored_mb = stored_rows * spaces.obs.itemsize / 2**20
         self._report(
             **{call: spread(times) for call, times in instances.seconds.items()},
             steps=len(played.trace),
@@ -342,21 +343,24 @@ class Examination:
             self._report(pickle=in_a_line(error))
 
     def _iterate(self, built: BuiltSampler, updates: bool) -> None:
-        """Time collecting and updating with the settings of the run; the environment returns a reset again at once."""
-        instances = self._instances
-        if not updates or not (instances.first_reset or instances.has_sub_envs):
+        """Time collecting and updating with the settings of the run; the environment returns stored answers at once."""
+        answers = self._instances.answers
+        has_answers = all(answers.values()) or self._instances.has_sub_envs
+        if not updates or not has_answers:
             return
         self._report(stage="updating")
-        env = instances.first()
-        first_reset = instances.first_reset
-        if instances.has_sub_envs:  # the first stands for a single environment
+        env = self._instances.first()
+        if self._instances.has_sub_envs:  # the first stands for a single environment
             env = built.envs.sub_envs.envs[0].env
-            first_reset = env.last_reset
-        obs, info = first_reset
+            obs, info = env.last_reset
+            step = (obs, 0.0, False, False, info)
+            answers = {"reset": [env.last_reset], "step": [step]}
         reset_method = env.reset
         step_method = env.step
-        env.reset = lambda **_: (obs, info)
-        env.step = lambda _: (obs, 0.0, False, False, info)
+        resets = cycle(answers["reset"])
+        steps = cycle(answers["step"])
+        env.reset = lambda **_: next(resets)
+        env.step = lambda _: next(steps)
         core = CoreClock()
         until = self._end_of_stage(ITERATE_SHARE)
         self._report(**iteration_times(self._config, env, built.spaces, until))

@@ -1,4 +1,4 @@
-"""The instances of an environment that is examined: their calls are timed, and their first reset is stored."""
+"""The instances of an environment that is examined: their calls are timed, and their first answers are stored."""
 
 import math
 import time
@@ -17,6 +17,8 @@ from dppo.hosts.builders import BuiltSampler, build_sampler
 from dppo.tools.doctor.playing import plan_of
 from dppo.tools.doctor.process import ProcessWatch
 
+# stored answers: a first segment, and the steps that are checked as the first steps of a run
+MAX_STORED_ANSWERS = 18
 # number of samplers with which no step counts as a first step, in which a fault ends a run
 NO_FIRST_STEPS: Any = math.inf
 
@@ -32,10 +34,9 @@ class Instances:
         self._on_call = on_call
         self._process = process
         self._envs = dict[int, Any]()
-        self._latest_reset: Any = None
+        self._newest_answer = ""  # name of the call whose answer was stored last
         self.seconds: dict[str, list[float]] = {"make": [], "reset": [], "step": []}
-        self.first_reset: Any = None
-        """Observation and info of the first reset that was valid, as a step followed; None without one."""
+        self.answers: dict[str, list[Any]] = {"reset": [], "step": []}
         self.cpu_s = 0.0
         """CPU seconds of this process in resets and steps."""
         self.env_mb = 0.0
@@ -101,13 +102,14 @@ class Instances:
         if usage_before is not None:
             self.env_mb = max(0.0, self._process.usage().mb - usage_before.mb)
         self.has_sub_envs = joint_kind(env) is not None
-        for name in ("reset", "step"):
+        for name in self.answers:
             setattr(env, name, partial(self._call, name, getattr(env, name)))
         return env
 
     def _call(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if name == "step" and self.first_reset is None:
-            self.first_reset = self._latest_reset
+        if name == "make" and self._newest_answer:  # a fault: what was returned last was invalid
+            self.answers[self._newest_answer].pop()
+        self._newest_answer = ""
         self._on_call[name]()
         cpu_began = time.process_time()
         began = time.perf_counter()
@@ -115,10 +117,13 @@ class Instances:
             answer = method(*args, **kwargs)
         finally:
             self.seconds[name].append(time.perf_counter() - began)
-            if name != "make":
+            if name in self.answers:
                 self.cpu_s += time.process_time() - cpu_began
-        is_new = name == "reset" and self.first_reset is None
-        if is_new and isinstance(answer, tuple) and len(answer) == 2:
-            obs, info = answer
-            self._latest_reset = (deepcopy(obs), info)
+        if (
+            isinstance(answer, tuple)
+            and not self.has_sub_envs
+            and len(self.answers[name]) < MAX_STORED_ANSWERS
+        ):
+            self.answers[name].append((deepcopy(answer[0]), *answer[1:]))
+            self._newest_answer = name
         return answer
