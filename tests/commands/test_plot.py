@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from builders import written_run
 from commandline import Typed
+from remedies import executes
 
 from dppo.config import Config, plain_settings
 from dppo.tools.curves import Curve, CurveGroup, curve_of, grouped_by_settings, interval, over_seeds
@@ -196,8 +197,13 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
         row = json.loads(lines[-1]) | evaluation | {"eval/baseline_return": 7.0}
         metrics.write_text("\n".join([*lines[:-1], json.dumps(row)]) + "\n")
     text = typed("plot run1 run2")
-    assert "(2 seeds), training, with noise: 10, 95 % interval 10 to 10\n" in text
-    assert "(2 seeds), evaluations, without noise: 4.5, 95 % interval 4 to 5\n" in text
+    assert (
+        "(2 seeds), training, with noise, after 2,048 steps: 10, 95 % interval 10 to 10\n" in text
+    )
+    assert (
+        "(2 seeds), evaluations, without noise, after 100 steps: 4.5, 95 % interval 4 to 5\n"
+        in text
+    )
     assert "your controller pi:PI, on the evaluations' episodes: 7\n" in text
 
     [figure] = drawn
@@ -232,9 +238,16 @@ def test_evaluations_are_drawn_of_every_run_that_has_them(
         with Path(run, "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps(row | evaluation) + "\n")
     text = typed("plot sampled greedy none")
-    assert "eval_stochastic=false (1 seed), training, with noise: -1000\n" in text, text
-    assert "eval_stochastic=false (1 seed), evaluations, without noise: -90\n" in text, text
-    assert "eval_stochastic=true (1 seed), evaluations, with noise: -900\n" in text, text
+    assert (
+        "eval_stochastic=false (1 seed), training, with noise, after 2,048 steps: -1000\n" in text
+    ), text
+    assert (
+        "eval_stochastic=false (1 seed), evaluations, without noise, after 2,048 steps: -90\n"
+        in text
+    ), text
+    assert (
+        "eval_stochastic=true (1 seed), evaluations, with noise, after 2,048 steps: -900\n" in text
+    ), text
     [legend] = drawn[0].legends
     points = [text.get_text() for text in legend.get_texts() if "points" in text.get_text()]
     assert points == ["points: evaluations, with noise", "points: evaluations, without noise"]
@@ -245,15 +258,38 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, type
         a_run(f"study/seed_{seed}", 10.0 * seed, seed=seed)
     a_run("other", 5.0, gamma=0.9)
     a_run("young", 5.0, count=0)
-    text = typed("plot study other young --over time --out a.svg")
+    text = typed("plot study other young --over time --out a.SVG")
     assert "young: has no charts/episodic_return yet, and is left out" in text
-    assert "gamma=0.99 (3 seeds), training, with noise: 20, 95 % interval 10 to 30" in text
-    assert "gamma=0.9 (1 seed), training, with noise: 5\n" in text
-    assert "training time (s)" in Path("a.svg").read_text()
-    assert "mine (3 seeds), training, with noise: 20" in typed(
+    of_seeds = "(3 seeds), training, with noise, after 2,048 steps: 20, 95 % interval 10 to 30\n"
+    assert f"gamma=0.99 {of_seeds}" in text
+    assert "gamma=0.9 (1 seed), training, with noise, after 2,048 steps: 5\n" in text
+    assert "training time (s)" in Path("a.SVG").read_text()
+    assert "mine (3 seeds), training, with noise, after" in typed(
         "plot study other --label mine before"
     )
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
+    assert f"gamma=0.99 {of_seeds}" in typed("plot . --out a.pdf"), "folders inside"
+    assert Path("a.pdf").read_bytes().startswith(b"%PDF")
+
+
+@executes("tools/plot.py: , no interval: several runs have seed {}. Leave out the copies")
+def test_values_are_those_of_the_last_common_step_and_copies_of_a_run_make_no_interval(
+    desk: Path, typed: Typed
+) -> None:
+    a_run("whole", 40.0)
+    a_run("half", 30.0, count=2, seed=2)
+    a_run("later", 30.0, seed=3)
+    text = typed("plot whole half")
+    assert (
+        "(2 seeds), training, with noise, after 1,024 of 2,048 steps: 25, 95 % interval 20 to 30\n"
+        in text
+    )
+    Path("half/config.yaml").write_text(Path("whole/config.yaml").read_text())
+    text = typed("plot whole half later")
+    assert (
+        ", after 1,024 of 2,048 steps: 21.67, no interval: several runs have seed 1. Leave" in text
+    )
+    assert ", after 2,048 steps: 35, 95 % interval 30 to 40\n" in typed("plot whole later")
 
 
 def test_compare_leads_from_folders_of_runs_to_plot(
@@ -272,8 +308,11 @@ def test_compare_leads_from_folders_of_runs_to_plot(
     [
         ("", "RUN is missing"),
         ("nowhere", "does not exist"),
-        ("run --out a.pdf", "out=a.pdf: must end in .png or .svg"),
-        ("run --out no/a.png", "out=no/a.png: cannot be written"),
+        ("run --out a.gif", "out=a.gif: must end in .png, .svg or .pdf"),
+        (
+            "run --out no/a.png",
+            "out=no/a.png: cannot be written: No such file or directory. Create its folder first.",
+        ),
         (
             "run --metric losses/kl",
             "metric=losses/kl: is not in run. It has charts/episodic_return",
@@ -298,3 +337,11 @@ def test_what_cannot_be_drawn_is_refused(
     rows_may_have_it_later = refusal.startswith("metric=")
     code = 1 if rows_may_have_it_later else 2
     assert refusal in typed(f"plot {words}", code)
+
+
+@executes("records/files/disk.py: Create its folder first.")
+def test_a_picture_is_written_once_its_folder_exists(desk: Path, typed: Typed) -> None:
+    a_run("run", 5.0)
+    typed("plot run --out no/a.png", 2)
+    Path("no").mkdir()
+    typed("plot run --out no/a.png")

@@ -23,6 +23,7 @@ RETURN = "charts/episodic_return"
 EVALUATED_RETURN = "eval/episodic_return"
 # Settings that may differ between repetitions of one experiment.
 NOT_COMPARED = ("seed", "run_dir", "progress")
+MAX_DEPTH = 3  # of a run inside a folder: runs/COMPARISON/runs/RUN
 MAX_POINTS = 4000  # points of a drawn line; longer lines are thinned out
 RESAMPLES = 2000  # bootstrap samples of an interval
 ROUNDING_STEPS = 0.5  # smaller differences between computed step counts are rounding errors
@@ -88,17 +89,17 @@ class Band(NamedTuple):
 
 
 def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the run folders among `paths`, and the run folders inside of folders of several runs."""
+    """Yield the run folders among `paths`, and those inside of folders of runs, of seeds and of comparisons."""
     for path in paths:
-        inner = sorted(
-            config.parent
-            for pattern in ("*", "runs/*")
-            for config in path.glob(f"{pattern}/{CONFIG}")
-        )
-        if (path / CONFIG).exists() or not inner:
-            yield path
-        else:
-            yield from inner
+        yield from _runs_inside(path, MAX_DEPTH) or [path]
+
+
+def _runs_inside(folder: Path, depth: int) -> list[Path]:
+    if (folder / CONFIG).exists():
+        return [folder]
+    if depth == 0:
+        return []
+    return [run for inner in sorted(folder.glob("*")) for run in _runs_inside(inner, depth - 1)]
 
 
 def curve_of(rows: Rows, metric: str, settings: Mapping[str, Any] | None = None) -> Curve:

@@ -1,5 +1,6 @@
 """`dppo plot`: draw runs together, with mean and spread over the seeds that share settings."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from dppo.tools.curves import (
     baselines_of,
     grouped_by_settings,
     interval,
+    over_seeds,
     read_curve,
     run_folders,
 )
@@ -28,14 +30,14 @@ DESCRIPTION = (
     "Draw runs together. Those that differ in their seeds only are one line, their mean, in a band from the lowest to "
     "the highest. RUN: the folder of a run, or one that holds the folders of several."
 )
-KINDS = (".png", ".svg")
+KINDS = (".png", ".svg", ".pdf")
 MAX_TITLE_LENGTH = 80
 FLAGS = {
     "--over {steps,time}": "Horizontal axis. (default: steps)",
     "--metric KEY": f"A key of metrics.jsonl. (default: {RETURN})",
     "--label TEXT ...": "Names of the lines, in the order in which the command prints them. Without it, the settings "
     "that differ.",
-    "--out FILE": "A .png or .svg. (default: plot.png)",
+    "--out FILE": "A .png, .svg or .pdf. (default: plot.png)",
 }
 
 
@@ -59,8 +61,8 @@ def plot(
     label: Sequence[str] = (),
 ) -> Iterator[str]:
     """Draw a picture, and yield lines about it; raise a DppoError if there is nothing to draw."""
-    if out.suffix not in KINDS:
-        raise ConfigError(f"out={out}: must end in {' or '.join(KINDS)}.")
+    if out.suffix.lower() not in KINDS:
+        raise ConfigError(f"out={out}: must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
     curves = {run: read_curve(run, metric) for run in run_folders(runs)}
     for run, curve in curves.items():
         if not len(curve.values):
@@ -84,29 +86,37 @@ def plot(
         draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
         kind = f", {IN_TRAINING}" if metric == RETURN else ""
-        yield f"{group}{kind}: {_last_values(group.runs)}"
-    yield from _last_evaluations(groups)
+        yield f"{group}{kind}, {_last_values(group.runs)}"
+        if group.evaluations:
+            evaluated = group._replace(runs=group.evaluations)
+            name = group.evaluations[0].evaluations_name
+            yield f"{evaluated}, {name}, {_last_values(evaluated.runs)}"
     for name, mean_return in baselines.items():
         yield f"your controller {name}, {ON_EVALUATIONS}: {mean_return:.4g}"
     yield f"Picture: {out}"
 
 
-def _last_evaluations(groups: Sequence[CurveGroup]) -> Iterator[str]:
-    """Yield the result of the last evaluations of each group."""
-    for group in groups:
-        if group.evaluations:
-            name = group.evaluations[0].evaluations_name
-            yield f"{group}, {name}: {_last_values(group.evaluations)}"
-
-
 def _last_values(curves: Sequence[Curve]) -> str:
-    """Return the mean of the last values of curves, with its interval if there are several."""
-    last_values = np.array([curve.values[-1] for curve in curves])
-    mean, low, high = interval([last_values])
+    """Return the mean where the drawn line ends, the last step that all curves cover, with an interval over seeds."""
+    steps = over_seeds(curves).steps
+    longest = max(curve.steps[-1] for curve in curves)
+    if not len(steps):
+        return "at no common step"
+    at = f"after {steps[-1]:,.0f}"
+    if steps[-1] < longest:
+        at += f" of {longest:,.0f}"
+    values = [np.interp(steps[-1], curve.steps, curve.values) for curve in curves]
+    mean, low, high = interval([np.array(values)])
     spread = ""
-    if len(last_values) > 1:
+    seeds = Counter(str(curve.settings.get("seed")) for curve in curves)
+    repeated = [seed for seed in seeds if seeds[seed] > 1]
+    if repeated:
+        spread = (
+            f", no interval: several runs have seed {', '.join(repeated)}. Leave out the copies"
+        )
+    elif len(values) > 1:
         spread = f", 95 % interval {low:.4g} to {high:.4g}"
-    return f"{mean:.4g}{spread}"
+    return f"{at} steps: {mean:.4g}{spread}"
 
 
 def _named(groups: Sequence[CurveGroup], labels: Sequence[str]) -> list[CurveGroup]:

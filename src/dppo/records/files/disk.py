@@ -25,6 +25,7 @@ REMEDIES = {  # errno -> remedy
     errno.EACCES: PERMISSION,
     errno.EPERM: PERMISSION,
     errno.ENAMETOOLONG: "Use a shorter name.",
+    errno.ENOENT: "Create its folder first.",
     errno.EMFILE: "Run `ulimit -n 4096` first, which allows more open files.",
 }
 

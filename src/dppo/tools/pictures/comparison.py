@@ -81,7 +81,7 @@ def draw_together(
     over_time: bool,
     baselines: Mapping[str, float],
 ) -> None:
-    """Draw groups into the PNG or SVG `path`: means over env steps or time; `label` names the values.
+    """Draw groups into the PNG, SVG or PDF `path`: means over env steps or time; `label` names the values.
 
     `baselines` are mean returns of the user's controllers, each drawn as a horizontal line. Evaluations are points in
     the colour of the group.

@@ -90,7 +90,7 @@ def time_axis(*seconds: np.ndarray) -> tuple[float, str]:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a PNG or SVG aside and rename it, so that nothing is written through a link of that name."""
+    """Write a picture aside and rename it, so that nothing is written through a link of that name."""
     data = BytesIO()
     figure.savefig(data, format=path.suffix.removeprefix(".") or "png")
     write_file(path, data.getvalue())
