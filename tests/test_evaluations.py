@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from itertools import accumulate
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
@@ -240,11 +241,15 @@ class Stops:
 def test_each_evaluation_has_a_row_of_its_own_also_after_an_observer_has_asked_to_stop() -> None:
     observer = Stops()
     before = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0}
-    evaluating_run: Any = SimpleNamespace(_row=before, stopped_by=None, _observers=observer)
+    learner = SimpleNamespace(incidents={"evaluation_fault": 1})
+    evaluating_run: Any = SimpleNamespace(
+        _row=before, stopped_by=None, _observers=observer, _learner=learner
+    )
     second = {"eval/iteration": 2.0, "eval/episodes": 0.0}
     third = {"eval/iteration": 3.0}
     Evaluations._report(evaluating_run, [second, third])
-    assert observer.rows == [{"global_step": 9.0, **second}, {"global_step": 9.0, **third}]
+    rest = {"global_step": 9.0, "incidents/evaluation_fault": 1}
+    assert observer.rows == [rest | second, rest | third]
     assert evaluating_run.stopped_by == "Stops"
 
 
@@ -386,6 +391,9 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
     missing = sum(12 - row["eval/episodes"] for row in rows.values())
     assert result.incidents == {"evaluation_fault": missing}
     assert missing == len(recorder.incidents) > 3
+    so_far = [*accumulate(12 - row["eval/episodes"] for row in rows.values())]
+    due = [row for row in result.metrics if row["iteration"] in DUE]
+    assert [row.get("incidents/evaluation_fault", 0) for row in due] == so_far
 
     notes_of_faults = [text for text in notes.texts if "is left out" in text]
     assert len(notes_of_faults) == 3
@@ -528,6 +536,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     assert result.weights_sha256 == whole.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
+    assert result.metrics[-1]["incidents/evaluation_fault"] == 1
 
     reason, times = FAILURES[fault]
     assert sum(f"actor 0 of evaluations {reason}" in text for text in notes.texts) == times

@@ -101,11 +101,14 @@ def iteration_row(
     row["replay/s"] = sum(timing.replay_s for timing in timings)
     if collected.actors:
         row |= _actor_columns(collected)
-    for kind, count in learner.incidents.items():
-        row[f"incidents/{kind}"] = count
     for name, count in learner.env_faults.counts.items():
         row[f"faults/{name}"] = count
-    return row
+    return row | incident_counts(learner)
+
+
+def incident_counts(learner: PPOLearner) -> dict[str, float]:
+    """Return the incidents so far; evaluations add theirs to a row that exists already."""
+    return {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
 
 
 def _actor_columns(collected: Collected) -> dict[str, float]:
