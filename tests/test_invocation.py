@@ -16,7 +16,7 @@ from sources import trees
 from dppo import invocation
 from dppo.__main__ import main
 from dppo.commands.discovery import command_modules
-from dppo.invocation import VARIABLE, as_called, command, program, take_called_as
+from dppo.invocation import VARIABLE, as_called, command, program, take_called_as, typed_path
 
 BIN = Path(sys.executable).parent
 Patch = pytest.MonkeyPatch
@@ -59,6 +59,11 @@ def test_the_program_is_what_the_user_can_type(
     assert program() == printed
     assert command("eval", "my run") == f"{printed} eval 'my run'"
     assert VARIABLE not in os.environ  # so that no process of this one takes it for its own
+
+    monkeypatch.setenv(VARIABLE, typed_path())  # as `train --seeds` hands it down
+    monkeypatch.setattr(sys, "argv", ["/site-packages/dppo/__main__.py"])
+    take_called_as()
+    assert program() == printed
 
 
 def test_a_launcher_that_the_path_leads_to_is_called_by_its_name(

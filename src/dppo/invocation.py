@@ -42,14 +42,23 @@ def typed_words() -> list[str] | None:
     return _commands[-1] if _commands else None
 
 
+def typed_path() -> str:
+    """Return the path of the launcher or script as it was typed; "" for `python -m dppo` and programs of users."""
+    if _called_as:
+        return _called_as[0]
+    script = sys.argv[0] if sys.argv else ""
+    return script if Path(script).name == "dppo" else ""
+
+
 def program() -> str:
     """Return the word or words, quoted for a shell, with which the user can call `dppo`.
 
-    That is `./dppo` or another path of the launcher, `dppo` if the one of this interpreter is on the PATH, the path of
-    the script as it was typed, or `python -m dppo`.
+    That is the path that was typed, such as `./dppo`, its name if it is on the PATH, `dppo` if the one of this
+    interpreter is on the PATH, or `python -m dppo`.
     """
-    if _called_as:
-        return shlex.quote(_of_path(_called_as[0]))
+    path = typed_path()
+    if path:
+        return shlex.quote(_of_path(path))
     bin_dir = Path(sys.executable).parent
     on_path = shutil.which("dppo")
     if on_path is not None and bin_dir in (
@@ -57,9 +66,6 @@ def program() -> str:
         Path(on_path).resolve().parent / ".venv" / "bin",
     ):
         return "dppo"
-    script = sys.argv[0] if sys.argv else ""
-    if Path(script).name == "dppo":
-        return shlex.quote(script)
     python = shutil.which("python")
     if python is not None and Path(python).parent == bin_dir:
         return "python -m dppo"

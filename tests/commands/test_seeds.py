@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -181,11 +182,14 @@ def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) 
     (study / "seed_2").mkdir(parents=True)
     (study / "seed_2" / "metrics.jsonl").write_text("{}\n")  # not a run of ours
     words = f"train CartPole-v1 --preset none --seeds 1,2 --run-dir 'a study' {TINY}"
-    with Command(words, tmp_path) as command:
+    with Command(words, tmp_path, PATH=os.defpath) as command:
         assert command.wait(90.0) == 1
         assert re.search(r"seed 2 failed \(exit code 2\): .*contains a run already", command.err)
         assert f"with --run-dir '{study}' continues the seeds that have not finished" in command.err
         assert "(1 seed)" in command.out
+    shown = re.search("Next: (.+), or ", (study / "seed_1.log").read_text())
+    assert shown is not None
+    subprocess.run(f"{shown[1]} --episodes 1", shell=True, check=True, cwd=tmp_path)
 
 
 @pytest.mark.slow

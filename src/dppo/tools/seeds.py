@@ -25,7 +25,7 @@ from dppo.config import Config
 from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import changes_on_resume
 from dppo.errors import ConfigError, DppoError, counted, printable
-from dppo.invocation import VARIABLE, program
+from dppo.invocation import VARIABLE, typed_path
 from dppo.machine import cores_in_words, usable_cores
 from dppo.records.files.checkpoint import find, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
@@ -113,7 +113,7 @@ class Seed:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {VARIABLE: program()},
+                env=os.environ | {VARIABLE: typed_path()},
                 preexec_fn=_end_with_parent(),  # noqa: PLW1509  there are no threads
             )
         self.state = "running"
