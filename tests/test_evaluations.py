@@ -241,15 +241,16 @@ class Stops:
 def test_each_evaluation_has_a_row_of_its_own_also_after_an_observer_has_asked_to_stop() -> None:
     observer = Stops()
     before = {"global_step": 9.0, "eval/iteration": 1, "eval/episodic_return": 7.0}
-    learner = SimpleNamespace(incidents={"evaluation_fault": 1})
+    counts = {"incidents/evaluation_fault": 1}
+    learner = SimpleNamespace(incident_metrics=lambda: counts)
     evaluating_run: Any = SimpleNamespace(
         _row=before, stopped_by=None, _observers=observer, _learner=learner
     )
     second = {"eval/iteration": 2.0, "eval/episodes": 0.0}
     third = {"eval/iteration": 3.0}
     Evaluations._report(evaluating_run, [second, third])
-    rest = {"global_step": 9.0, "incidents/evaluation_fault": 1}
-    assert observer.rows == [rest | second, rest | third]
+    usual = {"global_step": 9.0, **counts}
+    assert observer.rows == [usual | second, usual | third]
     assert evaluating_run.stopped_by == "Stops"
 
 

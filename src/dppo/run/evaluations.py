@@ -39,7 +39,6 @@ from dppo.records.observer import Observer
 from dppo.run.baseline import BASELINE_NUMBER, CHECK_NUMBER, Baseline
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.in_process_players import InProcessPlayers
-from dppo.run.iteration_row import incident_counts
 from dppo.run.learner import PPOLearner
 from dppo.run.notices import Notices
 from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, result_of
@@ -209,11 +208,10 @@ class Evaluations(Observer):
         except ConfigError as error:
             self._refusal = error
             return
-        row |= incident_counts(self._learner)
+        row |= self._learner.incident_metrics()
         if results:
-            *earlier_results, last_result = results
-            self._report(earlier_results)
-            row |= last_result
+            self._report(results[:-1])
+            row |= results[-1]
             self._row = row  # `_report` has set another one
 
     def _is_due(self, number: int, steps: int) -> bool:
@@ -282,9 +280,8 @@ class Evaluations(Observer):
     def _report(self, results: list[Row]) -> None:
         """Write a row of its own for each result: the rest of the present row, with these metrics."""
         for result in results:
-            names = [name for name in self._row if not name.startswith("eval/")]
-            rest = {name: self._row[name] for name in names}
-            self._row = rest | result | incident_counts(self._learner)
+            usual = {name: self._row[name] for name in self._row if not name.startswith("eval/")}
+            self._row = usual | result | self._learner.incident_metrics()
             # also after a stop: this writes the row
             stopped_by = self._observers.iteration(self._row)
             self.stopped_by = self.stopped_by or stopped_by

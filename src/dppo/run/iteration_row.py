@@ -103,12 +103,7 @@ def iteration_row(
         row |= _actor_columns(collected)
     for name, count in learner.env_faults.counts.items():
         row[f"faults/{name}"] = count
-    return row | incident_counts(learner)
-
-
-def incident_counts(learner: PPOLearner) -> dict[str, float]:
-    """Return the incidents so far; evaluations add theirs to a row that exists already."""
-    return {f"incidents/{kind}": count for kind, count in learner.incidents.items()}
+    return row | learner.incident_metrics()
 
 
 def _actor_columns(collected: Collected) -> dict[str, float]:

@@ -234,6 +234,10 @@ class PPOLearner:
         """Count an incident of the run."""
         self.incidents[incident.kind.value] += 1
 
+    def incident_metrics(self) -> dict[str, float]:
+        """Return the incidents so far; evaluations add theirs to a row that exists already."""
+        return {f"incidents/{kind}": count for kind, count in self.incidents.items()}
+
     def snapshot(self) -> PolicySnapshot:
         return PolicySnapshot(
             self.iteration,
