@@ -192,6 +192,22 @@ def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) 
     subprocess.run(f"{shown[1]} --episodes 1", shell=True, check=True, cwd=tmp_path)
 
 
+def test_seeds_that_fail_alike_are_reported_once(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(runs: list[Seed], *_: Any) -> None:
+        for run in runs:
+            run.state = "failed (exit code 2)"
+            run.log.write_text("No module named 'mysim'\n")
+
+    monkeypatch.setattr(seeds, "_run", fail)
+    settings = {"env_id": "CartPole-v1", "run_dir": tmp_path / "study"}
+    assert seeds.train_seeds(settings, (), "1..3") == 1
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0] == "seed 1, 2, 3 failed (exit code 2): No module named 'mysim'"
+    assert len(printed) == 3, "the log, and how to continue"
+
+
 @pytest.mark.slow
 def test_a_parent_that_is_killed_takes_its_seeds_along_after_they_have_saved(
     tmp_path: Path,
@@ -207,9 +223,12 @@ def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_pat
     longer = plain_settings(sizes(tmp_path, iterations=2)) | {"run_dir": tmp_path}
 
     def planned(**changes: Any) -> list[str]:
-        return [run.state for run in seeds._planned(longer | changes, [1, 2])]
+        runs = seeds._planned(longer | changes, [1, 2])
+        return [f"{run.state}{run.kept}" for run in runs]
 
     assert planned(total_timesteps=128) == ["done", "waiting"]
+    evaluated = {"total_timesteps": 128, "eval_every": 64, "progress": "plain"}
+    assert planned(**evaluated) == ["done, keeps eval_every=none, not 64", "waiting"]
     assert planned() == ["waiting", "waiting"]
     words = r"^learning_rate=0\.0005: \S+seed_1 was made with 0\.0003"
     with pytest.raises(ConfigError, match=words):

@@ -59,6 +59,7 @@ def checkpoints(run: Path) -> list[Path]:
 @executes(
     "records/files/lock.py: is in use by {}. Stop it or wait until it has ended, or use another folder",
     "records/files/run_folder.py: contains a {}, which the run would overwrite. Move it",
+    "records/files/run_folder.py: which plots and reports would leave out. Use another folder, such as {}",
 )
 def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Path) -> None:
     ended = "Stop it or wait until it has ended, or use another folder"
@@ -73,7 +74,11 @@ def test_a_folder_in_use_is_free_when_its_run_has_ended(run: Path, tmp_path: Pat
     assert os.listdir(new) == ["config.yaml"]
     moved = (new / "config.yaml").rename(tmp_path / "config.yaml")
     assert moved.read_text() == "seed: 1"
-    train(run_dir=new)
+    seed = run.rename(new / "seed_1")
+    with pytest.raises(ConfigError, match=r"contains the run seed_1, which .*Use another folder"):
+        train(run_dir=new)
+    train(run_dir=new / "NAME")
+    seed.rename(tmp_path / "seed_1")
 
 
 @pytest.mark.slow

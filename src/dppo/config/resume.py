@@ -58,7 +58,7 @@ def changes_on_resume(
     """
     notes = []
     refusals = []
-    for name, was, value in _changed(before, config):
+    for name, was, value in changed_settings(before, config):
         policy = about(name).resume
         if policy == "free" or (policy == "raised" and not annealed_settings(config.ppo)):
             continue
@@ -82,7 +82,7 @@ def changes_on_resume(
     return tuple(notes)
 
 
-def _changed(before: FlatSettings, config: Config) -> Iterator[tuple[str, Any, Any]]:
+def changed_settings(before: FlatSettings, config: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each setting that differs, its value before, and its value now."""
     old = flattened(before)
     both_lag_by_one = config.lag == 1 and (old.get("policy_lag") == 1 or old.get("overlap") is True)
@@ -106,7 +106,7 @@ def check_branch(before: FlatSettings, config: Config, checkpoint: Path) -> None
             f"{name}={value}: {checkpoint} was made with {was}, and its weights do not fit another value. Leave it "
             f"out, or start a new run from scratch."
         )
-        for name, was, value in _changed(before, config)
+        for name, was, value in changed_settings(before, config)
         if not about(name).branch
     )
 

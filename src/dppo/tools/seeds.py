@@ -22,8 +22,8 @@ from rich.text import Text
 
 from dppo.commands.flags import as_words
 from dppo.config import Config
-from dppo.config.plain import plain, refuse_objects
-from dppo.config.resume import changes_on_resume
+from dppo.config.plain import as_typed, plain, refuse_objects
+from dppo.config.resume import changed_settings, changes_on_resume
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import VARIABLE, typed_path
 from dppo.machine import cores_in_words, usable_cores
@@ -34,7 +34,7 @@ from dppo.records.files.run_folder import new_folder, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.figures import duration, number
 from dppo.signals import StopSignals
-from dppo.tools.curves import RETURN
+from dppo.tools.curves import NOT_COMPARED, RETURN
 from dppo.tools.plot import plot
 from dppo.tools.whole_time import SeveralRuns, WholeTime
 
@@ -76,6 +76,8 @@ class Seed:
     config: Config
     folder: Path
     state: str = "waiting"
+    kept: str = ""
+    """Settings of a finished run that differ from those asked for, in words."""
     process: subprocess.Popen[bytes] | None = None
     printed_state: str = ""
     printed_at: float = 0.0
@@ -94,7 +96,7 @@ class Seed:
             line += f" {done / total:4.0%} of {total:,} steps, return {number(row.get(RETURN))}"
             if self.state == "running":
                 line += f", {duration((total - done) / (row.get('charts/SPS') or 1.0))} left"
-        return line.rstrip()
+        return line.rstrip() + self.kept
 
     def start(self) -> None:
         """Train in a process that Ctrl-C reaches through this one, and that saves and ends when this one is killed."""
@@ -178,13 +180,12 @@ def train_seeds(
     )
     stopped_by = _run(runs, at_once, console)
     failed = [run for run in runs if run.state.startswith("failed")]
+    reasons = dict[str, list[Seed]]()
     for run in failed:
-        print(
-            printable(
-                f"seed {run.config.seed} {run.state}: {_last_line(run.log)}\n  see {run.log}"
-            ),
-            file=sys.stderr,
-        )
+        reasons.setdefault(f"{run.state}: {_last_line(run.log)}", []).append(run)
+    for reason, alike in reasons.items():
+        names = ", ".join(str(run.config.seed) for run in alike)
+        print(printable(f"seed {names} {reason}\n  see {alike[0].log}"), file=sys.stderr)
     if stopped_by is not None or failed:
         folder = quote(str(parent))
         line = (
@@ -194,6 +195,8 @@ def train_seeds(
     if stopped_by is not None:
         return 128 + stopped_by
     finished = [run.folder for run in runs if run.state == "done"]
+    if not finished:
+        return 1
     try:
         for line in plot(finished, parent / "seeds.png"):
             console.print(printable(line))
@@ -222,12 +225,16 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
         run = Seed(replace(first, seed=seed, run_dir=folder), folder)
         if has_any(folder):
             state = find(folder).checkpoint.state
-            changes_on_resume(
-                settings_to_resume(folder), run.config, folder, state["iteration"], several=True
-            )
+            before = settings_to_resume(folder)
+            changes_on_resume(before, run.config, folder, state["iteration"], several=True)
             open_evaluations = (state.get("evaluations") or {}).get("open")
             if state["iteration"] >= first.iterations and not open_evaluations:
                 run.state = "done"
+                run.kept = "".join(
+                    f", keeps {name}={as_typed(was)}, not {as_typed(value)}"
+                    for name, was, value in changed_settings(before, run.config)
+                    if name not in NOT_COMPARED
+                )
         runs.append(run)
     return runs
 

@@ -178,6 +178,11 @@ def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
         raise ConfigError(
             f"run_dir={run_dir}: contains a {CONFIG}, which the run would overwrite. Move it."
         )
+    for metrics in path.glob(f"*/{METRICS}"):
+        raise ConfigError(
+            f"run_dir={run_dir}: contains the run {metrics.parent.name}, which plots and reports would leave out. "
+            f"Use another folder, such as {run_dir / 'NAME'}."
+        )
     return path, owner
 
 
