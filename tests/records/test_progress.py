@@ -478,6 +478,34 @@ def test_a_stall_leaves_the_time_left_as_it_is_and_repeated_evaluations_count(
             assert view.left_s(clock.now) == pytest.approx(true, rel=0.3)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"algo": "sac"}, {"prior": "worlds.plants:wide", "prior_steps": 256}], ids=str
+)
+def test_iterations_before_the_policy_learns_say_nothing_of_the_time_left(
+    changes: dict[str, Any], clock: Clock
+) -> None:
+    view = View()
+    view.start(about(64 * 20, **changes))
+    for iteration in range(1, 21):
+        learns = iteration > 4
+        for report in reports(iteration, 64, 0.01):
+            view.add_progress(report)
+            assert learns or math.isnan(view.left_s(clock.now))
+        clock.now += 5.0 if learns else 0.64
+        view.add_row(
+            {
+                "iteration": iteration,
+                "global_step": 64 * iteration,
+                "losses/gradient_steps": 64.0 * (learns or "prior" in changes),
+                "perf/update_s": 4.36 * learns,
+            }
+        )
+        if learns:
+            assert view.left_s(clock.now) == pytest.approx(5.0 * (20 - iteration), rel=0.1)
+        else:
+            assert math.isnan(view.left_s(clock.now))
+
+
 def test_while_actors_start_a_line_says_how_many_are_ready_and_have_environments(
     clock: Clock,
 ) -> None:

@@ -33,6 +33,7 @@ from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import new_folder, settings_to_resume
 from dppo.records.metrics.reading import last_row
 from dppo.records.terminal.figures import duration, number
+from dppo.records.terminal.view import has_trained
 from dppo.signals import StopSignals
 from dppo.tools.curves import NOT_COMPARED, RETURN
 from dppo.tools.plot import plot
@@ -94,7 +95,7 @@ class Seed:
             total = self.config.total_steps
             done = row["global_step"]
             line += f" {done / total:4.0%} of {total:,} steps, return {number(row.get(RETURN))}"
-            if self.state == "running":
+            if self.state == "running" and has_trained(row, self.config.collected_by_prior):
                 line += f", {duration((total - done) / (row.get('charts/SPS') or 1.0))} left"
         return line.rstrip() + self.kept
 

@@ -46,6 +46,7 @@ class View:
     evaluation: Row = field(default_factory=dict)  # the row with the last evaluation
     paces: "deque[float]" = field(default_factory=lambda: deque(maxlen=RECENT))
     """Seconds per env step in each of the last iterations; the first one of this call makes the environments."""
+    trains: bool = True  # whether the policy learns in the iterations now
     environments: int = 0  # of all samplers
     num_made: int = 0  # environments that exist, as last reported
     busy_processes: int = 0  # processes that work on the present iteration, as last reported
@@ -67,18 +68,22 @@ class View:
         self.actors = run.config.most_actors
         self.environments = run.config.num_samplers * run.config.sampling.envs_of_sampler
         self.prior_iterations = run.config.collected_by_prior
+        resumed_at = run.resumed_at or 0
+        self.trains = run.config.algo != "sac" and resumed_at >= self.prior_iterations
         self.scales_rewards = run.config.scales_rewards
         self.began = time.monotonic()
 
     def add_row(self, row: Row) -> None:
         """Set the latest row of metrics, of a finished iteration."""
         now = time.monotonic()
-        if not self.row:
-            self.paces.append((now - self.began) / max(1, self.batch_size))
-        else:
+        steps: float = max(1, self.batch_size)
+        since = self.began
+        if self.row:
             steps = row.get("global_step", 0) - self.row.get("global_step", 0)
-            if steps:  # else it has the result of an evaluation
-                self.paces.append((now - self.row_at) / steps)
+            since = self.row_at
+        self.trains = self.trains or has_trained(row, self.prior_iterations)
+        if self.trains and steps:  # a row without steps has the result of an evaluation
+            self.paces.append((now - since) / steps)
         self.row = row
         self.row_at = now
         if "eval/episodes" in row:
@@ -172,8 +177,11 @@ class View:
         """Return the seconds left at the speed of the last iterations; NaN while unknown.
 
         Until there are two, env steps are expected to go on as in the present one, and updates to take as long. The
-        time of making the environments and of resetting them says nothing about the rest.
+        time of making the environments and of resetting them says nothing about the rest, nor do iterations in which
+        the policy does not learn yet.
         """
+        if not self.trains:
+            return math.nan
         steps = self.row.get("global_step", 0)
         since = self.row_at
         s_per_step = _usual(self.paces)
@@ -188,6 +196,11 @@ class View:
         # `min` and `max` return NaN only if NaN is their first argument
         worked_s = min(self.batch_size * s_per_step, now - since)
         return max((self.total_steps - steps) * s_per_step - worked_s, 0.0)
+
+
+def has_trained(row: Row, prior_iterations: int) -> bool:
+    """Return whether the policy learned in an iteration, neither a controller's nor before `learning_starts`."""
+    return row.get("iteration", 0) > prior_iterations and row.get("losses/gradient_steps", 1) > 0
 
 
 def _usual(paces: Sequence[float]) -> float:
