@@ -136,6 +136,24 @@ def test_replay_accuses_nobody(
     assert shown.out == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_search_prints_the_best_trials_so_far(
+    number: signal.Signals, interrupt: Any, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    interrupt(200, number)
+    sizes = "--total-timesteps 128 --num-samplers 1 --num-steps 32 --minibatch-size 32"
+    words = f"tune {__name__}:Interrupting {sizes} --hidden-sizes 8 --trials 3"
+    assert main(words.split()) == 128 + number
+    first_line, *best, command = capsys.readouterr().err.splitlines()
+    assert first_line.endswith("; the same command continues the study")
+    beginning = f"Best of 1 trial in {desk}/runs/"
+    assert best[0].startswith(beginning)
+    assert best[1:] == ["20.0, in trial_0000:"]
+    assert " --hidden-sizes 8 --learning-rate " in command
+
+
 # which becomes pytest
 @pytest.mark.parametrize("command", sorted(command_modules().keys() - {"test"}))
 @pytest.mark.parametrize("number", SIGNALS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from builders import make_config
-from commandline import Command, Typed, parse
+from commandline import Typed, parse
 
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError, DppoError
@@ -62,8 +61,8 @@ def any_value(monkeypatch: Patch) -> None:
         ("--trials 0", "trials=0: must be at least 1."),
         ("--run-dir x", "--run-dir has no effect here: trials are new runs in the folder of --out"),
         ("--gamma 2", "gamma='2': "),
-        (f"--space {__file__.replace('test_tune.py', 'test_trust.py')}", "config="),
-        ("--space missing.yaml", "config=missing.yaml: cannot be read"),
+        (f"--space {__file__.replace('test_tune.py', 'test_trust.py')}", "space="),
+        ("--space missing.yaml", "space=missing.yaml: cannot be read"),
         ("", "tune: the search needs the package optuna. Install it: "),
     ],
 )
@@ -148,6 +147,29 @@ def test_a_study_of_trials_that_diverge_ends(desk: Path, refused: Typed) -> None
 
 
 @pytest.mark.slow
+def test_a_study_takes_another_space_and_prints_what_each_trial_was_trained_with(
+    desk: Path, typed: Typed, refused: Typed
+) -> None:
+    """Optuna refuses other choices for a parameter of the same name, and one of its errors ends with a dot."""
+    pytest.importorskip("optuna")
+    study = f"{SMALL} --space space.yaml"
+    space = Path("space.yaml")
+    space.write_text("learning_rate: {low: 2, high: 1}")
+    refusal = "(low=2, high=1). Write a list of choices, or {low: 1, high: 2}."
+    assert refusal in refused(f"{study} --gamma 0.9")
+    # the failed trial does not count, and does not bind the settings of the study
+    space.write_text("learning_rate: [0.001]")
+    typed(f"{study} --trials 1")
+    space.write_text("learning_rate: [0.002, 0.003]\ngamma: [0.95]")
+    printed = typed(f"{study} --trials 2").splitlines()
+    first, second = sorted((line for line in printed if " train " in line), key=len)
+    assert "--learning-rate 0.001" in first
+    assert "gamma" not in first
+    assert "--learning-rate 0.00" in second
+    assert "--gamma 0.95" in second
+
+
+@pytest.mark.slow
 def test_a_study_is_continued_and_ends_with_a_command(
     desk: Path, typed: Typed, refused: Typed
 ) -> None:
@@ -158,8 +180,8 @@ def test_a_study_is_continued_and_ends_with_a_command(
         ended = re.findall(r"^trial \d: (?:complete|pruned), mean return ", printed, re.M)
         assert len(ended) == new
         *_, best, command = printed.splitlines()
-        beginning = f"Best of {trials} trials in {folder}"
-        assert re.fullmatch(rf"{beginning}: \d+\.\d, in trial [0-{trials}]:", best)
+        assert f"Best of {trials} trials in {folder}, the best last:\n" in printed
+        assert re.fullmatch(rf"\d+\.\d, in trial_000[0-{trials}]:", best)
     settings = parse(shlex.split(command)[2:]).settings
     assert "--preset none --total-timesteps 512" in command
     assert settings["hidden_sizes"] == ["8"]
@@ -169,16 +191,6 @@ def test_a_study_is_continued_and_ends_with_a_command(
     assert 0.97 <= config.gamma <= 0.9999
     assert (folder / "trial_0002" / "config.yaml").exists()
 
-    message = refused(f"{SMALL} --trials 9 --total-timesteps 1024")
-    assert "has a study with other settings. Use another folder." in message
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_study_with_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    words = f"{SMALL} --total-timesteps 1e8 --trials 2"
-    with Command(words, tmp_path) as command:
-        command.wait_until(lambda: list(tmp_path.glob("runs/*/trial_0000/metrics.jsonl")))
-        command.send(number)
-        assert command.wait(60) == 128 + number
+    message = refused(f"{SMALL} --trials 9 --total-timesteps 1024 --gamma 0.9")
+    differing = "gamma=not given, total_timesteps=512"
+    assert f"has a study with other settings: {differing}. Use another folder." in message

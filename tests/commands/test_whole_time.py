@@ -26,10 +26,10 @@ class Watched:
     def start(self) -> None:
         self._watch.on_start(Any)  # type: ignore[arg-type]
 
-    def iterate(self, wall_s: float, global_step: float) -> None:
+    def iterate(self, wall_s: float, global_step: float, **more: float) -> None:
         speed = global_step / wall_s
         row = {"time/wall_s": wall_s, "global_step": global_step, "charts/SPS": speed}
-        self._watch.on_iteration(row)
+        self._watch.on_iteration(row | more)
 
     def end(self, wall_s: float) -> None:
         self._watch.on_end(finished(wall_s=wall_s), None)
@@ -54,6 +54,15 @@ def test_the_time_is_shown_once_the_speed_is_known(
         watch.iterate(wall_s, 200.0 * iteration)
         assert len(watch.shown) == (iteration >= shown_at)
     assert watch.shown[0].startswith(line)
+
+
+def test_iterations_before_the_first_update_are_no_part_of_the_speed() -> None:
+    watch = Watched(SeveralRuns(4, 400))
+    for iteration, wall_s in enumerate((40, 46, 52, 60), start=1):
+        assert not watch.shown
+        gradient_steps = 0.0 if iteration < 4 else 200.0
+        watch.iterate(wall_s, 200.0 * iteration, **{"losses/gradient_steps": gradient_steps})
+    assert "(25 steps/s)" in watch.shown[0]
 
 
 def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next() -> None:
@@ -100,8 +109,8 @@ def test_the_time_of_short_runs_is_shown_once_some_of_them_have_ended(
 def test_runs_at_once_share_the_time_and_short_ones_need_no_advice() -> None:
     runs = SeveralRuns(5, 10_000, "trial", at_once=2, some_stop_early=True)
     assert runs.time_line(1000.0) == (
-        "Time: at most about 0:30 for 5 trials of 10,000 env steps, if each is as fast as the current one so far "
-        "(1,000 steps/s)."
+        "Time: about 0:30 for 5 trials of 10,000 env steps, if each is as fast as the current one so far "
+        "(1,000 steps/s) and none stops early."
     )
     assert "Lower --total-timesteps" in replace(runs, steps=10_000_000).time_line(1000.0)
 

@@ -17,11 +17,12 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, plain_settings, read_settings
 from dppo.config.parts import about, default_of, settings_by_name
 from dppo.config.presets import merge_preset
-from dppo.errors import ConfigError, DppoError, TrainingDiverged, refuse, unknown_name
+from dppo.errors import ConfigError, DppoError, TrainingDiverged, counted, refuse, unknown_name
 from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
+from dppo.signals import Interrupted, StopRequested, ending_on_signals
 from dppo.tools.whole_time import SeveralRuns, WholeTime
 from dppo.user_code import require_package
 
@@ -34,6 +35,9 @@ TRIALS = 50
 # reports of a trial, after equal shares of its env steps; trials are compared at these
 REPORTS = 20
 FIRST_TRIALS = 5  # these are never stopped early
+BEST = 3  # trials of which a command is printed: a single one may be best by luck
+FINISHED = ("COMPLETE", "PRUNED")
+"""States of the trials that count."""
 SIGN_OF_LIFE_S = 60  # a trial whose process gives none for longer was killed, and does not count
 COMMAND = Command(
     prog="dppo tune",
@@ -55,7 +59,7 @@ COMMAND = Command(
 
 
 def main(argv: list[str]) -> int:
-    """Run trials until the study has enough of them; print the best as a command; return the exit code."""
+    """Run trials until the study has enough of them; print the best as commands; return the exit code."""
     options, flags, env_id = COMMAND.split(argv)
     num_trials = options.get("trials", TRIALS)
     if num_trials < 1:
@@ -72,29 +76,51 @@ def main(argv: list[str]) -> int:
         name: value for name, value in training.settings.items() if name not in space
     }
     with _naming_database(out):
-        study = _study(out, base, config)
+        study = _study(out, training.settings, config)
         import optuna
 
-        finished_states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-        num_left = num_trials - len(study.get_trials(states=finished_states))
+        def progress() -> str:
+            return f"the same command continues the study\n{_result(study, config.env_name, out, flags)}".rstrip()
+
+        finished_states = tuple(optuna.trial.TrialState[name] for name in FINISHED)
+        num_left = num_trials - len(_trials(study, FINISHED))
         if num_left > 0:
             enough = optuna.study.MaxTrialsCallback(num_trials, states=finished_states)
             several = SeveralRuns(num_left, config.total_steps, "trial", some_stop_early=True)
             whole_time = WholeTime(several, partial(print, flush=True))
-            study.optimize(
-                partial(_train, base=base, space=space, out=out, whole_time=whole_time),
-                callbacks=[enough, _print_trial],
-            )
-    if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
-        raise ConfigError(f"{out}: no trial has finished with an episode. Raise `total_timesteps`.")
-    best = study.best_trial
-    settings = flags | best.user_attrs["settings"]
-    words = as_words({name: settings[name] for name in (*flags, *space)})
-    print(
-        f"Best of {len(study.trials)} trials in {out}: {study.best_value:.1f}, in trial {best.number}:"
-    )
-    print(command("train", config.env_name, *words))
+            with ending_on_signals(progress):
+                study.optimize(
+                    partial(_train, base=base, space=space, out=out, whole_time=whole_time),
+                    callbacks=[enough, _print_trial],
+                )
+        result = _result(study, config.env_name, out, flags)
+    if not result:
+        raise ConfigError(
+            f"{out}: no trial has finished with an episode. Raise `total_timesteps`, with another --out."
+        )
+    print(result)
     return 0
+
+
+def _trials(study: Any, states: Collection[str]) -> list[Any]:
+    return [trial for trial in study.trials if trial.state.name in states]
+
+
+def _result(study: Any, env_name: str, out: Path, flags: Mapping[str, Any]) -> str:
+    """Return the best trials as commands; "" if no trial is complete."""
+    best = sorted(_trials(study, ["COMPLETE"]), key=lambda trial: trial.value)[-BEST:]
+    if not best:
+        return ""
+    num_finished = len(_trials(study, FINISHED))
+    lines = [f"Best of {counted(num_finished, 'trial')} in {out}, the best last:"]
+    for trial in best:
+        settings = flags | trial.user_attrs["settings"]
+        # names of this trial, as a study may have had several search spaces
+        tuned = [parameter.partition("=")[0] for parameter in trial.params]
+        words = as_words({name: settings[name] for name in (*flags, *tuned)})
+        lines.append(f"{trial.value:.1f}, in trial_{trial.number:04d}:")
+        lines.append(command("train", env_name, *words))
+    return "\n".join(lines)
 
 
 @contextmanager
@@ -116,7 +142,10 @@ def _naming_database(out: Path) -> Iterator[None]:
 
 def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
     """Return the range or the choices of each setting to tune: those in the file, except for `fixed` ones."""
-    space = read_settings(path)
+    try:
+        space = read_settings(path)
+    except ConfigError as error:
+        raise ConfigError(f"space={str(error).removeprefix('config=')}") from None
     refuse(
         ConfigError(f"space: {unknown_name('setting', name, settings_by_name())}")
         for name in space
@@ -130,8 +159,8 @@ def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
     return tuned
 
 
-def _study(out: Path, base: Collection[str], config: Config) -> Any:
-    """Return the study in the folder `out`, perhaps a new one; raise ConfigError if its settings `base` differ."""
+def _study(out: Path, names: Collection[str], config: Config) -> Any:
+    """Return the study in the folder `out`, perhaps a new one; raise ConfigError if settings `names` of it differ."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -155,10 +184,18 @@ def _study(out: Path, base: Collection[str], config: Config) -> Any:
     shared = {
         name: value
         for name, value in settings.items()
-        if name in base and about(name).resume != "free"
+        if name in names and about(name).resume != "free"
     }
-    if study.user_attrs.get("settings", shared) != shared:
-        raise ConfigError(f"out={out}: has a study with other settings. Use another folder.")
+    before = study.user_attrs.get("settings", shared)
+    differing = [
+        f"{name}={before.get(name, 'not given')}"
+        for name in sorted(before.keys() | shared)
+        if before.get(name, "not given") != shared.get(name, "not given")
+    ]
+    if differing and _trials(study, [*FINISHED, "RUNNING"]):
+        raise ConfigError(
+            f"out={out}: has a study with other settings: {', '.join(differing)}. Use another folder."
+        )
     study.set_user_attr("settings", shared)
     return study
 
@@ -188,9 +225,9 @@ def _train(
         raise optuna.TrialPruned from None
     stopped_by = signal.Signals.__members__.get(result.stopped_by or "")
     if stopped_by is signal.SIGINT:
-        raise KeyboardInterrupt
+        raise Interrupted
     if stopped_by is not None:
-        raise SystemExit(128 + stopped_by)
+        raise StopRequested(stopped_by)
     if result.stopped_by is not None or math.isnan(result.episodic_return):
         raise optuna.TrialPruned
     return result.episodic_return
@@ -205,22 +242,26 @@ def _merged_with(
 
 
 def _suggested(trial: Any, name: str, values: Any) -> Any:
-    """Return a value that Optuna proposes; lists, which it does not know, are choices as JSON."""
+    """Return a value that Optuna proposes; lists, which it does not know, are choices as JSON.
+
+    The range is part of the parameter's name: in another search space of the same study, Optuna refuses other choices.
+    """
+    parameter = f"{name}={values}"
     try:
         if isinstance(values, list):
             return json.loads(
-                trial.suggest_categorical(name, [json.dumps(choice) for choice in values])
+                trial.suggest_categorical(parameter, [json.dumps(choice) for choice in values])
             )
         limits = {"one_minus": False} | values
         one_minus = limits.pop("one_minus")
         if isinstance(values["low"], int) and isinstance(values["high"], int):
-            value = trial.suggest_int(name, **limits)
+            value = trial.suggest_int(parameter, **limits)
         else:
-            value = trial.suggest_float(name, **limits)
+            value = trial.suggest_float(parameter, **limits)
         return 1 - value if one_minus else value
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"space: {name}={values}: {error}. Write a list of choices, or {{low: 1, high: 2}}."
+            f"space: {parameter}: {str(error).rstrip('.')}. Write a list of choices, or {{low: 1, high: 2}}."
         ) from None
 
 

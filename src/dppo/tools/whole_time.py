@@ -28,20 +28,21 @@ class SeveralRuns:
 
     def time_line(self, steps_per_s: float) -> str:
         """Return a line about the time of all runs, and above an hour about the setting that shortens it."""
-        bound = "at most about" if self.some_stop_early else "about"
         pace = f"if each is as fast as the current one so far ({speed(steps_per_s)} steps/s)"
-        return self._line(bound, self.steps / steps_per_s, pace)
+        if self.some_stop_early:
+            pace += " and none stops early"
+        return self._line(self.steps / steps_per_s, pace)
 
     def time_line_of_ended(self, run_s: float, ended: int) -> str:
         """Return a line about the time of all runs, of which the `ended` ones took `run_s` seconds each."""
         first = "the first" if ended == 1 else f"the first {ended}"
         pace = f"if each takes as long as {first} ({run_s:.1f} s each)"
-        return self._line("about", run_s, pace)
+        return self._line(run_s, pace)
 
-    def _line(self, bound: str, run_s: float, pace: str) -> str:
+    def _line(self, run_s: float, pace: str) -> str:
         whole_s = math.ceil(self.count / self.at_once) * run_s
         runs = f"{counted(self.count, self.kind)} of {counted(self.steps, 'env step')}"
-        line = f"Time: {bound} {duration(whole_s)} for {runs}, {pace}."
+        line = f"Time: about {duration(whole_s)} for {runs}, {pace}."
         if whole_s <= LONG_S:
             return line
         return f"{line} Lower --total-timesteps ({self.steps:,} now) for less."
@@ -54,7 +55,7 @@ class WholeTime(Observer):
         self._runs = runs
         self._show = show
         self._first: Row | None = None
-        """The first row of the current run."""
+        """The first row of the current run, or the last before its first update."""
         self._ended_s = list[float]()
         """Seconds of each run that has ended."""
         self._is_shown = False
@@ -63,13 +64,17 @@ class WholeTime(Observer):
         self._first = None  # an earlier run was too short for an estimate
 
     def on_iteration(self, row: Row) -> None:
-        """Show the time once the speed is known, without the first iteration, which makes the environments."""
+        """Show the time once the speed is known, without the first iteration, which makes the environments.
+
+        Iterations that only collect the first rows of a replay buffer are left out: they are much faster.
+        """
         if self._is_shown:
             return
         first = self._first
-        if first is None or row["time/wall_s"] < first["time/wall_s"]:
+        updates = row.get("losses/gradient_steps") != 0
+        if first is None or not updates or row["time/wall_s"] < first["time/wall_s"]:
             self._first = row
-            if row["time/wall_s"] >= LONG_ITERATION_S:
+            if updates and row["time/wall_s"] >= LONG_ITERATION_S:
                 self._show_once(self._runs.time_line(row["charts/SPS"]))
             return
         seconds = row["time/wall_s"] - first["time/wall_s"]
