@@ -26,10 +26,10 @@ class Watched:
     def start(self) -> None:
         self._watch.on_start(Any)  # type: ignore[arg-type]
 
-    def iterate(self, wall_s: float, global_step: float, **more: float) -> None:
+    def iterate(self, wall_s: float, global_step: float, **metrics: float) -> None:
         speed = global_step / wall_s
         row = {"time/wall_s": wall_s, "global_step": global_step, "charts/SPS": speed}
-        self._watch.on_iteration(row | more)
+        self._watch.on_iteration(row | metrics)
 
     def end(self, wall_s: float) -> None:
         self._watch.on_end(finished(wall_s=wall_s), None)
