@@ -138,11 +138,29 @@ def test_replay_accuses_nobody(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("trains", [True, False])
 def test_a_search_prints_the_best_trials_so_far(
-    number: signal.Signals, interrupt: Any, desk: Path, capsys: pytest.CaptureFixture[str]
+    trains: bool,
+    number: signal.Signals,
+    interrupt: Any,
+    desk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("optuna")
-    interrupt(200, number)
+    """The signal arrives in the second trial, or while Optuna stores its result."""
+    optuna = pytest.importorskip("optuna")
+    interrupt(200 if trains else -1, number)
+    storage = optuna.storages.RDBStorage
+    store = storage.set_trial_state_values
+    stored: list[Any] = []
+
+    def interrupted(self: Any, *result: Any, **results: Any) -> Any:
+        stored.append(result)
+        if not trains and len(stored) == 2:
+            signal.raise_signal(number)
+        return store(self, *result, **results)
+
+    monkeypatch.setattr(storage, "set_trial_state_values", interrupted)
     sizes = "--total-timesteps 128 --num-samplers 1 --num-steps 32 --minibatch-size 32"
     words = f"tune {__name__}:Interrupting {sizes} --hidden-sizes 8 --trials 3"
     assert main(words.split()) == 128 + number

@@ -88,11 +88,15 @@ def main(argv: list[str]) -> int:
             enough = optuna.study.MaxTrialsCallback(num_trials, states=finished_states)
             several = SeveralRuns(num_left, config.total_steps, "trial", some_stop_early=True)
             whole_time = WholeTime(several, partial(print, flush=True))
-            with ending_on_signals(progress):
-                study.optimize(
-                    partial(_train, base=base, space=space, out=out, whole_time=whole_time),
-                    callbacks=[enough, _print_trial],
-                )
+            with ending_on_signals(progress) as check_signals:
+                try:
+                    study.optimize(
+                        partial(_train, base=base, space=space, out=out, whole_time=whole_time),
+                        callbacks=[enough, _print_trial],
+                    )
+                except UnboundLocalError:  # of Optuna, after a signal while it stores a result
+                    check_signals()
+                    raise
         result = _result(study, config.env_name, out, flags)
     if not result:
         raise ConfigError(
