@@ -3,14 +3,18 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import Typed
 
+from dppo.__main__ import main
 from dppo.config import Config
 from dppo.errors import ConfigError
+from dppo.records.observer import Result
+from dppo.run import runner
 from dppo.tools import compare, whole_time
 from dppo.tools.compare import caption, make_plan, parse
 
@@ -176,6 +180,24 @@ def test_several_seeds_are_compared_without_ray(
     compared = figures()
     assert [(run["num_actors"], run["seed"]) for run in compared["runs"]] == [(0, 1), (0, 2)]
     assert compared["same_weights"] is None
+
+
+def test_an_interrupted_comparison_prints_the_result_of_the_runs_that_have_finished(
+    desk: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = runner.train
+    ends = iter([None, "SIGINT"])
+
+    def interrupted(config: Config, **changes: Any) -> Result:
+        return replace(train(config, **changes), stopped_by=next(ends))
+
+    monkeypatch.setattr(runner, "train", interrupted)
+    assert main(f"{PLANE} --actors 0 --seeds 3".split()) == 130
+    printed = capsys.readouterr()
+    assert re.search(r"(?m)^in process +\d", printed.out), printed.out
+    assert "Written: " in printed.out
+    assert "Stopped by SIGINT after 1 of 3 runs" in printed.err
+    assert Path("out/compare.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow  # tests/commands/test_measured.py finds weights that differ in the fast set

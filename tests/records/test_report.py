@@ -511,6 +511,16 @@ def test_a_certificate_is_shown_and_whether_the_files_are_still_those(tmp_path: 
             file.write(b" ")
 
 
+def test_a_short_iteration_has_a_small_part_in_the_shares_of_the_time(tmp_path: Path) -> None:
+    shares = {f"perf/{name}_frac": float(name == "update") for name in PHASES}
+    collecting = {f"perf/{name}_frac": float(name == "env") for name in PHASES}
+    long, *short = rows(9)
+    lines = [long | shares | {"perf/iteration_s": 7.2}, *(row | collecting for row in short)]
+    html = page(facts_of(a_run(tmp_path / "run", lines)))
+    assert "environments <b>10%<" in html
+    assert "update <b>90%<" in html
+
+
 def test_everything_is_text_that_comes_from_a_folder(tmp_path: Path) -> None:
     lines = rows(9)
     for i, row in enumerate(lines):

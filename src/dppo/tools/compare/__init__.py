@@ -93,19 +93,34 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     console.print(caption(options, plan))
     runs, stopped_by = _train_all(options, plan, folder, console)
+    code = _report(options, plan, runs, folder, console) if runs else 0
     if stopped_by is not None:
         print(
             f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.",
             file=sys.stderr,
         )
         return 128 + signal.Signals[stopped_by]
+    return code
+
+
+def _report(
+    options: Options,
+    plan: Sequence[Config],
+    runs: Sequence[MeasuredRun],
+    folder: Path,
+    console: Console,
+) -> int:
+    """Draw and print the result of the runs that have finished; return the exit code."""
     groups = groups_of(runs, options.target)
     curves = [
         CurveGroup(group["label"], [run.curve() for run in same], noise=group["speed_up_is_noise"])
         for group, same in zip(groups, by_actors(runs), strict=True)
     ]
+    words = caption(options, plan)
+    if len(runs) < len(plan):
+        words += f" Stopped after {len(runs)} of {len(plan)} runs."
     with writing(folder / "compare.png"):
-        compare_figure(curves, folder / "compare.png", caption(options, plan), options.target)
+        compare_figure(curves, folder / "compare.png", words, options.target)
     console.print(make_table(groups, options.target), soft_wrap=False)
     console.print(explain_bound(groups[-1]))
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}")

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 
 from dppo.config import Config
 from dppo.config.resolve import value_of
@@ -76,11 +75,15 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
         yield "note", text
         return
     if settled:
-        shares = {phase: fmean(row[f"perf/{phase}_frac"] for row in settled) for phase in PHASES}
+        shares = {
+            phase: sum(row[f"perf/{phase}_frac"] * row["perf/iteration_s"] for row in settled)
+            / (split.iteration_s or 1.0)
+            for phase in PHASES
+        }
         for phase in sorted(shares, key=lambda phase: -shares[phase])[:MAX_NAMED_PHASES]:
             if shares[phase] < MIN_SHARE:
                 break
-            text = f"{shares[phase]:.0%} of the time went to {PHASES[phase][0]}"
+            text = f"{shares[phase]:.0%} of the time after the first iteration went to {PHASES[phase][0]}"
             ways = _ways_to_shorten(phase, config, epochs)
             yield "note", f"{text}. Use {', or '.join(ways)}" if ways else text
     for line in (times_line(split, config, epochs), bottleneck_line(split, config)):

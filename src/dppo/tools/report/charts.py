@@ -220,7 +220,7 @@ def chart(
 
 
 def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: str) -> str:
-    """Return a figure of parts that add up to 1, on top of each other; "" without any."""
+    """Return a figure of the share of each part in their sum, on top of each other; "" without any."""
     columns = np.array([x, *parts.values()])
     columns = np.nan_to_num(columns)
     x, *heights = _binned(columns, MAX_AREA_POINTS, spread=False)
@@ -229,14 +229,16 @@ def stacked(title: str, x: np.ndarray, parts: Mapping[str, np.ndarray], label: s
     across = _axis(x, 0.0, label)
     places = across.percent(x)
     sums = np.cumsum([0 * x, *heights], axis=0)
-    edges = 100 * (1 - np.clip(sums, 0, 1))
+    edges = 100 * (1 - np.clip(sums / np.maximum(sums[-1], MIN_MARGIN), 0, 1))
     drawing = ""
     for number, (bottom, top) in enumerate(pairwise(edges)):
         path = _area_path(places, bottom, top)
         drawing += f'<path class="f{number}" d="{path}"/>'
+    totals = np.clip(columns[1:], 0, MAX_VALUE).sum(axis=1)
+    shares = totals / max(totals.sum(), MIN_MARGIN)
     legend = [
-        Entry(name, f"{np.nan_to_num(part).mean():.0%}", number)
-        for number, (name, part) in enumerate(parts.items())
+        Entry(name, f"{share:.0%}", number)
+        for number, (name, share) in enumerate(zip(parts, shares, strict=True))
     ]
     return Figure(title, across, list(Axis(0, 1).ticks()), legend).around(drawing)
 

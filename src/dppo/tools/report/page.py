@@ -195,10 +195,10 @@ def _charts(facts: Facts) -> Iterator[str]:
     if controller is not None:
         levels["eval/episodic_return"] = controller
     yield _learning(facts, columns, controller)
-    shares = {
-        name: columns[f"perf/{phase}_frac"]
+    times = {
+        name: columns[f"perf/{phase}_frac"] * columns["perf/iteration_s"]
         for phase, name in zip(PHASES, TIMES, strict=True)
-        if f"perf/{phase}_frac" in columns
+        if columns.keys() >= {f"perf/{phase}_frac", "perf/iteration_s"}
     }
     for title, prefixes in SECTIONS.items():
         x = steps
@@ -206,7 +206,7 @@ def _charts(facts: Facts) -> Iterator[str]:
             x = columns.get("eval/global_step", steps)
         figures = []
         if title == "Where the time goes":
-            figures.append(stacked("share of each iteration", steps, shares, STEPS))
+            figures.append(stacked("share of the time", steps, times, STEPS))
         for key in _drawn_keys(columns, prefixes)[:MAX_CHARTS]:
             line = _with_spread(columns, key, x)
             unit = _unit(key, facts.config)
