@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import torch
 from builders import tiny_run
 from commandline import fresh_environment
 from recorder import Notes
+from remedies import executes
 
 import dppo
 from dppo.errors import ClusterError
@@ -111,6 +113,53 @@ def test_differences_name_operations_and_versions() -> None:
     without_torch = fingerprint(PROBE, torch=False)
     with_torch = fingerprint(PROBE, torch=True)
     assert without_torch.differences(with_torch) == ""
+
+
+@pytest.mark.parametrize(
+    ("portable_here", "remedy"),
+    [
+        (True, "Set DPPO_NUMERICS=native before dppo"),
+        (False, r"call dppo\.portable_numerics\(\) before NumPy"),
+    ],
+)
+def test_other_numerics_of_a_process_on_the_same_cpu_are_named_with_the_remedy(
+    portable_here: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dppo.numerics.fingerprint.numpy_is_portable", lambda: portable_here)
+    other = replace(ONE, results=NAMED | {"b": "3"})
+    assert ONE.explanation(ONE) == ""
+    assert re.search(f"on the same type of CPU: .*{remedy}", ONE.explanation(other))
+    on_intel = ONE.explanation(replace(other, cpu="Intel"))
+    assert on_intel.endswith(
+        "Intel, computes different last bits in b, compared with AMD in the run."
+    )
+
+
+NATIVE_RUN = """
+import numpy
+import kinds
+import dppo
+dppo.train(kinds.small("run", env_id="CartPole-v1", keep_checkpoints="every=1"))
+"""
+
+
+@executes(
+    "numerics/fingerprint.py: Set DPPO_NUMERICS=native before dppo",
+    "numerics/fingerprint.py: Use numerics=portable; in Python, call dppo.portable_numerics() before",
+)
+@pytest.mark.parametrize("numerics", ["native", "portable"])
+def test_a_run_of_a_program_that_imported_numpy_first_is_verified_by_the_remedy(
+    numerics: str, tmp_path: Path
+) -> None:
+    env = fresh_environment()
+    for name in ("DPPO_NUMERICS", *portable.VARIABLES):
+        env.pop(name, None)
+    program = NATIVE_RUN
+    if numerics == "portable":
+        program = f"import dppo\ndppo.portable_numerics()\n{program}"
+    for words in (["-c", program], ["-m", "dppo", "verify", "run"]):
+        subprocess.run([sys.executable, *words], env=env, cwd=tmp_path, check=True)
+        env["DPPO_NUMERICS"] = numerics
 
 
 def test_a_fingerprint_does_not_depend_on_the_threads_of_its_process() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dppo.errors import ClusterError
 from dppo.numerics.arithmetic import as_usual, limit_blas
-from dppo.numerics.portable import cpu_facts
+from dppo.numerics.portable import cpu_facts, numpy_is_portable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +68,23 @@ class Fingerprint:
             if other_version != own_version:
                 description += f", {package} {other_version} instead of {own_version}"
         return description
+
+    def explanation(self, now: Fingerprint) -> str:
+        """Describe how the results of this process, `now`, differ from those of a run, and why; "" if they do not."""
+        differences = self.differences(now)
+        if not differences:
+            return ""
+        if (self.cpu, self.versions) != (now.cpu, now.versions):
+            return f"this machine, {now.cpu}, computes {differences}, compared with {self.cpu} in the run."
+        code = ("portable", "native")
+        remedy = "Set DPPO_NUMERICS=native before dppo or Python starts."
+        if not numpy_is_portable():
+            code = ("native", "portable")
+            remedy = "Use numerics=portable; in Python, call dppo.portable_numerics() before NumPy is imported."
+        return (
+            f"this process computes {differences}, on the same type of CPU: NumPy has {code[0]} code here, and had "
+            f"{code[1]} code in the run. {remedy}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

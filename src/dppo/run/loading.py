@@ -104,11 +104,7 @@ def _warn_of_other_numerics(state: dict[str, Any], numerics: Expected) -> None:
     if stored is None:
         return
     before = Fingerprint(**stored["own"])
-    now = numerics.own
     probe = Probe(**stored["probe"] | {"widths": tuple(stored["probe"]["widths"])})
-    difference = before.differences(now)
-    if difference and probe == numerics.probe:  # a branch may have other sizes
-        facts = f"was written on {before.cpu}, and this machine, {now.cpu}, computes {difference}"
-        logger.warning(
-            "the checkpoint %s: from here on, results differ by rounding", printable(facts)
-        )
+    explanation = before.explanation(numerics.own)
+    if explanation and probe == numerics.probe:  # a branch may have other sizes
+        logger.warning("from here on, results differ by rounding: %s", printable(explanation))

@@ -195,12 +195,9 @@ def _computed_weights(run: Path, chosen: Sequence[Stretch], flags: Mapping[str, 
 
 
 def _find_cause(config: Config, comparison: Comparison, stretch: Stretch, stop: StopSignals) -> str:
-    """Return why an iteration may differ: this machine, or, after computing it once more, environment or folder."""
+    """Return why an iteration may differ: this process, or, after computing it once more, environment or folder."""
     if comparison.other_numerics:
-        return (
-            f"This machine computes {comparison.other_numerics}, compared with that of the run: equal results cannot "
-            f"be expected here."
-        )
+        return f"Equal results cannot be expected here: {comparison.other_numerics}"
     again = Comparison(comparison.run, stretch, comparison.show)
     with suppress(NotEqual):
         recompute(config, again, stretch, stop)

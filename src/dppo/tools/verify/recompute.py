@@ -82,7 +82,7 @@ class Comparison:
         self.computed: list[Computed] = []
         """The iterations so far."""
         self.other_numerics = ""
-        """Last bits that this machine computes otherwise than the run's machine; "" if there are none."""
+        """How and why this process computes other last bits than the run; "" if it does not."""
         self.weights_sha256 = ""
         """SHA-256 of the weights at the end of the stretch; "" until it is computed."""
 
@@ -175,7 +175,7 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
         _leave_out_given_up(stretch, parts)
         if "numerics" in state:
             of_run = Fingerprint(**state["numerics"]["own"])
-            comparison.other_numerics = of_run.differences(parts.numerics.own)
+            comparison.other_numerics = of_run.explanation(parts.numerics.own)
         options = state.get("env_options")
         parts.learner.env_options = lambda: options
         row_of = row_maker(config.info_keys)
