@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -308,7 +310,8 @@ def test_episodes_that_the_controller_began_are_not_the_policys(
     monkeypatch.setattr(cloning, "EPOCHS", 2)
     monkeypatch.setattr(PendulumEnv, "step", ended_by_the_clock)
     for lag in (0, 1):
-        config = pendulum(tmp_path / f"run{lag}", prior=priors.Integrator, policy_lag=lag)
+        run = tmp_path / f"run{lag}"
+        config = pendulum(run, prior=priors.Integrator, policy_lag=lag, record_episodes="all")
         collected = config.collected_by_prior
         rows = dppo.train(config).metrics
         of_controller = rows[:collected]
@@ -318,6 +321,14 @@ def test_episodes_that_the_controller_began_are_not_the_policys(
         ended = later["charts/episodes"] - of_controller[-1]["charts/episodes"]
         # one of each sampler was begun by the controller
         assert later["charts/recent_episodes"] == ended - 2
+        recorded = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+        ours = [
+            line["episode_return"]
+            for line in recorded
+            if line["iteration"] <= later["iteration"] and not line.get("explored")
+        ]
+        assert len(ours) == later["charts/recent_episodes"]
+        assert fmean(ours) == pytest.approx(later["charts/episodic_return"])
 
 
 def ended_by_the_clock(env: Any, action: Any) -> Any:

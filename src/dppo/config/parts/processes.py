@@ -212,8 +212,8 @@ class Run:
     """Number of newest checkpoints to keep, besides the best one. every=100: the newest 3, and one of each 100th
     iteration, which is written then; `dppo verify` computes the iterations between two checkpoints again."""
     eval_every: int | None = free(None, gt=0)
-    """Env steps between evaluations of the policy, in episodes of its own; one more follows at the end. The checkpoint
-    of the best evaluation is kept as the best one. none: never."""
+    """Env steps between evaluations of the policy, in episodes of its own, and one after the last iteration. The
+    checkpoint of the best evaluation is kept as the best one. none: never."""
     eval_episodes: int = free(EVAL_EPISODES, gt=0)
     """Episodes of an evaluation; their seeds are the same each time."""
     eval_stochastic: bool = free(False)

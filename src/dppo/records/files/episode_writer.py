@@ -138,6 +138,8 @@ class EpisodeWriter(FileWriter):
             }
             if not episode.alone:
                 facts["alone"] = False
+            if episode.explored:  # training returns leave it out
+                facts["explored"] = True
             place = (sampler_id, episode.env, episode.index)
             self._add(row, place, actions, facts, episode.options)
         elif not self._warned:
