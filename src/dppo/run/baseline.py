@@ -15,6 +15,7 @@ from dppo.config.parts import about, names_of
 from dppo.errors import counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Episode
+from dppo.records.comparison import BaselineComparison
 from dppo.records.differences import (
     FEW_EPISODES,
     Difference,
@@ -23,6 +24,7 @@ from dppo.records.differences import (
 )
 from dppo.records.files import disk
 from dppo.records.files.run_files import BASELINE, json_in
+from dppo.run.open_evaluation import OpenEvaluation
 from dppo.run.parts import RunContext
 from dppo.run.sources import source_sha256
 
@@ -54,6 +56,10 @@ class Baseline:
         self.name = config.baseline_name
         self.is_over = False
         """True once all of its episodes have been played or left out."""
+        self.play = OpenEvaluation(f"baseline {self.name}")
+        """Its episodes, unless they were stored."""
+        self.has_failed = False
+        """True if its failure ends the run, whose error describes it."""
         self._path = run_dir / BASELINE
         self._num_episodes = config.eval_episodes
         self._paired = paired
@@ -64,6 +70,8 @@ class Baseline:
             self._log_again("it is no function or class in a file, so it may have changed")
         elif self.version is not None and self._path.exists():
             self._read(self.version)
+        self.is_ready = self.is_over
+        """True if training may go on beside the baseline."""
         if self.is_over:
             stored = f"{self.mean_return:.1f}, as stored in {BASELINE}"
             logger.info("baseline %s: mean return %s", self.name, stored)
@@ -85,10 +93,12 @@ class Baseline:
             return fmean(self._returns.values())
         return math.nan
 
-    def finish(self, episodes: Sequence[Episode]) -> None:
-        """Take over the episodes, all that could be played; log the result."""
+    def finish(self) -> None:
+        """Take over the returns of all episodes that could be played; log the result."""
+        episodes = self.play.episodes()
         self._returns = {episode.index: episode.episode_return for episode in episodes}
         self.is_over = True
+        self.is_ready = True
         self._log()
 
     def store(self) -> None:
@@ -105,6 +115,12 @@ class Baseline:
         if self._paired:
             return paired_difference(returns, self._returns)
         return unpaired_difference(list(returns.values()), list(self._returns.values()))
+
+    def difference_in(self, comparison: BaselineComparison) -> Difference | None:
+        """Return the difference of a stored comparison; None if it is from another baseline, or from another version."""
+        if (comparison.name, comparison.version) != (self.name, self.version):
+            return None
+        return comparison.difference
 
     def metrics(self, difference: Difference | None) -> dict[str, float]:
         """Return the metrics of an evaluation that has this difference from the baseline."""

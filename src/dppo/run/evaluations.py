@@ -38,10 +38,11 @@ from dppo.records.files.run_files import BASELINE, CHECKPOINTS
 from dppo.records.observer import Observer
 from dppo.run.baseline import BASELINE_NUMBER, CHECK_NUMBER, Baseline
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
+from dppo.run.evaluation_result import EvaluationResult, result_of
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.notices import Notices
-from dppo.run.open_evaluation import EvaluationResult, OpenEvaluation, result_of
+from dppo.run.open_evaluation import OpenEvaluation
 from dppo.run.outputs import call_disk
 from dppo.run.parts import RunContext
 from dppo.signals import StopRequested
@@ -95,9 +96,6 @@ class Evaluations(Observer):
         """The first observer that asked to stop at a row of its own."""
         self._best = BestEvaluation(never_worse=self._config.never_worse)
         self._baseline: Baseline | None = None
-        self._baseline_play = OpenEvaluation("baseline")
-        self._baseline_is_ready = True  # True if training may go on beside the baseline
-        self._baseline_has_failed = False  # True if that ends the run: the error describes it
         self._actions = run.actions
         # in the last evaluation that is over, if often enough to be reported
         self._element_at_bound: ElementAtBound | None = None
@@ -146,15 +144,16 @@ class Evaluations(Observer):
         Raises:
             ControllerFault: the controller raised, or returned something that is not an action.
         """
-        if self._baseline is None or self._baseline_is_ready:
+        baseline = self._baseline
+        if baseline is None:
             return
         self._notices = Notices()
         with suppress(StopRequested):  # the first iteration will end with it
-            while not self._baseline_is_ready:
+            while not baseline.is_ready:
                 self._stop.check()
                 self._take_in(self._players.outcomes(WAIT_S))
-                if not self._baseline_is_ready and self._notices.take_due():
-                    self._log_progress(self._baseline_play)
+                if not baseline.is_ready and self._notices.take_due():
+                    self._log_progress(baseline.play)
 
     def drop_unsaved(self, number: int) -> None:
         """Leave out an evaluation whose checkpoint could not be written: the best one must have its checkpoint."""
@@ -167,10 +166,13 @@ class Evaluations(Observer):
         self._waited_s = 0.0
         return waited_s
 
-    def take_begun(self) -> bool:
-        """Return whether an evaluation has begun, whose policy must be in a checkpoint; or raise why it cannot."""
+    def check(self) -> None:
+        """Raise ConfigError if the evaluations of the last row cannot be played."""
         if self._refusal is not None:
             raise self._refusal
+
+    def take_begun(self) -> bool:
+        """Return whether an evaluation has begun since the last call: its policy must be in a checkpoint."""
         begun = self._begun
         self._begun = False
         return begun
@@ -185,7 +187,8 @@ class Evaluations(Observer):
                 f"(iter_{best.iteration:06d})"
             )
         comparison = self.comparison()
-        if comparison is not None and not self._baseline_has_failed:
+        has_failed = self._baseline is not None and self._baseline.has_failed
+        if comparison is not None and not has_failed:
             lines.append(str(comparison))
         if self._element_at_bound is not None:
             lines.append(f"In the last evaluation, {self._element_at_bound}")
@@ -251,11 +254,7 @@ class Evaluations(Observer):
         difference = None
         stored = state.get("comparison")
         if stored is not None and self._baseline is not None:
-            comparison = BaselineComparison.of_json(stored)
-            baseline = self._baseline
-            # the difference from another version says nothing about this one
-            if (comparison.name, comparison.version) == (baseline.name, baseline.version):
-                difference = comparison.difference
+            difference = self._baseline.difference_in(BaselineComparison.of_json(stored))
         score = EvaluationScore(float(mean_return), int(number), int(steps), difference)
         self._best.add(score)
 
@@ -263,8 +262,6 @@ class Evaluations(Observer):
         """Begin the episodes of the baseline, and on actors before them its first step, unless they are stored."""
         if baseline.is_over:
             return
-        self._baseline_is_ready = False
-        self._baseline_play = OpenEvaluation(f"baseline {baseline.name}")
         if self._config.num_actors != 0:
             self._players.begin(CHECK_NUMBER, ControllerTurn(first_step_only=True))
         self._players.begin(BASELINE_NUMBER, ControllerTurn())
@@ -317,12 +314,13 @@ class Evaluations(Observer):
         """Log now and then how far the episodes in this process are; the current one has `length` steps."""
         if not self._notices.take_due():
             return
-        playing: OpenEvaluation | None = self._baseline_play
-        if self._baseline_is_ready:
-            unplayed = (other for other in self._open.values() if not other.is_played)
-            playing = next(unplayed, None)
-        if playing is not None:
-            self._log_progress(playing, length)
+        playing = list(self._open.values())
+        if self._baseline is not None and not self._baseline.is_over:
+            playing.insert(0, self._baseline.play)
+        for evaluation in playing:
+            if not evaluation.is_played:
+                self._log_progress(evaluation, length)
+                return
 
     def _log_progress(self, evaluation: OpenEvaluation, length: int = 0) -> None:
         seconds = time.monotonic() - evaluation.began
@@ -353,17 +351,16 @@ class Evaluations(Observer):
     def _take_in_baseline(
         self, baseline: Baseline, number: int, episode: int, outcome: Episode | DppoError
     ) -> None:
-        if isinstance(outcome, ControllerFault) and not self._baseline_is_ready:
-            self._baseline_has_failed = True
+        if isinstance(outcome, ControllerFault) and not baseline.is_ready:
+            baseline.has_failed = True
             raise outcome
         if number == CHECK_NUMBER:
-            self._baseline_is_ready = True
+            baseline.is_ready = True
             return
-        self._add(self._baseline_play, episode, outcome)
-        if not self._baseline_play.is_played:
+        self._add(baseline.play, episode, outcome)
+        if not baseline.play.is_played:
             return
-        baseline.finish(self._baseline_play.episodes())
-        self._baseline_is_ready = True
+        baseline.finish()
         try:
             call_disk(self._disk, f"writing {BASELINE}", baseline.store)
         except (CheckpointError, OSError) as error:

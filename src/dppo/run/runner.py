@@ -235,6 +235,7 @@ class Run:
                 observer.on_episode(episode)
         stopped_by = self.observers.iteration(row)
         if self.evaluations is not None:
+            self.evaluations.check()
             self.times.leave_out(self.evaluations.take_waited_s())
             stopped_by = self.evaluations.stopped_by or stopped_by
         return stopped_by
