@@ -11,6 +11,7 @@ from dppo.engine.actors import Actor, ActorState, place_in
 from dppo.engine.alarms import Alarms
 from dppo.engine.backups import Backups
 from dppo.engine.balancing import Balancing
+from dppo.engine.constructors import Constructors
 from dppo.engine.fatal import FatalSteps
 from dppo.engine.hosting import Hosting, samplers_named
 from dppo.engine.ledger import ReplayLedger
@@ -81,6 +82,7 @@ class CollectionEngine:
         self.wait_log = WaitLog(self.hosting, self.requests, self.patience, limits)
         self._alarms = Alarms(self._actors, limits)
         self._fatal = FatalSteps(ledger)
+        self._constructors = Constructors(self.hosting, limits)
         self._commands: list[Command] = []  # not yet returned
         self._questions = 0
         self._ticked_at = 0.0
@@ -232,45 +234,12 @@ class CollectionEngine:
             self._lose(actor, f"was refused: {error}", now)
         elif is_first or not isinstance(error, EnvironmentFault):
             raise error
-        elif self._is_crowded(question, error):
+        elif self._constructors.is_crowded(question, error):
             self._make_room(actor, error, now)
-        elif self._may_be_busy(question, error):
+        elif self._constructors.may_be_busy(question, error):
             self._lose(actor, f"was refused: {error.message.splitlines()[0]}", now, fault=error)
         else:
             raise error
-
-    def _is_crowded(self, question: Question, fault: EnvironmentFault) -> bool:
-        """Return whether a constructor may have raised because its process already had too many samplers.
-
-        The limit would be the number of samplers that the process had. It is not the reason if some process has had
-        more, or if that limit leaves too few places for all samplers. In an elastic run, a limit means waiting for more
-        actors, so a licence that may be busy is tried again first.
-        """
-        if fault.place is None or not fault.in_constructor:
-            return False
-        limit = fault.place.samplers_beside
-        most_instantiated = self.hosting.most_instantiated
-        if limit < max(1, most_instantiated):
-            return False
-        if self.limits.elastic and not most_instantiated and self._may_be_busy(question, fault):
-            return False
-        most_actors = len(self._actors)
-        if self.limits.elastic:
-            most_actors = self.limits.most_actors
-        return limit * most_actors >= len(self.hosting.positions)
-
-    def _may_be_busy(self, question: Question, fault: EnvironmentFault) -> bool:
-        """Return whether a constructor may have raised because a licence or port was not free.
-
-        Some other constructor must have succeeded, or still run. A process that has made others from the start may
-        rather allow no more.
-        """
-        if fault.place is None or not fault.in_constructor:
-            return False
-        is_later = question.index > 0 or any(
-            actor.process.number > 1 for actor in self._actors.values()
-        )
-        return is_later or not fault.place.others
 
     def _make_room(self, actor: Actor, fault: EnvironmentFault, now: float) -> None:
         """Replace a process that could not make another sampler; from now on, no process gets more than it had.

@@ -117,7 +117,7 @@ class Baseline:
         return unpaired_difference(list(returns.values()), list(self._returns.values()))
 
     def difference_in(self, comparison: BaselineComparison) -> Difference | None:
-        """Return the difference of a stored comparison; None if it is from another baseline, or from another version."""
+        """Return the difference of a stored comparison; None if another baseline or version made it."""
         if (comparison.name, comparison.version) != (self.name, self.version):
             return None
         return comparison.difference

@@ -1,0 +1,44 @@
+"""Constructors: judges why the constructor of an environment raised."""
+
+from dppo.engine.hosting import Hosting
+from dppo.engine.messages import Limits
+from dppo.errors import EnvironmentFault
+from dppo.ppo.exchange.questions import Question
+
+
+class Constructors:
+    """Judges whether a fault of a constructor may pass in another process; all other faults do not."""
+
+    def __init__(self, hosting: Hosting, limits: Limits) -> None:
+        self._hosting = hosting
+        self._limits = limits
+
+    def is_crowded(self, question: Question, fault: EnvironmentFault) -> bool:
+        """Return whether a constructor may have raised because its process already had too many samplers.
+
+        The limit would be the number of samplers that the process had. It is not the reason if some process has had
+        more, or if that limit leaves too few places for all samplers. In an elastic run, a limit means waiting for more
+        actors, so a licence that may be busy is tried again first.
+        """
+        if fault.place is None or not fault.in_constructor:
+            return False
+        limit = fault.place.samplers_beside
+        most_instantiated = self._hosting.most_instantiated
+        if limit < max(1, most_instantiated):
+            return False
+        most_actors = len(self._hosting.actors)
+        if self._limits.elastic:
+            if not most_instantiated and self.may_be_busy(question, fault):
+                return False
+            most_actors = self._limits.most_actors
+        return limit * most_actors >= len(self._hosting.positions)
+
+    def may_be_busy(self, question: Question, fault: EnvironmentFault) -> bool:
+        """Return whether a constructor may have raised because a licence or port was not free.
+
+        In the first iteration, a process that has made other environments may rather allow no more.
+        """
+        if fault.place is None or not fault.in_constructor:
+            return False
+        is_replaced = any(actor.process.number > 1 for actor in self._hosting.actors.values())
+        return question.index > 0 or is_replaced or not fault.place.others
