@@ -184,7 +184,7 @@ def _steps(view: View, room: int, now: float, colours: bool) -> RenderableType:
     )
     times = []
     if not view.finished:
-        times.append(_item("left", duration(view.left_s(now))))
+        times.append(_item("left", view.left(now)))
     times.append(_item("elapsed", duration(now - view.began)))
     width = _room_beside([figures, *times], room)
     if width >= MIN_STEPS_BAR:

@@ -13,7 +13,7 @@ from dppo.records.closing_lines import closing_lines
 from dppo.records.differences import Difference
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, Result, RunInfo
-from dppo.records.terminal.figures import duration, number, share, signed, speed
+from dppo.records.terminal.figures import number, share, signed, speed
 from dppo.records.terminal.streams import PatientStream, ShowLog
 from dppo.records.terminal.view import PHASES, View
 
@@ -115,7 +115,7 @@ def plain_line(view: View) -> str:
         f"SPS {speed(row.get('charts/SPS'))}",
         _learning(view),
         _time_split(row),
-        f"left {duration(view.left_s(view.row_at))}",
+        f"left {view.left(view.row_at)}",
     ]
     return GAP.join(filter(None, parts))
 
@@ -180,9 +180,9 @@ def _progress_line(view: View, progress: CollectionProgress) -> str:
     parts = [f"{progress.steps:,} of {view.batch_size:,} steps"]
     if not math.isnan(view.step_ms):
         parts.append(f"{number(view.step_ms)} ms per env step")
-    left_s = view.left_s(view.moved_at)
-    if math.isfinite(left_s):
-        parts.append(f"left about {duration(left_s)}")
+    left = view.left(view.moved_at)
+    if left != "-":
+        parts.append(f"left {left}")
     if view.environments_made:
         parts.append(f"{view.environments_made} environments made")
     return GAP.join(parts)

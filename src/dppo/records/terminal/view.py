@@ -12,6 +12,7 @@ from typing import NamedTuple
 from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import RunInfo
+from dppo.records.terminal.figures import duration
 
 # parts of the time of an iteration, as in the metric perf/env_frac
 PHASES = ("env", "act", "wait", "transfer", "update", "other")
@@ -173,15 +174,19 @@ class View:
             return int(self.row.get("global_step", 0))
         return progress.global_step
 
+    def left(self, now: float) -> str:
+        """Return the time left as `1:02`, as `at least 1:02` while the policy does not learn, or as `-`."""
+        left_s = self.left_s(now)
+        at_least = "at least " if not self.trains and math.isfinite(left_s) else ""
+        return f"{at_least}{duration(left_s)}"
+
     def left_s(self, now: float) -> float:
         """Return the seconds left at the speed of the last iterations; NaN while unknown.
 
         Until there are two, env steps are expected to go on as in the present one, and updates to take as long. The
-        time of making the environments and of resetting them says nothing about the rest, nor do iterations in which
-        the policy does not learn yet.
+        time of making the environments and of resetting them says nothing about the rest. While the policy does not
+        learn yet, the env steps alone are known: it is a lower bound.
         """
-        if not self.trains:
-            return math.nan
         steps = self.row.get("global_step", 0)
         since = self.row_at
         s_per_step = _usual(self.paces)
