@@ -268,7 +268,11 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, type
         "plot study other --label mine before"
     )
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
-    assert f"gamma=0.99 {of_seeds}" in typed("plot . --out a.pdf"), "folders inside"
+    Path("latest").symlink_to("other")
+    Path("study/loop").symlink_to("..")
+    text = typed("plot . --out a.pdf")
+    assert f"gamma=0.99 {of_seeds}" in text, "folders inside"
+    assert "gamma=0.9 (1 seed), training" in text, "no run counts twice because of a link"
     assert Path("a.pdf").read_bytes().startswith(b"%PDF")
 
 

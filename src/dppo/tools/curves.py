@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -89,15 +90,18 @@ class Band(NamedTuple):
 
 
 def run_folders(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the run folders among `paths`, and those inside of folders of runs, of seeds and of comparisons."""
+    """Yield `paths`; in place of a folder of runs, of seeds or of comparisons, yield each run folder inside it once."""
     for path in paths:
-        yield from _runs_inside(path, MAX_DEPTH) or [path]
+        runs: dict[str, Path] = {}  # by real path: a link may lead to a folder that is listed, too
+        for run in _runs_inside(path, MAX_DEPTH):
+            runs.setdefault(os.path.realpath(run), run)
+        yield from runs.values() or [path]
 
 
 def _runs_inside(folder: Path, depth: int) -> list[Path]:
-    if (folder / CONFIG).exists():
+    if os.path.exists(folder / CONFIG):
         return [folder]
-    if depth == 0:
+    if depth == 0 or not os.path.isdir(folder):
         return []
     return [run for inner in sorted(folder.glob("*")) for run in _runs_inside(inner, depth - 1)]
 
@@ -211,7 +215,7 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
 
 
 def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether runs in which a setting has an effect differ in it, and not only because others do."""
+    """Return whether a setting differs between runs in which it has an effect, and not only as other settings do."""
     affected = [settings for settings in runs if name in settings]
     return any(settings[name] != affected[0][name] for settings in affected) and any(
         _is_chosen(name, settings) for settings in affected
@@ -265,7 +269,7 @@ def baselines_of(groups: Sequence[CurveGroup]) -> dict[str, float]:
 def over_seeds(runs: Sequence[Curve]) -> Band:
     """Return mean, lowest and highest value of the runs at the same steps, interpolated between the points of a run.
 
-    The steps are those of all runs within the range that each of them covers.
+    The steps of all runs are used, within the range that every run covers.
     """
     if not all(len(run.steps) for run in runs):
         return Band(*np.empty((5, 0)))
