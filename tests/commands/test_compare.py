@@ -186,17 +186,22 @@ def test_an_interrupted_comparison_prints_the_result_of_the_runs_that_have_finis
     desk: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = runner.train
-    ends = iter([None, "SIGINT"])
+    results: list[Result] = []
 
     def interrupted(config: Config, **changes: Any) -> Result:
-        return replace(train(config, **changes), stopped_by=next(ends))
+        if results:
+            return replace(results[0], stopped_by="SIGINT")
+        results.append(train(config, **changes))
+        return results[0]
 
     monkeypatch.setattr(runner, "train", interrupted)
-    assert main(f"{PLANE} --actors 0 --seeds 3".split()) == 130
+    assert main(f"{PLANE} --actors 0 1 --seeds 3".split()) == 130
     printed = capsys.readouterr()
     assert "Bound: an iteration of 32 env steps takes" in printed.out, "below the table"
     assert "Written: " in printed.out
-    assert "Stopped by SIGINT after 1 of 3 runs" in printed.err
+    assert "bit for bit" not in printed.out, "no two runs have the same seed"
+    assert figures()["same_weights"] is None
+    assert "Stopped by SIGINT after 1 of 6 runs" in printed.err
     assert Path("out/compare.png").stat().st_size > 10_000
 
 

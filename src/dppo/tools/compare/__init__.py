@@ -126,14 +126,14 @@ def _report(
     console.print(f"Written: {folder / 'compare.png'} and {folder / 'compare.json'}")
     if any(group["cycle"]["efficiency_is_noise"] or group["speed_up_is_noise"] for group in groups):
         console.print(EXPLAIN_NOISE)
-    if _must_have_equal_weights(options):
+    if _must_have_equal_weights(options, runs):
         return _report_equality(runs, console)
     return 0
 
 
-def _must_have_equal_weights(options: Options) -> bool:
-    """Decide whether runs with the same seed must end with the same weights."""
-    return options.equal == "batch" and len(options.actors) > 1
+def _must_have_equal_weights(options: Options, runs: Sequence[MeasuredRun]) -> bool:
+    """Decide whether some of the runs have the same seed, and must end with the same weights."""
+    return options.equal == "batch" and len(by_actors(runs)) > 1
 
 
 def _train_all(
@@ -178,7 +178,7 @@ def _write_json(
     """Write all measurements so far; done after each run, so that an interrupted comparison is not lost."""
     differs_between_runs = ("num_actors", "num_samplers", "seed")
     same_weights = None
-    if _must_have_equal_weights(options):
+    if _must_have_equal_weights(options, runs):
         same_weights = not differing_seeds(runs)
     everything = {
         "caption": caption(options, plan),
