@@ -65,6 +65,16 @@ def test_iterations_before_the_first_update_are_no_part_of_the_speed() -> None:
     assert "(25 steps/s)" in watch.shown[0]
 
 
+def test_a_row_of_a_slower_run_that_has_made_no_more_steps_begins_the_estimate_again() -> None:
+    """Of several seeds, one has failed, and the next has begun at the same time."""
+    watch = Watched(SeveralRuns(4, 400))
+    watch.iterate(3, 200.0)
+    watch.iterate(9, 200.0)
+    assert not watch.shown
+    watch.iterate(19, 400.0)
+    assert "(20 steps/s)" in watch.shown[0]
+
+
 def test_a_run_that_was_too_short_for_an_estimate_is_no_part_of_that_of_the_next() -> None:
     watch = Watched(SeveralRuns(4, 400))
     # a search makes a run for each trial, from its first env step

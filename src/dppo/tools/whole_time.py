@@ -12,6 +12,7 @@ from dppo.records.terminal.figures import duration, speed
 
 LEAST_S = 5.0  # seconds of iterations, without the first, from which the speed is estimated
 LONG_ITERATION_S = 30.0  # a first iteration of so many seconds is enough for the estimate
+CLOCKS = ("time/wall_s", "global_step")  # metrics that grow during a run
 LONG_S = 3600.0  # the line about a longer estimate names the setting that shortens the runs
 
 
@@ -72,7 +73,9 @@ class WholeTime(Observer):
             return
         first = self._first
         updates = row.get("losses/gradient_steps") != 0
-        if first is None or not updates or row["time/wall_s"] < first["time/wall_s"]:
+        # of several seeds, the first may have failed: the next row is that of another run
+        is_later = first is not None and all(row[key] > first[key] for key in CLOCKS)
+        if first is None or not updates or not is_later:
             self._first = row
             if updates and row["time/wall_s"] >= LONG_ITERATION_S:
                 self._show_once(self._runs.time_line(row["charts/SPS"]))
