@@ -14,6 +14,7 @@ import yaml
 from builders import make_config
 from commandline import Typed, parse
 
+from dppo.config import Config
 from dppo.config.parts import settings_by_name
 from dppo.errors import ConfigError, DppoError
 from dppo.tools import tune
@@ -137,6 +138,18 @@ def test_a_full_disk_is_named_in_a_line_wherever_optuna_notices_it() -> None:
         raise while_handled
     with pytest.raises(ZeroDivisionError), tune._naming_database(Path("out")):
         raise ZeroDivisionError
+
+
+def test_a_study_of_an_earlier_version_goes_on_if_only_values_without_effect_are_missing(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("optuna")
+    config = Config(env_id="CartPole-v1", gamma=0.9)
+    study = tune._study(tmp_path, ["num_steps"], [], config)
+    study.optimize(lambda _: 1.0, n_trials=1)
+    with pytest.raises(ConfigError, match=r"other settings: gamma=not given\."):
+        tune._study(tmp_path, ["num_steps", "gamma"], [], config)
+    tune._study(tmp_path, ["num_steps", "gamma"], ["gamma"], config)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
         name: value for name, value in training.settings.items() if name not in space
     }
     with _naming_database(out):
-        study = _study(out, training.settings, config)
+        study = _study(out, training.settings, space, config)
         import optuna
 
         def progress() -> str:
@@ -111,7 +111,7 @@ def _trials(study: Any, states: Collection[str]) -> list[Any]:
 
 
 def _result(study: Any, env_name: str, out: Path, flags: Mapping[str, Any]) -> str:
-    """Return the best trials as commands; "" if no trial is complete."""
+    """Return the mean returns of the best trials, and commands that train with them; "" if no trial is complete."""
     best = sorted(_trials(study, ["COMPLETE"]), key=lambda trial: trial.value)[-BEST:]
     if not best:
         return ""
@@ -163,8 +163,11 @@ def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
     return tuned
 
 
-def _study(out: Path, names: Collection[str], config: Config) -> Any:
-    """Return the study in the folder `out`, perhaps a new one; raise ConfigError if settings `names` of it differ."""
+def _study(out: Path, names: Collection[str], tuned: Collection[str], config: Config) -> Any:
+    """Return the study in the folder `out`, perhaps a new one; raise ConfigError if its settings `names` differ.
+
+    An earlier version did not store values of presets for settings that are `tuned`, which no trial uses.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -193,7 +196,7 @@ def _study(out: Path, names: Collection[str], config: Config) -> Any:
     before = study.user_attrs.get("settings", shared)
     differing = [
         f"{name}={before.get(name, 'not given')}"
-        for name in sorted(before.keys() | shared)
+        for name in sorted(before.keys() | (shared.keys() - set(tuned)))
         if before.get(name, "not given") != shared.get(name, "not given")
     ]
     if differing and _trials(study, [*FINISHED, "RUNNING"]):
