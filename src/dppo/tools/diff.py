@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dppo.commands.flags import Parser, UsageError
-from dppo.config.parts import default_of, settings_by_name
-from dppo.config.plain import plain as plain_setting
+from dppo.config.parts import settings_by_name
+from dppo.config.plain import plain_defaults
 from dppo.errors import CheckpointError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files import checkpoint as checkpoints
@@ -118,14 +118,19 @@ def _weights(run: Path, iteration: int) -> dict[str, tuple[str, tuple[int, ...],
 
 
 def _print_different_settings(run_a: Path, run_b: Path) -> None:
-    settings_a = settings_to_resume(run_a, read_only=True)
-    settings_b = settings_to_resume(run_b, read_only=True)
+    settings_a = _all_settings(run_a)
+    settings_b = _all_settings(run_b)
     for name in settings_by_name():
-        default = plain_setting(default_of(name))  # an earlier version may not have had the setting
-        value_a = ascii(settings_a.get(name, default))
-        value_b = ascii(settings_b.get(name, default))
+        value_a = ascii(settings_a[name])
+        value_b = ascii(settings_b[name])
         if value_a != value_b:
             print(f"{name}: {value_a} and {value_b}")
+
+
+def _all_settings(run: Path) -> dict[str, Any]:
+    """Return the settings of a run; those that an earlier version did not have are defaults."""
+    settings = settings_to_resume(run, read_only=True)
+    return {**plain_defaults(settings), **settings}
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
@@ -144,7 +149,7 @@ def differing_results(first: Results, second: Results, shared: Collection[str]) 
 
 
 def results_of(row: Mapping[str, float | None]) -> Results:
-    """Return the metrics of a row that do not depend on clocks and actors."""
+    """Return the metrics of a row that two runs with the same settings share: none depends on clocks or actors."""
     return {
         name: value
         for name, value in row.items()
