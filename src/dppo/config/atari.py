@@ -24,12 +24,12 @@ ATARI = {
 
 
 def with_atari(settings: FlatSettings) -> dict[str, Any]:
-    """Return flat settings, with the defaults of games for games."""
+    """Return flat settings; for a game, add its defaults for settings that are not among them."""
     return atari_defaults(settings) | dict(settings)
 
 
 def atari_defaults(settings: FlatSettings) -> dict[str, Any]:
-    """Return the defaults that games (ALE/*, or `atari` is set) have instead of the shared ones.
+    """Return the defaults that games (ALE/*, or `atari` is set) have in place of the shared defaults.
 
     In `env_kwargs`, `frameskip` repeats actions instead of us, and `obs_type` asks for raw observations.
     """

@@ -65,7 +65,7 @@ def _reads_what_it_cloned(config: Config, action_dims: int) -> bool:
 
 
 def steps_of_prior(config: Settings) -> int:
-    """Return the env steps that a controller takes at the start."""
+    """Return the env steps of all samplers in the iterations that a controller collects at the start."""
     return config.collected_by_prior * config.batch_size
 
 

@@ -166,7 +166,7 @@ class _Raylet:
 
 
 def _parent(pid: int) -> int:
-    """Return the parent of a process, 0 if that is not known."""
+    """Return the id of the parent of a process; 0 if the process has ended, or /proc cannot be read."""
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         # the name of the program, in parentheses, may contain anything
         return int(file.read().rpartition(b")")[2].split()[1])

@@ -92,7 +92,7 @@ class PlayedEpisodes:
         return len(self.episodes) + len(self.faults) == self.total
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def logged_on_error(self) -> Iterator[None]:
         """Log what was played before any error: it may have taken hours."""
         try:
             yield
@@ -104,8 +104,8 @@ class PlayedEpisodes:
     def leave_out(self, episode: int, fault: EnvironmentFault) -> None:
         """Leave out an episode, as the evaluations of a run do.
 
-        Raises `fault` if the constructor raised: another actor would fail in all other episodes meanwhile. Raises the
-        first fault if it has ended all episodes.
+        Raises `fault` if the constructor raised, because the remaining episodes would fail, too. Raises the first fault
+        if faults have ended all episodes.
         """
         if fault.in_constructor:
             raise fault

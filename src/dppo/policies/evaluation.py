@@ -87,7 +87,7 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     arguments = replace(arguments, play=replace(play, info_keys=keys))
     player.check(play)
     played = PlayedEpisodes(episodes)
-    with ending_on_signals(played.summary) as check_signals, played.kept():
+    with ending_on_signals(played.summary) as check_signals, played.logged_on_error():
         if num_actors:
             from dppo.policies.on_actors import play_on_actors
 

@@ -35,7 +35,7 @@ def closing_lines(result: Result, error: BaseException | None = None) -> list[st
 def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     """Yield the lines, where one that does not apply to this run is empty."""
     yield _ending(result, error)
-    # to leave a cluster that does not answer takes 10 s, until the whole error is printed
+    # the whole error is printed after the cluster has been left, which takes 10 s if it does not answer
     is_late = isinstance(error, ClusterError)
     if isinstance(error, Exception) and (is_late or not _errors_are_printed_here()):
         yield _cause(error)

@@ -67,7 +67,7 @@ class Difference:
         )
 
     def as_metrics(self) -> Row:
-        """Return the metrics of an evaluation for `of_row`."""
+        """Return the metrics that the row of an evaluation has for `of_row`; without an interval, no ends of it."""
         row = {"eval/baseline_difference": self.mean}
         if math.isfinite(self.low):
             row["eval/baseline_difference_low"] = self.low
@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def verdict(self) -> Literal["better", "worse", "not clearly different"]:
-        """Return what the interval shows of the policy."""
+        """Return whether the interval is above zero, below zero, or contains zero, in words about the policy."""
         if self.is_improvement:
             return "better"
         if self.high < 0:
@@ -91,7 +91,7 @@ class Difference:
 
     @property
     def interval(self) -> str:
-        """Return the interval as `+4.10 to +9.10`; "" with too few episodes."""
+        """Return the ends of the interval as `+4.10 to +9.10`; "" if there are too few episodes for one."""
         if not math.isfinite(self.low):
             return ""
         return f"{signed(self.low)} to {signed(self.high)}"

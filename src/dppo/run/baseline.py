@@ -78,7 +78,7 @@ class Baseline:
 
     @classmethod
     def of_run(cls, run: RunContext) -> Baseline:
-        """Return the baseline of a run that is about to train."""
+        """Return the baseline of a run that is about to train, with the returns that its folder has stored."""
         return cls(
             run.config,
             run.folder.path,

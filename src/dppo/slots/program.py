@@ -83,7 +83,7 @@ class Ending(NamedTuple):
 class Program:
     """A program that has been started, with all of its ranks, whose output goes to `solver.log` in its folder.
 
-    A keeper, a program of its own, ends all ranks within 10 s if one fails or this process ends.
+    A keeper, a separate program, ends all ranks within 10 s if a rank fails or this process ends.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Program:
             self._close()
             raise SolverError(
                 f"command={shlex.join(self._words)}: cannot be started ({reports[0]['refused']}). It is looked for in "
-                f"PATH, or as an absolute path, because each solver runs in a folder of its own"
+                f"PATH, or as an absolute path, because each solver runs in a separate folder"
             )
         self._keeper_pid: int = reports[0]["keeper"]
         self.pid: int = reports[0]["started"]

@@ -283,6 +283,6 @@ class Run:
 
 
 def _every(text: str) -> int | None:
-    """Return 100 for `every=100`; None for another text."""
+    """Return the number of iterations in a text such as `every=100`; None for a text of another form."""
     match = re.fullmatch(r"every=([1-9]\d{0,17})", text)
     return None if match is None else int(match[1])

@@ -71,7 +71,7 @@ class PlainLines(Display):
         self._view.add_episode(episode)
 
     def on_iteration(self, row: Row) -> None:
-        """Print the row, unless the last one was printed less than 2 s ago, or more of its iteration may follow.
+        """Print the row, unless the last one was printed less than 2 s ago, or more rows of its iteration may follow.
 
         The last iteration has a row for each evaluation that ends with it, of which `on_end` prints the last.
         """

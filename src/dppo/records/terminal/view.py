@@ -109,7 +109,7 @@ class View:
         return self.row.get("iteration", 0) <= self.prior_iterations > 0
 
     def add_progress(self, progress: CollectionProgress) -> bool:
-        """Set the progress of a long iteration; return whether env steps or environments have been made since."""
+        """Set the progress of a long iteration; return whether it has more env steps or environments than before."""
         more_environments = progress.environments > self.num_made
         self.busy_processes = progress.processes
         self.num_made = progress.environments
@@ -193,7 +193,7 @@ class View:
         if len(self.paces) < 2:
             present_s = 1 / self.steps_per_s
             present_s += self.row.get("perf/update_s", 0.0) / max(1, self.batch_size)
-            s_per_step = min(present_s, s_per_step)  # NaN while the first is
+            s_per_step = min(present_s, s_per_step)  # NaN while `present_s` is
             if not self.row and self.progress is not None:
                 steps = self.progress.global_step
                 since = self.moved_at
@@ -204,15 +204,15 @@ class View:
 
 
 def has_trained(row: Row, prior_iterations: int) -> bool:
-    """Return whether the policy learned in an iteration, neither a controller's nor before `learning_starts`."""
+    """Return whether the policy learned in an iteration; False if a controller acted, or before `learning_starts`."""
     return row.get("iteration", 0) > prior_iterations and row.get("losses/gradient_steps", 1) > 0
 
 
 def _usual(paces: Sequence[float]) -> float:
-    """Return the mean pace, where none counts for more than the third slowest: the two may have had a stall.
+    """Return the mean pace; the two slowest paces count as the third slowest, because a stall may have made them.
 
-    Of less than five, the faster half limits the others. Slow iterations that come again and again, such as those with
-    an evaluation, count.
+    With fewer than five paces, no pace counts for more than the slowest of the faster half. Slow iterations that recur,
+    such as iterations with an evaluation, count.
     """
     if not paces:
         return math.inf

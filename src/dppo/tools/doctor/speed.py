@@ -85,7 +85,9 @@ def iteration_s(
     cpu_s = samplers * segment_s * facts["busy"] + actors * acting_s(hosted)
     collect_s = max(collect_s, cpu_s / facts["cpus"])
     exchange_s = TURN_S + TALK_S * actors
-    if config.lag > 0 if lag is None else lag:
+    if lag is None:
+        lag = config.lag > 0
+    if lag:
         return max(collect_s, update_s + exchange_s, (cpu_s + update_s) / facts["cpus"]) + OTHER_S
     return collect_s + update_s + exchange_s + OTHER_S
 

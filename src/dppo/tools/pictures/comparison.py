@@ -176,7 +176,7 @@ def all_equal(bands: Sequence[Band]) -> bool:
 
 
 def _line_widths(bands: Sequence[Band]) -> list[float]:
-    """Return the width of each line over steps: one that later ones cover stays visible at its sides."""
+    """Return the width of each line over env steps: the sides of a line that later lines cover stay visible."""
     return [
         LINE_WIDTH + 3 * sum(all_equal([band, later]) for later in bands[index + 1 :])
         for index, band in enumerate(bands)

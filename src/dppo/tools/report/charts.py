@@ -83,7 +83,7 @@ class Entry(NamedTuple):
     name: str
     value: str
     colour: int = 0
-    """Its number."""
+    """Number of its colour in the style sheet."""
     unit: str = ""
 
 

@@ -156,7 +156,7 @@ def _leave_out_given_up(stretch: Stretch, parts: Parts) -> None:
 
 @dppo_computes()
 def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: StopSignals) -> None:
-    """Train from the start of a stretch in a folder of its own, and compare each iteration.
+    """Train from the start of a stretch in a temporary folder, and compare each iteration.
 
     Raises NotEqual, or NotReplayed if open episodes cannot be replayed.
     """
