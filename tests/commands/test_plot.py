@@ -15,7 +15,15 @@ from commandline import Typed
 from remedies import executes
 
 from dppo.config import Config, plain_settings
-from dppo.tools.curves import Curve, CurveGroup, curve_of, grouped_by_settings, interval, over_seeds
+from dppo.tools.curves import (
+    RETURN,
+    Curve,
+    CurveGroup,
+    curve_of,
+    grouped_by_settings,
+    interval,
+    over_seeds,
+)
 from dppo.tools.pictures import comparison as plots
 from dppo.tools.pictures.comparison import draw_together
 
@@ -294,6 +302,9 @@ def test_values_are_those_of_the_last_common_step_and_copies_of_a_run_make_no_in
         ", after 1,024 of 2,048 steps: 21.67, no interval: several runs have seed 1. Leave" in text
     )
     assert ", after 2,048 steps: 35, 95 % interval 30 to 40\n" in typed("plot whole later")
+    row = {"iteration": 8, "global_step": 4096, "time/training_s": 9.0, RETURN: 1.0}
+    written_run(Path("late"), [row], seed=4)
+    assert "(2 seeds), training, with noise, at no common step\n" in typed("plot whole late")
 
 
 def test_compare_leads_from_folders_of_runs_to_plot(

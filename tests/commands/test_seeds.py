@@ -192,6 +192,14 @@ def test_a_seed_that_fails_is_named_and_the_others_are_reported(tmp_path: Path) 
     subprocess.run(f"{shown[1]} --episodes 1", shell=True, check=True, cwd=tmp_path)
 
 
+def test_the_line_of_a_seed_has_no_time_left_before_its_policy_learns(tmp_path: Path) -> None:
+    run = Seed(Config(env_id="CartPole-v1", algo="sac"), tmp_path, state="running")
+    for gradient_steps, is_shown in ((0.0, False), (64.0, True)):
+        row = {"iteration": 1, "global_step": 64, "losses/gradient_steps": gradient_steps}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        assert (" left" in run.line()) == is_shown
+
+
 def test_seeds_that_fail_alike_are_reported_once(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

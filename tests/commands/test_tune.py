@@ -146,9 +146,14 @@ def test_a_study_of_an_earlier_version_goes_on_if_only_values_without_effect_are
     pytest.importorskip("optuna")
     config = Config(env_id="CartPole-v1", gamma=0.9)
     study = tune._study(tmp_path, ["num_steps"], [], config)
-    study.optimize(lambda _: 1.0, n_trials=1)
-    with pytest.raises(ConfigError, match=r"other settings: gamma=not given\."):
-        tune._study(tmp_path, ["num_steps", "gamma"], [], config)
+
+    def refused(trial: object) -> float:
+        with pytest.raises(ConfigError, match=r"other settings: gamma=not given\."):
+            tune._study(tmp_path, ["num_steps", "gamma"], [], config)
+        return 1.0
+
+    study.optimize(refused, n_trials=1)
+    refused("the trial has finished")
     tune._study(tmp_path, ["num_steps", "gamma"], ["gamma"], config)
 
 

@@ -478,6 +478,16 @@ def test_a_stall_leaves_the_time_left_as_it_is_and_repeated_evaluations_count(
             assert view.left_s(clock.now) == pytest.approx(true, rel=0.3)
 
 
+def test_a_slow_second_iteration_counts_no_more_than_the_first(clock: Clock) -> None:
+    view = View()
+    view.start(about(64 * 4))
+    clock.now += 64.0
+    view.add_row({"iteration": 1, "global_step": 64})
+    for report in reports(2, 8, 10.0):
+        view.add_progress(report)
+    assert view.left_s(clock.now) == pytest.approx(3 * 64.0)
+
+
 @pytest.mark.parametrize(
     "changes", [{"algo": "sac"}, {"prior": "worlds.plants:wide", "prior_steps": 256}], ids=str
 )
