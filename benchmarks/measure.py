@@ -31,6 +31,7 @@ SB3_PACKAGES = [
     "gymnasium[mujoco]",
     "ale-py",
     "box2d",
+    "pygame",  # which Gymnasium's Box2D tasks import, rendered or not
     "opencv-python-headless",
 ]
 
