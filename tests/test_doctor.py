@@ -618,7 +618,7 @@ def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
     """Return what the doctor finds in a run all of whose time went to one phase."""
     row: dict[str, float] = {"iteration": 2, "global_step": 512}
     row |= {f"perf/{name}_frac": float(name == phase) for name in PHASES}
-    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
     return [text for _, text in findings_of_run(folder, [row], **settings)]
 
 
@@ -650,9 +650,11 @@ def test_a_phase_that_would_gain_nothing_is_not_to_be_shortened(
     row: dict[str, float] = {"iteration": 2, "global_step": 512}
     row |= {f"perf/{phase}_frac": 0.0 for phase in PHASES}
     row |= {"perf/env_frac": env_share, "perf/update_frac": 1 - env_share}
-    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
     brief = row | {"perf/iteration_s": 1e-3, "perf/wait_frac": 1.0}  # as before an update
-    texts = [text for _, text in findings_of_run(tmp_path, [row, brief, brief], num_actors=1)]
+    stalled = row | {"perf/iteration_s": 1e3, "perf/transfer_frac": 1.0}
+    rows = [row, brief, brief, row, stalled, row]
+    texts = [text for _, text in findings_of_run(tmp_path, rows, num_actors=1)]
     assert (
         re.findall("of the time after the first iteration went to ([^.]*)", "\n".join(texts))
         == named
@@ -665,7 +667,7 @@ def test_a_slow_start_is_named_in_place_of_what_the_other_iterations_took(
 ) -> None:
     row: dict[str, float] = {"global_step": 512}
     row |= {f"perf/{phase}_frac": float(phase == "update") for phase in PHASES}
-    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields[1:]}
+    row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
     first = row | {"iteration": 1, "perf/iteration_s": 57.0}
     rows = [first, row | {"iteration": 4}]  # a sample of four
     texts = [text for _, text in findings_of_run(tmp_path, rows, num_actors=num_actors)]

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_config
+from builders import make_config, tiny_run
 
+import dppo
 from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
+from dppo.run import runner
+from dppo.run.iteration_row import iteration_row
+from dppo.tools.doctor.run_findings import of_run
+
+NOTHING = TimeSplit.of([])
 
 
-def split_of(times: Sequence[float], rows: int = 5) -> TimeSplit:
-    """Times of an iteration, of collecting, of the slowest actor and of updating."""
-    split = TimeSplit()
-    names = [f"perf/{name}" for name in split._fields[1:]]
-    row = dict(zip(names, times, strict=True))
-    for _ in range(1, rows):  # the first iteration, which makes the environments, does not count
-        split = split.plus(row)
-    return split
-
-
-def line_of(*times: float, rows: int = 5, **changes: Any) -> str:
+def line_of(*times: float, **changes: Any) -> str:
+    """Return the bottleneck by the times of an iteration, of collecting, of the slowest actor and of updating."""
     config = make_config({"env_id": "E-v0", "num_actors": 2} | changes)
-    return bottleneck_line(split_of(times, rows), config)
+    return bottleneck_line(TimeSplit(*times), config)
 
 
 UPDATING: list[tuple[tuple[float, ...], dict[str, Any], str]] = [
@@ -67,10 +64,10 @@ def test_both_times_are_printed_and_fewer_epochs_where_updating_takes_the_longes
 ) -> None:
     config = make_config({"env_id": "E-v0", "num_actors": 2} | changes)
     epochs = changes.get("update_epochs", 10)
-    printed = times_line(split_of(times), config, epochs)
+    printed = times_line(TimeSplit(*times), config, epochs)
     assert line in printed
     assert ("would" in printed) == ("would" in line)
-    assert times_line(split_of(times, rows=1), config, epochs) == ""
+    assert times_line(NOTHING, config, epochs) == ""
 
 
 def test_without_overlap_the_gain_by_overlap_is_named() -> None:
@@ -100,8 +97,7 @@ COLLECTING = (0.100, 0.100, 0.098, 0.030)
     ("times", "changes"),
     [
         (HALF, {"num_actors": 0}),
-        (HALF, {"rows": 1}),
-        (HALF, {"rows": 0}),
+        (NOTHING, {}),
         (HALF, {"num_actors": 0, "overlap": True}),
         # not more actors than samplers
         (COLLECTING, {"num_actors": 8, "overlap": True}),
@@ -116,3 +112,19 @@ def test_without_actors_rows_or_gain_nothing_is_reported(
 ) -> None:
     assert line_of(*times, **changes) == ""
     assert line_of(0.100, 0.088, 0.085, 0.012) != ""
+
+
+def test_a_stall_turns_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped counts the time as that of an update."""
+    usual = TimeSplit(20.0, 15.0, 15.0, 5.0)
+    stalled = {2: usual._replace(iteration_s=999.0, update_s=984.0), 5: TimeSplit(900.0, 899.0)}
+
+    def row_of(iteration: Any, *parts: Any) -> dict[str, float]:
+        times = stalled.get(iteration.number, usual)
+        named = {f"perf/{name}": value for name, value in times._asdict().items()}
+        return iteration_row(iteration, *parts) | named
+
+    monkeypatch.setattr(runner, "row_maker", lambda keys: row_of)
+    result = dppo.train(tiny_run(tmp_path / "run", iterations=8, update_epochs=4))
+    assert result.times == "An iteration took 20 s: collecting 15 s, updating 5 s."
+    assert ("note", result.times) in of_run(tmp_path / "run")

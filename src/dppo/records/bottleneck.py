@@ -1,5 +1,7 @@
 """A model of an iteration's time: what takes the longest, and which setting would make the run faster."""
 
+from collections.abc import Collection, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from dppo.config import Config
@@ -10,26 +12,39 @@ from dppo.records.metrics.reading import Row
 # little time.
 MIN_ADVICE_S = 60.0
 MIN_GAIN = 1.1  # ratio of times; a smaller gain is within the noise
+STALLS = 0.05  # share of the iterations that stalls may have made long
 
 
 class TimeSplit(NamedTuple):
-    """Seconds spent in all iterations of this call except the first, which makes the environments."""
+    """Mean seconds of iterations; 0 without any."""
 
-    rows: int = 0
     iteration_s: float = 0.0
     collect_s: float = 0.0
     slowest_actor_s: float = 0.0
     update_s: float = 0.0
 
-    def plus(self, row: Row) -> "TimeSplit":
-        """Add the times of a row of metrics."""
-        return TimeSplit(
-            self.rows + 1,
-            self.iteration_s + row["perf/iteration_s"],
-            self.collect_s + row["perf/collect_s"],
-            self.slowest_actor_s + row["perf/slowest_actor_s"],
-            self.update_s + row["perf/update_s"],
-        )
+    @classmethod
+    def of(cls, rows: Collection[Row]) -> "TimeSplit":
+        """Return the means over rows of metrics."""
+        if not rows:
+            return cls()
+        return cls(*(fmean(row[f"perf/{name}"] for row in rows) for name in cls._fields))
+
+
+def usual_rows(rows: Collection[Row]) -> list[Row]:
+    """Return the rows without those of the longest iterations, from which no advice should follow."""
+    longest_s = longest_usual([row["perf/iteration_s"] for row in rows])
+    return [row for row in rows if row["perf/iteration_s"] <= longest_s]
+
+
+def longest_usual(times: Sequence[float]) -> float:
+    """Return the longest of these times that is not due to a stall; 0 without any.
+
+    Stalls may have made the longest twentieth of the times, and the two longest; of fewer than five, the longer half.
+    """
+    ordered = sorted(times) or [0.0]
+    last = len(ordered) - 1
+    return ordered[max(last // 2, min(last - 2, int((1 - STALLS) * last)))]
 
 
 def times_line(split: TimeSplit, config: Config, epochs: int | None, *, advise: bool = True) -> str:
@@ -37,17 +52,15 @@ def times_line(split: TimeSplit, config: Config, epochs: int | None, *, advise: 
 
     The model: an update takes a time proportional to `epochs`. The advice is the number of epochs at which updating
     takes as long as collecting, but at least half of `epochs`. Without `advise`, or where the algorithm has no epochs,
-    only the times are returned; without rows, "".
+    only the times are returned; without iterations, "".
     """
-    if split.rows == 0:
+    if not split.iteration_s:
         return ""
     overlaps = config.lag > 0 and config.num_actors != 0
-    iteration_s = split.iteration_s / split.rows
-    total_collect_s = split.slowest_actor_s if overlaps else split.collect_s
-    collect_s = total_collect_s / split.rows
-    update_s = split.update_s / split.rows
+    collect_s = split.slowest_actor_s if overlaps else split.collect_s
+    update_s = split.update_s
     phases = f"collecting {_duration(collect_s)}, updating {_duration(update_s)}"
-    times = f"An iteration took {_duration(iteration_s)}: {phases}."
+    times = f"An iteration took {_duration(split.iteration_s)}: {phases}."
     if not advise or epochs is None or update_s <= collect_s:
         return times
     balanced_epochs = int(epochs * collect_s / max(update_s, 1e-9))
@@ -57,8 +70,8 @@ def times_line(split: TimeSplit, config: Config, epochs: int | None, *, advise: 
     shorter_update_s = update_s * fewer_epochs / epochs
     if overlaps:  # an iteration then takes at least as long as collecting
         shorter_update_s = max(collect_s, shorter_update_s)
-    shorter_iteration_s = iteration_s - update_s + shorter_update_s
-    gain = _ratio(iteration_s, shorter_iteration_s)
+    shorter_iteration_s = split.iteration_s - update_s + shorter_update_s
+    gain = _ratio(split.iteration_s, shorter_iteration_s)
     if gain < MIN_GAIN:
         return times
     return (
@@ -74,7 +87,7 @@ def bottleneck_line(split: TimeSplit, config: Config) -> str:
     update) + rest, which saves min(collecting, update). Actors that are busy all the time would, with one sampler each,
     take most_actors / num_samplers of it.
     """
-    if config.num_actors == 0 or split.rows == 0:
+    if config.num_actors == 0 or not split.iteration_s:
         return ""
     if config.lag == 0:
         return _gain_by_overlap(split)

@@ -2,6 +2,7 @@
 
 import concurrent.futures.thread  # noqa: F401  its at-fork hooks must not be registered in the middle of a fork of Ray's
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,11 +16,12 @@ from dppo.errors import EnvironmentFault
 from dppo.log import logger
 from dppo.plugins import plugin
 from dppo.process_state.borders import dppo_computes, separate_run
-from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, times_line
+from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, times_line, usual_rows
 from dppo.records.files import run_folder
 from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.row_sums import RowSums
 from dppo.records.instance_lines import instances_line
+from dppo.records.metrics.reading import Row
 from dppo.records.notes import LearningNotes
 from dppo.records.observer import Observer, Result
 from dppo.records.observer_checks import checked_observers
@@ -38,6 +40,8 @@ from dppo.run.outputs import call_disk
 from dppo.run.parts import RunContext
 from dppo.run.saving import RunCheckpoints
 from dppo.signals import StopRequested, StopSignals
+
+TIMED_ROWS = 500  # last iterations from which the usual times of an iteration follow
 
 
 @with_answers
@@ -146,7 +150,8 @@ class Run:
         self.evaluations: Evaluations | None = None
         self.resumed_at = self.learner.iteration
         self.times = times
-        self.time_split = TimeSplit()
+        self.settled = deque[Row](maxlen=TIMED_ROWS)
+        """The last rows of this call, without the first, which makes the environments."""
         self.row_of = row_maker(self.config.info_keys)
 
     def train(self) -> Result:
@@ -224,7 +229,7 @@ class Run:
         is_first = iteration.number == self.resumed_at + 1
         reports = iteration.collected.reports
         if not is_first:
-            self.time_split = self.time_split.plus(row)
+            self.settled.append(row)
         elif any(report.carry.states is not None for report in reports):
             logger.info("%s", own_state_line(self.config))
         episodes = [episode for report in reports for episode in report.episodes]
@@ -271,10 +276,11 @@ class Run:
         training_s = self.times.training_s
         advise = training_s >= MIN_ADVICE_S
         bottleneck = ""
-        # the first iteration makes the environments
-        advise_times = self.time_split.iteration_s >= MIN_ADVICE_S
+        split = TimeSplit.of(usual_rows(self.settled))
+        settled_s = (learner.iteration - self.resumed_at - 1) * split.iteration_s
+        advise_times = settled_s >= MIN_ADVICE_S
         if advise_times:
-            bottleneck = bottleneck_line(self.time_split, self.config)
+            bottleneck = bottleneck_line(split, self.config)
         return Result(
             env_name=self.config.env_name,
             run_dir=self.folder.path,
@@ -294,7 +300,7 @@ class Run:
             stopped_by=stopped_by,
             model_name=self.config.model_name,
             wrapper_names=self.config.wrapper_names,
-            times=times_line(self.time_split, self.config, self.parts.epochs, advise=advise_times),
+            times=times_line(split, self.config, self.parts.epochs, advise=advise_times),
             bottleneck=bottleneck,
             notes=tuple(self._notes(advise=advise, failed=failed)),
             baseline=None if self.evaluations is None else self.evaluations.comparison(),

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from dppo.ppo.exchange.records import CollectionProgress, Episode
+from dppo.records.bottleneck import longest_usual
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import RunInfo
 from dppo.records.terminal.figures import duration
@@ -209,13 +210,11 @@ def has_trained(row: Row, prior_iterations: int) -> bool:
 
 
 def _usual(paces: Sequence[float]) -> float:
-    """Return the mean pace; the two slowest paces count as the third slowest, because a stall may have made them.
+    """Return the mean pace, in which no pace counts for more than the longest that is not due to a stall.
 
-    With fewer than five paces, no pace counts for more than the slowest of the faster half. Slow iterations that recur,
-    such as iterations with an evaluation, count.
+    Slow iterations that recur, such as iterations with an evaluation, count.
     """
     if not paces:
         return math.inf
-    ordered = sorted(paces)
-    limit = ordered[max((len(ordered) - 1) // 2, len(ordered) - 3)]
-    return fmean(min(pace, limit) for pace in ordered)
+    limit = longest_usual(paces)
+    return fmean(min(pace, limit) for pace in paces)
