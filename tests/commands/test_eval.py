@@ -18,6 +18,8 @@ from dppo.policies import evaluation
 from dppo.ppo.exchange.records import EpisodeInfo
 from dppo.records.files.lock import locked
 from dppo.records.observer import Evaluation
+from dppo.tools.export import command as export
+from dppo.tools.export import policies
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,31 @@ def test_the_policy_of_a_run_plays_in_an_environment(trained: Path, typed: Typed
         while_it_trains = typed(f"eval {trained} --episodes 2")
     note = f"{trained}: is still training; this is its policy of iter_000001\n"
     assert while_it_trains == note + of_the_run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plot {} --metric losses/entropy",
+        "diff {} {}",
+        "doctor {}",
+        "verify {} --out certificate.json",
+        "replay {} --episodes",
+        "report {} --out page.html",
+        "export {} policy.onnx",
+        "export {} folder/ --episodes 0",
+    ],
+)
+def test_each_look_at_a_run_says_that_it_is_still_training(
+    command: str, trained: Path, desk: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (export, policies):
+        monkeypatch.setattr(module, "export_onnx", lambda *_: "")
+    line = command.replace("{}", str(trained))
+    note = f"{trained}: is still training; this is "
+    assert note not in typed(line)
+    with locked(trained):
+        assert note in typed(line.replace("folder/", "other/"))
 
 
 def test_episodes_are_printed_as_json(typed: Typed) -> None:

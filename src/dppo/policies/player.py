@@ -25,11 +25,10 @@ from dppo.log import logger
 from dppo.policies.acting import ActingFor, PlaySettings, PolicyActingFor
 from dppo.policies.controller import Controller
 from dppo.policies.controller_acting import controller_acting_for
-from dppo.policies.policy import Policy, model_name, policy_from, read
+from dppo.policies.policy import Policy, log_if_training, model_name, policy_from, read
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.checkpoint import find
-from dppo.records.files.lock import goes_on
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.observer import Result
 from dppo.slots.layout import Layout
@@ -245,8 +244,7 @@ def _player_of_run(
     kwargs = dict(settings["env_kwargs"])
     player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
     if not_better is None:
-        if goes_on(run):
-            logger.info("%s: is still training; this is its policy of %s", run, run_files.path.stem)
+        log_if_training(run, run_files)
         return player
     logger.warning("the baseline plays. %s", not_better)
     return replace(player, policy=Controller(settings["baseline"], "baseline"))

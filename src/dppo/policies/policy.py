@@ -14,6 +14,7 @@ from dppo.envs.checks.observations import check_inside
 from dppo.envs.checks.returned import BadResult, leaf_packer, packer
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.files import user_path
+from dppo.log import logger
 from dppo.policies.deployed import find_deployed
 from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
@@ -22,6 +23,7 @@ from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass, NetworkOutputs, NetworkSpec
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import LoadedCheckpoint, find
+from dppo.records.files.lock import training_notes
 from dppo.records.observer import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
 
@@ -324,6 +326,12 @@ def read(path: str | Path) -> LoadedCheckpoint:
     for problem in run.damaged:
         warnings.warn(f"skipped a damaged newer checkpoint: {problem}", stacklevel=3)
     return find_deployed(run, user_path(path))
+
+
+def log_if_training(run: Path, run_files: LoadedCheckpoint) -> None:
+    """Log which policy of a run plays, or is exported, while the run is still training."""
+    for note in training_notes(run, shown=f"its policy of {run_files.path.stem}"):
+        logger.info("%s", note)
 
 
 def model_name(run: LoadedCheckpoint, replaced_by: ModelClass | None = None) -> str | None:

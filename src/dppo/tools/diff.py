@@ -12,6 +12,7 @@ from dppo.config.plain import plain_defaults
 from dppo.errors import CheckpointError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files import checkpoint as checkpoints
+from dppo.records.files.lock import training_notes
 from dppo.records.files.run_files import CHECKPOINTS, METRICS, TRACE, check_run_files, read_run_file
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import parsed, read_metrics
@@ -45,6 +46,8 @@ def main(argv: list[str]) -> int:
     run_a, run_b = map(Path, words)
     trace_a = read_trace(run_a)
     trace_b = read_trace(run_b)
+    for note in training_notes(run_a, run_b):
+        print(printable(note))
     if trace_a.keys() & trace_b.keys():
         difference, compared = _different_traces(trace_a, trace_b)
     else:

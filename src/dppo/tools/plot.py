@@ -10,6 +10,7 @@ from dppo.commands.flags import Parser, UsageError
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files.disk import writing
+from dppo.records.files.lock import training_notes
 from dppo.tools.curves import (
     EVALUATED_RETURN,
     RETURN,
@@ -64,6 +65,7 @@ def plot(
     if out.suffix.lower() not in KINDS:
         raise ConfigError(f"out={out}: must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
     curves = {run: read_curve(run, metric) for run in run_folders(runs)}
+    yield from training_notes(*curves)
     for run, curve in curves.items():
         if not len(curve.values):
             yield f"{run}: has no {metric} yet, and is left out"

@@ -2,13 +2,15 @@
 
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 from dppo.config import Config
 from dppo.config.resolve import value_of
 from dppo.envs.names import solved_at
 from dppo.errors import CheckpointError
-from dppo.records.bottleneck import MIN_GAIN, TimeSplit, bottleneck_line, times_line
+from dppo.records.bottleneck import MIN_GAIN, TimeSplit, bottleneck_line, times_line, usual_rows
 from dppo.records.files.checkpoint import find
+from dppo.records.files.lock import training_notes
 from dppo.records.files.run_folder import stored_config
 from dppo.records.flat import Score, flat_note
 from dppo.records.metrics.reading import Row, Rows, read_metrics
@@ -36,6 +38,8 @@ def of_run(run: Path, rows: Rows | None = None) -> Findings:
     config = stored_config(run)
     if rows is None:
         rows = read_metrics(run)
+    for note in training_notes(run):
+        yield "note", note
     # a guess, until the actions are known
     epochs = value_of("update_epochs", config, action_dims=1)
     actions = None
@@ -59,14 +63,12 @@ def of_run(run: Path, rows: Rows | None = None) -> Findings:
 
 def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
     """Yield what took most of the time, and what would shorten it."""
-    settled = [row for row in rows if row["iteration"] > 1]
-    split = TimeSplit()
-    for row in settled:
-        split = split.plus(row)
+    settled = usual_rows([row for row in rows if row["iteration"] > 1])
+    split = TimeSplit.of(settled)
     first_s = sum(row["perf/iteration_s"] for row in rows if row["iteration"] == 1)
     later_s = 0.0
     if settled:
-        later_s = split.iteration_s / split.rows * (settled[-1]["iteration"] - 1)
+        later_s = split.iteration_s * (settled[-1]["iteration"] - 1)
     if first_s > max(SLOW_START_S, later_s):
         share = first_s / (first_s + later_s)
         text = f"{share:.0%} of the time went to the first iteration, which makes the environments"
@@ -76,7 +78,7 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
         return
     if settled:
         shares = {
-            phase: sum(row[f"perf/{phase}_frac"] * row["perf/iteration_s"] for row in settled)
+            phase: fmean(row[f"perf/{phase}_frac"] * row["perf/iteration_s"] for row in settled)
             / (split.iteration_s or 1.0)
             for phase in PHASES
         }

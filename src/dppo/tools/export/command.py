@@ -36,13 +36,14 @@ def main(argv: list[str]) -> int:
             raise UsageError(
                 "--episodes has no effect on an ONNX file, only on a FOLDER/. Leave it out."
             )
-        print(export_onnx(load_trusted(run, **flags), target))
-        return 0
-    if not target.endswith("/") and not Path(target).is_dir():
+    elif not target.endswith("/") and not Path(target).is_dir():
         raise UsageError(
             f"{target}: is neither NAME.onnx nor a folder. End the name of a new folder with /."
         )
     with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
         show_log.start()
-        print(export_folder(run, target, **flags))
+        if Path(target).suffix == ".onnx":
+            print(export_onnx(load_trusted(run, **flags), target))
+        else:
+            print(export_folder(run, target, **flags))
     return 0

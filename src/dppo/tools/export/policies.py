@@ -21,7 +21,14 @@ from dppo.errors import ConfigError, NotBetter, counted, printable
 from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
-from dppo.policies.policy import Policy, model_name, policy_from, read, spaces_summary
+from dppo.policies.policy import (
+    Policy,
+    log_if_training,
+    model_name,
+    policy_from,
+    read,
+    spaces_summary,
+)
 from dppo.ppo.exchange.inputs import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
@@ -69,6 +76,7 @@ def load_trusted(
 def _trusted(
     run_files: LoadedCheckpoint, run: str | Path, model: ModelClass | None, *, trust: bool
 ) -> Policy:
+    log_if_training(user_path(run), run_files)
     named_by_caller = () if model is None else ("model",)
     require_trust({"model": model_name(run_files, model)}, named_by_caller, run, trust=trust)
     return policy_from(run_files, model)

@@ -20,7 +20,7 @@ from dppo.files import check_kind, sha256_of
 from dppo.invocation import command
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import write_file, writing
-from dppo.records.files.lock import goes_on
+from dppo.records.files.lock import goes_on, training_notes
 from dppo.records.files.run_files import (
     CERTIFICATE,
     CHECKPOINTS,
@@ -65,7 +65,8 @@ def main(argv: list[str]) -> int:
         data = page(facts_of(run)).encode("utf8", "replace")
         with writing(f"out={out}"):
             write_file(out, data)
-        print(printable(f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."))
+        written = f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."
+        print(printable("\n".join([*training_notes(run), written])))
     return 0
 
 

@@ -17,6 +17,7 @@ from dppo.invocation import command
 from dppo.numerics.fingerprint import cpu_name
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.lock import training_notes
 from dppo.records.files.run_folder import (
     check_stored_names,
     run_dir_of,
@@ -81,12 +82,9 @@ def main(argv: list[str]) -> int:
     chosen = _drawn(stretches, count, seed)
     state = newest.checkpoint.state
     config = config_of(newest.checkpoint, flags.get("num_actors"), run, trust="trust" in flags)
-    print(
-        printable(
-            f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
-        )
-    )
-    for line in [*_expectations(newest.checkpoint, config), *_left_out(stretches)]:
+    notes = training_notes(run)
+    of_run = f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
+    for line in [*notes, of_run, *_expectations(newest.checkpoint, config), *_left_out(stretches)]:
         print(printable(line))
     rows = read_metrics(run)
     seconds = sum(_estimated_s(stretch, rows, config) for stretch in chosen)
