@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_all_trials_are_in_the_same_folder_wherever_an_environment_goes(
     def study_in(out: Path, *_: object) -> None:
         raise ConfigError(f"the folder is {out}")
 
-    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
+    pytest.importorskip("optuna")
     monkeypatch.setattr(tune, "_study", study_in)
     assert f"the folder is {desk / folder}\n" in refused(f"{SMALL} {words}")
 
@@ -148,13 +149,50 @@ def test_a_study_of_an_earlier_version_goes_on_if_only_values_without_effect_are
     study = tune._study(tmp_path, ["num_steps"], [], config)
 
     def refused(trial: object) -> float:
-        with pytest.raises(ConfigError, match=r"other settings: gamma=not given\."):
+        with pytest.raises(ConfigError, match=r"other settings: gamma=not given\. Use another"):
             tune._study(tmp_path, ["num_steps", "gamma"], [], config)
         return 1.0
 
     study.optimize(refused, n_trials=1)
     refused("the trial has finished")
     tune._study(tmp_path, ["num_steps", "gamma"], ["gamma"], config)
+
+
+def test_the_trial_of_a_killed_process_does_not_bind_the_settings_of_a_study(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("optuna")
+    config = Config(env_id="CartPole-v1", gamma=0.9)
+    study = tune._study(tmp_path, [], [], config)
+    with pytest.warns(UserWarning, match="Heartbeat"):
+        study._storage.record_heartbeat(study.ask()._trial_id)
+    words = "gamma=not given. Use another folder, or wait for 120 s if the process of its trial was"
+    with pytest.raises(ConfigError, match=words):
+        tune._study(tmp_path, ["gamma"], [], config)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'")
+    tune._study(tmp_path, ["gamma"], [], config)
+
+
+@pytest.mark.parametrize(
+    ("space", "refusal"),
+    [
+        ("", "space=space.yaml: contains nothing, not settings."),
+        ("gamma: []", "space: gamma=[]: "),
+        ("gamma: {low: 0.9}", "space: gamma={'low': 0.9}: "),
+        ("learning_rate: {low: 2, high: 1}", "(low=2, high=1). Write a list of choices, or {low: "),
+        ("gamma: [0.9, 2]", "gamma=2: must be less than or equal to 1."),
+        ("gamma: {low: 0.9, high: 2}", "gamma=2: must be less than or equal to 1."),
+        ("gamma: {low: 0.1, high: 2, one_minus: true}", "gamma=-1: must be greater than or equ"),
+    ],
+)
+def test_a_wrong_range_is_refused_before_the_study_exists(
+    space: str, refusal: str, desk: Path, refused: Typed
+) -> None:
+    pytest.importorskip("optuna")
+    Path("space.yaml").write_text(space)
+    assert refusal in refused(f"{SMALL} --space space.yaml")
+    assert [path.name for path in desk.iterdir()] == ["space.yaml"]
 
 
 @pytest.mark.slow
@@ -172,10 +210,6 @@ def test_a_study_takes_another_space_and_prints_what_each_trial_was_trained_with
     pytest.importorskip("optuna")
     study = f"{SMALL} --space space.yaml"
     space = Path("space.yaml")
-    space.write_text("learning_rate: {low: 2, high: 1}")
-    refusal = "(low=2, high=1). Write a list of choices, or {low: 1, high: 2}."
-    assert refusal in refused(f"{study} --gamma 0.9")
-    # the failed trial does not count, and does not bind the settings of the study
     space.write_text("learning_rate: [0.001]")
     typed(f"{study} --trials 1")
     space.write_text("learning_rate: [0.002, 0.003]\ngamma: [0.95]")

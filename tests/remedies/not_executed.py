@@ -176,7 +176,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "carried out by tests/commands/test_tune.py": (
         "tools/tune.py: Write a list of choices, or {low: 1, high: 2}.",
-        "tools/tune.py: out={}: has a study with other settings: {}. Use another folder.",
+        "tools/tune.py: out={}: has a study with other settings: {}. Use another folder{}.",
         "tools/tune.py: all settings of the search space are given, so none is left to t",
         "tools/tune.py: {}: no trial has finished with an episode. Raise `total_timesteps`, with another --out.",
     ),

@@ -17,7 +17,16 @@ from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, plain_settings, read_settings
 from dppo.config.parts import about, default_of, settings_by_name
 from dppo.config.presets import merge_preset
-from dppo.errors import ConfigError, DppoError, TrainingDiverged, counted, refuse, unknown_name
+from dppo.config.settings import Settings
+from dppo.errors import (
+    ConfigError,
+    DppoError,
+    TrainingDiverged,
+    counted,
+    refusals_of,
+    refuse,
+    unknown_name,
+)
 from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
@@ -38,7 +47,9 @@ FIRST_TRIALS = 5  # these are never stopped early
 BEST = 3  # trials of which a command is printed: a single one may be best by luck
 FINISHED = ("COMPLETE", "PRUNED")
 """States of the trials that count."""
-SIGN_OF_LIFE_S = 60  # a trial whose process gives none for longer was killed, and does not count
+SIGN_OF_LIFE_S = (
+    60  # a trial whose process gives none for twice as long was killed, and does not count
+)
 COMMAND = Command(
     prog="dppo tune",
     usage="ENV_ID [--trials N] [--flag value ...]",
@@ -75,6 +86,7 @@ def main(argv: list[str]) -> int:
     base = {"progress": "off"} | {
         name: value for name, value in training.settings.items() if name not in space
     }
+    _check_space(space, base)
     with _naming_database(out):
         study = _study(out, training.settings, space, config)
         import optuna
@@ -163,6 +175,20 @@ def _search_space(path: Path, fixed: Collection[str]) -> dict[str, Any]:
     return tuned
 
 
+def _check_space(space: Mapping[str, Any], base: Mapping[str, Any]) -> None:
+    """Raise ConfigError, before the study exists, for a range that Optuna refuses, or values that a setting does."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    draws = optuna.create_study().ask()
+    for name, values in space.items():
+        _suggested(draws, name, values)
+        ends = values
+        if not isinstance(values, list):
+            ends = [_in_range(values[end], values) for end in ("low", "high")]
+        refuse(refusals_of(partial(Settings, **{**base, name: end}) for end in ends))
+
+
 def _study(out: Path, names: Collection[str], tuned: Collection[str], config: Config) -> Any:
     """Return the study in the folder `out`, perhaps a new one; raise ConfigError if its settings `names` differ.
 
@@ -170,7 +196,6 @@ def _study(out: Path, names: Collection[str], tuned: Collection[str], config: Co
     """
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     with writing(f"out={out}"):
         out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
@@ -178,15 +203,15 @@ def _study(out: Path, names: Collection[str], tuned: Collection[str], config: Co
         storage = optuna.storages.RDBStorage(
             f"sqlite:///{out}/study.db", heartbeat_interval=SIGN_OF_LIFE_S
         )
-    study = optuna.create_study(
-        storage=storage,
-        study_name="dppo",
-        direction="maximize",
-        load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(
-            n_startup_trials=FIRST_TRIALS, n_warmup_steps=REPORTS // 4
-        ),
-    )
+        pruner = optuna.pruners.MedianPruner(FIRST_TRIALS, n_warmup_steps=REPORTS // 4)
+        study = optuna.create_study(
+            storage=storage,
+            study_name="dppo",
+            direction="maximize",
+            load_if_exists=True,
+            pruner=pruner,
+        )
+        optuna.storages.fail_stale_trials(study)
     settings = plain_settings(config)
     shared = {
         name: value
@@ -200,8 +225,11 @@ def _study(out: Path, names: Collection[str], tuned: Collection[str], config: Co
         if before.get(name, "not given") != shared.get(name, "not given")
     ]
     if differing and _trials(study, [*FINISHED, "RUNNING"]):
+        wait = ""
+        if not _trials(study, FINISHED):
+            wait = f", or wait for {2 * SIGN_OF_LIFE_S} s if the process of its trial was killed"
         raise ConfigError(
-            f"out={out}: has a study with other settings: {', '.join(differing)}. Use another folder."
+            f"out={out}: has a study with other settings: {', '.join(differing)}. Use another folder{wait}."
         )
     study.set_user_attr("settings", shared)
     return study
@@ -259,17 +287,21 @@ def _suggested(trial: Any, name: str, values: Any) -> Any:
             return json.loads(
                 trial.suggest_categorical(parameter, [json.dumps(choice) for choice in values])
             )
-        limits = {"one_minus": False} | values
-        one_minus = limits.pop("one_minus")
+        limits = {name: limit for name, limit in values.items() if name != "one_minus"}
         if isinstance(values["low"], int) and isinstance(values["high"], int):
             value = trial.suggest_int(parameter, **limits)
         else:
             value = trial.suggest_float(parameter, **limits)
-        return 1 - value if one_minus else value
+        return _in_range(value, values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"space: {parameter}: {str(error).rstrip('.')}. Write a list of choices, or {{low: 1, high: 2}}."
         ) from None
+
+
+def _in_range(value: Any, limits: Mapping[str, Any]) -> Any:
+    """Return the value of a setting for a value between the limits."""
+    return 1 - value if limits.get("one_minus") else value
 
 
 @dataclass
