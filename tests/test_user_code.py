@@ -124,13 +124,25 @@ def test_a_command_of_another_package_that_cannot_run_is_named_and_the_others_do
     assert problem.format(tmp_path) in shown
 
 
+@pytest.mark.parametrize(
+    ("module", "source", "summary"),
+    [
+        ("unfinished", b"def main(", "(its source cannot be read)"),
+        ("latin", b"# \xe4", "(its source cannot be read)"),
+        ("sys", b"", "(its source cannot be read)"),  # built into Python
+        ("no_such_package", b"", "(its package cannot be imported)"),
+        ("no_such_package.cli", b"", "(its package cannot be imported)"),
+        ("plain", b"'''`dppo other`: do it.\n\nMore.'''", "Do it."),
+    ],
+)
 def test_a_command_whose_source_cannot_be_read_does_not_end_the_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, source: bytes, summary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "unfinished.py").write_text("def main(")
+    if source:
+        (tmp_path / f"{module}.py").write_bytes(source)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(discovery, "command_modules", lambda: {"other": "unfinished"})
-    assert discovery.summary("other") == "(its source cannot be read)"
+    monkeypatch.setattr(discovery, "command_modules", lambda: {"other": module})
+    assert discovery.summary("other") == summary
 
 
 class WithWords:

@@ -35,9 +35,25 @@ class StopRequested(BaseException):
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, as opposed to a KeyboardInterrupt that an environment raises. Its text describes the work done so far."""
 
+    signal = signal.SIGINT
+
 
 INTERRUPTIONS = (Interrupted, StopRequested)
 """Exceptions that end a run, wherever they are raised; not a fault of the code that they pass through."""
+
+
+def raise_if_signal(stopped_by: str | None) -> None:
+    """Raise the exception of the signal that has stopped one of several runs; do nothing if it was no signal."""
+    received = signal.Signals.__members__.get(stopped_by or "")
+    if received is not None:
+        _raise(received)
+
+
+def _raise(received: signal.Signals) -> NoReturn:
+    if received is signal.SIGINT:
+        raise Interrupted
+    raise StopRequested(received)
+
 
 SHOW_CURSOR = b"\x1b[?25h"
 COPIES_S: dict[int, float] = {signal.SIGHUP: math.inf, signal.SIGTERM: 10.0, signal.SIGINT: 0.2}
@@ -101,7 +117,7 @@ class RaisingSignals:
     def check(self) -> None:
         """Raise the exception of a received signal again, in case the interrupted code has caught it."""
         if self._received is not None:
-            self._raise(self._received)
+            _raise(self._received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if _is_copy(number, self._received, self._received_at):
@@ -111,12 +127,7 @@ class RaisingSignals:
             end_at_once(number)
         self._received = signal.Signals(number)
         self._received_at = time.monotonic()
-        self._raise(self._received)
-
-    def _raise(self, received: signal.Signals) -> NoReturn:
-        if received is signal.SIGINT:
-            raise Interrupted
-        raise StopRequested(received)
+        _raise(self._received)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """`dppo compare`: its flags, its plan, and its output."""
 
 import json
+import os
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from dppo.records.observer import Result
 from dppo.run import runner
 from dppo.tools import compare, whole_time
 from dppo.tools.compare import caption, make_plan, parse
+from dppo.tools.pictures.comparison import compare_figure
 
 TINY = "--num-samplers 2 --num-steps 16 --total-timesteps 64 --out out"
 PLANE = f"compare worlds.simple:point_mass {TINY}"
@@ -182,15 +185,25 @@ def test_several_seeds_are_compared_without_ray(
     assert compared["same_weights"] is None
 
 
+@pytest.mark.parametrize("within_a_run", [True, False])
 def test_an_interrupted_comparison_prints_the_result_of_the_runs_that_have_finished(
-    desk: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    within_a_run: bool, desk: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    captions: list[str] = []
+
+    def draw(groups: Any, path: Path, caption: str, target: float | None) -> None:
+        captions.append(caption)
+        compare_figure(groups, path, caption, target)
+
+    monkeypatch.setattr("dppo.tools.compare.compare_figure", draw)
     train = runner.train
     results: list[Result] = []
 
     def interrupted(config: Config, **changes: Any) -> Result:
-        if results:
+        if results and within_a_run:
             return replace(results[0], stopped_by="SIGINT")
+        if results:
+            os.kill(os.getpid(), signal.SIGINT)
         results.append(train(config, **changes))
         return results[0]
 
@@ -203,6 +216,7 @@ def test_an_interrupted_comparison_prints_the_result_of_the_runs_that_have_finis
     assert figures()["same_weights"] is None
     assert "Stopped by SIGINT after 1 of 6 runs" in printed.err
     assert Path("out/compare.png").stat().st_size > 10_000
+    assert captions[0].endswith(" Stopped after 1 of 6 runs.")
 
 
 @pytest.mark.slow  # tests/commands/test_measured.py finds weights that differ in the fast set

@@ -97,8 +97,8 @@ def _read(path: Path, trusted: bool) -> dict[str, Any]:
             f"config={path}: cannot be read as settings: {' '.join(str(error).split())}"
         ) from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        content = "nothing" if data is None else type(data).__name__
+        kind = "nothing" if data is None else type(data).__name__
         raise ConfigError(
-            f"config={path}: contains {content}, not settings. Write `name: value` lines."
+            f"config={path}: contains {kind}, not settings. Write `name: value` lines."
         )
     return data

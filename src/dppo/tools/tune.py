@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import sqlite3
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -31,7 +30,7 @@ from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
-from dppo.signals import Interrupted, StopRequested, ending_on_signals
+from dppo.signals import ending_on_signals, raise_if_signal
 from dppo.tools.whole_time import SeveralRuns, WholeTime
 from dppo.user_code import require_package
 
@@ -258,11 +257,7 @@ def _train(
     except TrainingDiverged as error:  # counts as one of the trials
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None
-    stopped_by = signal.Signals.__members__.get(result.stopped_by or "")
-    if stopped_by is signal.SIGINT:
-        raise Interrupted
-    if stopped_by is not None:
-        raise StopRequested(stopped_by)
+    raise_if_signal(result.stopped_by)
     if result.stopped_by is not None or math.isnan(result.episodic_return):
         raise optuna.TrialPruned
     return result.episodic_return

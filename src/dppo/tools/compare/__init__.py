@@ -2,7 +2,6 @@
 
 import json
 import platform
-import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import new_folder, versions
 from dppo.records.terminal.figures import duration
+from dppo.signals import INTERRUPTIONS, raise_if_signal
 from dppo.tools.compare.measured import (
     Group,
     MeasuredRun,
@@ -46,10 +46,10 @@ EXPLAIN_NOISE = (
 COMMAND = Command(
     prog="dppo compare",
     usage="ENV_ID [--actors N N ...] [--seeds N] [--flag value ...]",
-    description="Train with several numbers of actors, and compare the mean episode return over wall time and over env "
-    "steps, the time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle; or "
-    "train several seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png and "
-    "compare.json.",
+    description="Train with several numbers of actors, and compare the mean episode return over training time and over "
+    "env steps, the time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle; "
+    "or train several seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png "
+    "and compare.json.",
     title="comparison",
     flags={
         "--actors N ...": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",
@@ -92,14 +92,19 @@ def main(argv: list[str]) -> int:
     plan = make_plan(options, settings, folder)
     console = Console(highlight=False, soft_wrap=True)
     console.print(caption(options, plan))
-    runs, stopped_by = _train_all(options, plan, folder, console)
+    runs: list[MeasuredRun] = []
+    stopped_by = None
+    try:
+        _train_all(options, plan, runs, folder, console)
+    except INTERRUPTIONS as request:
+        stopped_by = request.signal
     code = _report(options, plan, runs, folder, console) if runs else 0
     if stopped_by is not None:
         print(
-            f"Stopped by {stopped_by} after {len(runs)} of {len(plan)} runs; see {folder}.",
+            f"Stopped by {stopped_by.name} after {len(runs)} of {len(plan)} runs; see {folder}.",
             file=sys.stderr,
         )
-        return 128 + signal.Signals[stopped_by]
+        return 128 + stopped_by
     return code
 
 
@@ -137,19 +142,21 @@ def _must_have_equal_weights(options: Options, runs: Sequence[MeasuredRun]) -> b
 
 
 def _train_all(
-    options: Options, plan: Sequence[Config], folder: Path, console: Console
-) -> tuple[list[MeasuredRun], str | None]:
-    """Return the finished runs, and the name of the signal that stopped the next one; None if all finished."""
+    options: Options,
+    plan: Sequence[Config],
+    runs: list[MeasuredRun],
+    folder: Path,
+    console: Console,
+) -> None:
+    """Train, and add each run that has finished to `runs`; a signal raises one of INTERRUPTIONS."""
     from dppo.run.runner import train  # imports torch, so only after the options have been checked
 
-    runs: list[MeasuredRun] = []
     several = SeveralRuns(len(plan), max(config.total_steps for config in plan))
     whole_time = WholeTime(several, console.print)
     for config in plan:
         observers = [] if runs else [whole_time]
         result = train(config, observers=observers)
-        if result.stopped_by is not None:
-            return runs, result.stopped_by
+        raise_if_signal(result.stopped_by)
         run = MeasuredRun(config, result, result.metrics)
         runs.append(run)
         _write_json(options, plan, runs, folder / "compare.json")
@@ -158,7 +165,6 @@ def _train_all(
             f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
             f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}"
         )
-    return runs, None
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[MeasuredRun]) -> str:

@@ -33,9 +33,9 @@ LINE_WIDTH = 1.5
 def compare_figure(
     groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None
 ) -> None:
-    """Draw a comparison into the PNG `path`: mean episode return over wall time, and over env steps.
+    """Draw a comparison into the PNG `path`: mean episode return over training time, and over env steps.
 
-    Over wall time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended. The
+    Over time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended. The
     legend shows the time to the return `target`; None: to the end of the runs.
     """
     bands = [over_seeds(group.runs) for group in groups]
@@ -56,7 +56,7 @@ def compare_figure(
         _draw_band(over_steps, band.steps, band, shade=0.25 / len(groups), line=line)
         if target is not None and time is not None:
             over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
-    for axis, title in ((over_time, "Over wall time"), (over_steps, "Over env steps")):
+    for axis, title in ((over_time, "Over training time"), (over_steps, "Over env steps")):
         axis.set_xlim(left=0)
         place = axis.transAxes
         axis.text(0, 1.24, title, transform=place, fontsize=12, fontweight="bold", color=INK)
