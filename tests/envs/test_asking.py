@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from dppo.errors import ConfigError
 from dppo.files import SCRATCH, remove_abandoned
 from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.process_state.forks import FORKS
 
 Patch = pytest.MonkeyPatch
 
@@ -133,6 +136,29 @@ def test_an_environment_may_close_itself_in_its_reset(base: Any, temporary: Path
         assert (len(running), len(scratch(temporary))) == (1, 1)
     env.close()
     assert (running, scratch(temporary)) == ([], [])
+
+
+@pytest.mark.parametrize("base", [Counting, Bare, joint.Agents])
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "fork"])
+def test_the_folder_goes_with_the_environment_that_got_it_not_with_a_copy(
+    base: Any, way: str, temporary: Path, monkeypatch: Patch
+) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(base, "close", lambda self: closed.append(self.number))
+    env = make_env(lambda scratch_dir, slots: base(), {}, Instance(num_sub_envs=3))
+    env.env.number = 1
+    if way == "fork":
+        with monkeypatch.context() as child:
+            child.setattr(FORKS, "number", FORKS.number + 1)
+            env.close()
+    else:
+        copied = deepcopy(env) if way == "deepcopy" else pickle.loads(pickle.dumps(env))
+        copied.env.number = 2
+        copied.close()
+    copies = [] if way == "fork" else [2]
+    assert (closed, len(scratch(temporary))) == (copies, 1)
+    env.close()
+    assert (closed, scratch(temporary)) == ([*copies, 1], [])
 
 
 def test_a_factory_gets_what_it_asks_for_unless_the_user_gives_it(temporary: Path) -> None:

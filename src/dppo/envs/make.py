@@ -17,6 +17,7 @@ from dppo.envs.kinds import checked_kind, joint_kind, refuse_sub_envs
 from dppo.envs.names import EnvId, factory_of
 from dppo.errors import ConfigError, DppoError
 from dppo.files import make_scratch_dir
+from dppo.process_state.forks import FORKS
 from dppo.signals import INTERRUPTIONS
 from dppo.user_code import import_path, imported, in_a_line
 
@@ -37,11 +38,10 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
             made = factory(**_own_copy(env_kwargs), **extra)
         env = checked_kind(made, f"env_id={import_path(env_id)}", joint=instance.num_sub_envs > 0)
         if "scratch_dir" in extra or "slots" in extra:
-            stack.callback(close, env)
             # An environment may close itself in its reset, to restart its simulator: its folder stays then.
             is_single = isinstance(env, gym.Env) and not joint_kind(env)
             holder: Any = gym.Wrapper(env) if is_single else _Holder(env)
-            holder.close = stack.pop_all().close
+            holder.close = _Closing(env, stack.pop_all())
             env = holder
     if instance.max_steps is None:
         return env
@@ -72,6 +72,24 @@ class _Holder:
         if name == "env":  # while it is unpickled
             raise AttributeError(name)
         return getattr(self.env, name)
+
+
+class _Closing:
+    """Closes an environment, and ends what it got: its folder and slots, which copies and forks do not end."""
+
+    def __init__(self, env: Any, resources: ExitStack) -> None:
+        self._env = env
+        self._resources = resources
+        self._process = FORKS.number
+
+    def __call__(self) -> None:
+        if self._process == FORKS.number:
+            with self._resources:
+                close(self._env)
+
+    def __reduce__(self) -> Any:
+        """Copy without the resources; `copy.deepcopy` and `pickle` call this."""
+        return _Closing, (self._env, ExitStack())
 
 
 def _arguments_asked_for(
