@@ -17,11 +17,12 @@ import dppo
 
 # every module may import these
 BASE = (
-    "errors files invocation log machine numerics plain_data plugins process_state slots.layout spaces streams "
-    "user_code"
+    "attempts errors files invocation log machine numerics plain_data plugins process_state slots.layout spaces "
+    "streams user_code"
 )
 # The packages and modules of dppo that each package or module may import beside BASE and itself.
 MAY_IMPORT = {
+    "attempts": "",
     "errors": "",
     "files": "",
     "invocation": "",

@@ -88,18 +88,25 @@ def test_an_environment_that_cannot_be_made_is_named_with_its_place_and_leaves_n
     assert os.listdir(tmp_path) == []
 
 
-def test_a_resumed_run_that_cannot_start_leaves_the_reason(tmp_path: Path) -> None:
+def test_a_resumed_run_that_cannot_start_tries_again_or_leaves_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The licence of the run that was killed may not be free at once."""
     licence = tmp_path / "licence"
     licence.touch()
     kwargs = {"where": "constructor", "marker": str(licence)}
     config = settings(tmp_path / "run", env_kwargs=kwargs)
     dppo.train(config, observers=[Recorder(interrupt_at=2)])
     licence.unlink()
+    monkeypatch.setattr("dppo.transports.in_process.WAITS_S", ())
     with pytest.raises(EnvironmentFault):
         dppo.train(config, resume=tmp_path / "run")
     report = (tmp_path / "run" / "incidents" / "001" / "report.txt").read_text()
     assert "RuntimeError: the simulator failed in its constructor" in report
-    assert dppo.train(config, resume=tmp_path / "run").stopped_by is None
+    licence.unlink()
+    monkeypatch.setattr("dppo.transports.in_process.WAITS_S", (0,))
+    result = dppo.train(config, resume=tmp_path / "run")
+    assert (result.stopped_by, result.incidents) == (None, {"env_raised": 1})
 
 
 @pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])

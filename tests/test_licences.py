@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders import make_config
 from matrix import single, sized
 from processes import Disturbance, send
+from worlds.licensed import locked
 
 import dppo
 from dppo.engine.actors import Actor
@@ -112,9 +115,10 @@ def test_settings_that_cannot_be_kept_are_refused(wrong: dict[str, Any], words: 
 
 
 def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_remedy(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with `--num-actors 3` and three licences: the number of actors is not the number of instances."""
+    monkeypatch.setattr("dppo.transports.in_process.WAITS_S", (0, 0))
     with pytest.raises(EnvironmentFault) as fault:
         dppo.train(settings(tmp_path / "run", kwargs={"licences": 3}))
     remedies = (
@@ -127,6 +131,29 @@ def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_reme
     assert fault.value.message.endswith(remedies)
     report = tmp_path / "run" / "incidents" / "001" / "report.txt"
     assert fault.value.message in report.read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"env_threads": True}, {"num_samplers": 1, "envs_per_sampler": 4}, {"standby_envs": 1}],
+    ids=["samplers", "threads", "environments", "standby"],
+)
+def test_a_licence_that_is_not_free_for_a_moment_is_waited_for(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kwargs = {"licences": 8 if "standby_envs" in changes else 4}
+    config = settings(tmp_path / "run", kwargs=kwargs, **changes)
+    taken = [locked(Path(config.env_kwargs["folder"], "0"))]
+
+    def return_licence(seconds: float) -> None:
+        while taken:
+            os.close(taken.pop())
+
+    monkeypatch.setattr("dppo.attempts.time", SimpleNamespace(sleep=return_licence))
+    result = dppo.train(config)
+    assert result.incidents == {"env_raised": 1}
+    undisturbed = dppo.train(settings(tmp_path / "undisturbed", kwargs=kwargs, **changes))
+    assert result.weights_sha256 == undisturbed.weights_sha256
 
 
 class LateClock:

@@ -124,17 +124,14 @@ def two_together() -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "before_steps"),
-    [
-        ({}, [2, 3, 4, 5]),
-        ({"env_id": two_together}, [2, 4]),
-        ({"standby_envs": 1}, [4, 5, 6, 7, 8, 9, 10, 11]),
-    ],
+    [({}, [*range(6)]), ({"env_id": two_together}, [0, 2, 4]), ({"standby_envs": 1}, [*range(12)])],
     ids=["single", "vector", "standby"],
 )
 def test_progress_counts_environments_while_they_are_made(
     kind: dict[str, Any], before_steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dppo.engine.progress.PROGRESS_S", 0.0)
+    monkeypatch.setattr("dppo.records.observers.PATIENCE_S", 0.0)
     watcher = Watcher()
     sizes = {"envs_per_sampler": 2, "total_timesteps": 192}
     config = settings(tmp_path / "run", num_samplers=3, **sizes, **kind)

@@ -177,8 +177,8 @@ def disturbed(folder: Path, trouble: str, at_start: str) -> gym.Env[Any, Any]:
     """Return an environment whose solver is in trouble and plays as one without, after five steps.
 
     `at_start`: code that runs when the solver starts, before anything else. The run hears of each restart, and sees
-    progress in it, which has the time limit of a constructor: eight times, before and after each start of the solver,
-    while it waits for the next start, and after each step that is repeated.
+    progress in it, which has the time limit of a constructor: six times, after each start of the solver, while it waits
+    for the next start, and after each step that is repeated.
     """
     undisturbed = make(solver(folder), scratch_dir=str(folder))
     expected = played(undisturbed, 5)
@@ -208,7 +208,7 @@ def disturbed(folder: Path, trouble: str, at_start: str) -> gym.Env[Any, Any]:
         r"the solver ended in step 4 of an episode \(by SIGKILL\) after the line 'begun', and is "
     )
     assert re.match(rf"{pattern}started again; its log: {log} on ", reasons[0])
-    assert phases == [Phase.RESTART] * 8
+    assert phases == [Phase.RESTART] * 6
     assert record.look().phase is Phase.STEP
     return env
 

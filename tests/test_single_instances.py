@@ -53,8 +53,9 @@ CROWDED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.proves("raises in its constructor beside another instance, at the start")
 @pytest.mark.parametrize(("changes", "words"), CROWDED.values(), ids=CROWDED)
 def test_a_second_instance_in_this_process_ends_the_run_with_the_settings_that_work(
-    changes: dict[str, Any], words: str, tmp_path: Path
+    changes: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dppo.transports.in_process.WAITS_S", (0, 0))
     message = one_too_many(tmp_path, **changes)
     assert "there should be only one engine in a process" in message
     assert words in message

@@ -152,21 +152,18 @@ def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
     assert driver.hosts()[1] == 0
 
 
-def test_too_few_actors_for_one_sampler_each_end_the_run_at_once() -> None:
-    driver = Driver([[0, 1], [2]])
-    driver.request(0)
-    del driver.asks[1]
-    with pytest.raises(EnvironmentFault) as raised:
-        driver.refuse(one_too_many(1, 1))
-    assert raised.value.place is not None
-    assert raised.value.place.samplers_beside == 1
-
-
-def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_instances_of_the_process() -> None:
+@pytest.mark.parametrize("first_end", ["death", "refusal"])
+def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_instances_of_the_process(
+    first_end: str,
+) -> None:
     """From which the advice on both follows: see `instances_line`."""
     driver = Driver([[0, 1], [2]], replace(LIMITS, max_actor_restarts=1))
     driver.request(0)
-    driver.die(0)
+    del driver.asks[1]
+    if first_end == "death":
+        driver.die(0)
+    else:
+        driver.refuse(one_too_many(1, 1))
     driver.start(0, 2)
     with pytest.raises(EnvironmentFault, match="Its actor was replaced 1 time in a row") as raised:
         driver.refuse(one_too_many(1, 1))

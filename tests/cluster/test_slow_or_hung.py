@@ -268,8 +268,8 @@ def test_stacks_and_log_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptu
     ]
 
 
-def test_progress_counts_the_actors_that_still_start() -> None:
-    driver = Driver([[0], [1], [2], [3], [4]])
+def progress_shown(driver: Driver) -> CollectionProgress:
+    """Return the progress that a collector reports."""
     shown: list[CollectionProgress] = []
     transport: Any = Silent()
     collector = ActorCollector(
@@ -280,6 +280,26 @@ def test_progress_counts_the_actors_that_still_start() -> None:
         envs_of_sampler=3,
         clock=lambda: driver.now,
     )
+    assert collector._reports is not None
+    collector._reports.begin(0, 0.0)
+    for _ in range(2):  # the first sends looks
+        collector._report(collector._reports)
+    [progress] = shown
+    return progress
+
+
+def test_progress_counts_environments_while_an_actor_is_asked_for_the_spaces() -> None:
+    driver = Driver([[0], [1]], described=False)
+    driver.start(0)
+    making = replace(moving(Phase.MAKE, 0)(2.0), environments=2)
+    driver.on(Progressed(Process(0, 1), making))
+    progress = progress_shown(driver)
+    assert (progress.iteration, progress.steps, progress.environments) == (1, 0, 2)
+    assert progress.starting == 2
+
+
+def test_progress_counts_the_actors_that_still_start() -> None:
+    driver = Driver([[0], [1], [2], [3], [4]])
     driver.request(0)
     driver.on(answer_to(driver.asks[0]))
     driver.on(Progressed(Process(1, 1), Activity(9, 0, Phase.STEP, 1, 0, 0, 0, 2)))
@@ -294,11 +314,7 @@ def test_progress_counts_the_actors_that_still_start() -> None:
     stepping = Activity(9, 0, Phase.STEP, 4, 0, 0, 0, 7)
     event = Progressed(late.process, stepping)
     driver.on(event)
-    assert collector._reports is not None
-    collector._reports.begin(0, 0.0)
-    for _ in range(2):  # the first sends looks
-        collector._report(collector._reports)
-    [progress] = shown
+    progress = progress_shown(driver)
     assert (progress.steps, progress.processes, progress.starting) == (3, 3, 3)
     assert progress.environments == 3 + 2
 
@@ -491,25 +507,27 @@ def test_a_constructor_that_raises_at_first_is_called_again_where_another_succee
         driver.refuse(FAILED_CONSTRUCTOR)
 
 
-@pytest.mark.parametrize("sampler_id", [0, 1])
-def test_a_constructor_that_raises_beside_the_first_does_not_end_the_run(sampler_id: int) -> None:
-    driver = Driver([[0], [1]], PATIENT, described=False)
+@pytest.mark.parametrize(("sampler_id", "resumed_at"), [(0, None), (0, 0), (1, None)])
+def test_a_constructor_that_raises_beside_the_first_or_after_a_resume_does_not_end_the_run(
+    sampler_id: int, resumed_at: int | None
+) -> None:
+    driver = Driver([[0], [1]], replace(PATIENT, resumed_at=resumed_at), described=False)
     for actor_id in (0, 1):
         driver.start(actor_id)
         driver.progress[actor_id] = moving(Phase.MAKE, 0)
     driver.wait(100)
     asked = driver.all(Describe)[sampler_id]
     refused = Answered(asked.process, asked.ask_id, FAILED_CONSTRUCTOR)
-    if sampler_id == 0:
+    if sampler_id == 0 and resumed_at is None:
         with pytest.raises(EnvironmentFault, match="all licences are in use"):
             driver.on(refused)
         return
 
     driver.on(refused)
     assert REFUSED in driver.incidents()[-1].text
-
-    driver.describe()
-    assert driver.engine.spaces == "spaces"
+    if sampler_id == 1:
+        driver.describe()
+        assert driver.engine.spaces == "spaces"
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

@@ -15,11 +15,12 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from scripted import ROBOT, Scripted, Stepper, started
 from worlds.simple import Counting
 
+from dppo.attempts import WAITS_S
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.returned import packer
 from dppo.envs.episode import GroupSettings
 from dppo.envs.group import EnvGroup
-from dppo.envs.repairs import WAITS_S, FaultPolicy
+from dppo.envs.repairs import FaultPolicy
 from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.errors import EnvironmentFault

@@ -73,7 +73,10 @@ class ActorCollector:
 
     def describe(self, stop: StopSignals) -> Spaces:
         """Start the actors; return the spaces of the environments of one sampler."""
-        self._do(self._engine.describe(self._clock()))
+        now = self._clock()
+        if self._reports is not None:
+            self._reports.begin(self._engine.limits.resumed_at or 0, now)
+        self._do(self._engine.describe(now))
         self._wait(stop, lambda: self._engine.spaces is not None)
         assert self._engine.spaces is not None
         self._take_spent_s()  # this was no collecting
@@ -140,7 +143,9 @@ class ActorCollector:
                 self._transport.do(Look(actor.process))
             return
         requests = self._engine.requests
-        steps = sum(report.steps for report, _ in requests.pending[requests.index].made.values())
+        request = requests.pending.get(requests.index)  # none while spaces are asked for
+        arrived = [] if request is None else request.made.values()
+        steps = sum(report.steps for report, _ in arrived)
         starting = sum(actor.is_missing for actor in self._engine.hosting.actors.values())
         for actor in busy:
             index = actor.current_question.index

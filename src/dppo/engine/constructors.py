@@ -2,12 +2,12 @@
 
 from dppo.engine.hosting import Hosting
 from dppo.engine.messages import Limits
-from dppo.errors import EnvironmentFault
+from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.questions import Question
 
 
 class Constructors:
-    """Judges whether a fault of a constructor may pass in another process; all other faults do not."""
+    """Judges whether a constructor raised because its process has too many samplers."""
 
     def __init__(self, hosting: Hosting, limits: Limits) -> None:
         self._hosting = hosting
@@ -28,17 +28,15 @@ class Constructors:
             return False
         most_actors = len(self._hosting.actors)
         if self._limits.elastic:
-            if not most_instantiated and self.may_be_busy(question, fault):
+            if not most_instantiated and self._may_be_busy(question, fault.place):
                 return False
             most_actors = self._limits.most_actors
         return limit * most_actors >= len(self._hosting.positions)
 
-    def may_be_busy(self, question: Question, fault: EnvironmentFault) -> bool:
-        """Return whether a constructor may have raised because a licence or port was not free.
+    def _may_be_busy(self, question: Question, place: EnvFault) -> bool:
+        """Return whether a licence or port may rather not have been free.
 
         In the first iteration, a process that has made other environments may rather allow no more.
         """
-        if fault.place is None or not fault.in_constructor:
-            return False
         is_replaced = any(actor.process.number > 1 for actor in self._hosting.actors.values())
-        return question.index > 0 or is_replaced or not fault.place.others
+        return question.index > 0 or is_replaced or not place.others

@@ -227,7 +227,8 @@ class CollectionEngine:
     def _on_error(self, actor: Actor, ask_id: int, error: DppoError, now: float) -> None:
         """Replace an actor whose answer is an error that a new process may avoid; raise all other errors."""
         question = actor.queue[ask_id]
-        is_first = ask_id == 1 and self.spaces is None  # no constructor is known to work
+        # no constructor is known to work
+        is_first = ask_id == 1 and self.spaces is None and self.limits.resumed_at is None
         if isinstance(error, Recycled):
             self._lose(actor, f"{error} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
         elif isinstance(error, ClusterError):
@@ -236,7 +237,7 @@ class CollectionEngine:
             raise error
         elif self._constructors.is_crowded(question, error):
             self._make_room(actor, error, now)
-        elif self._constructors.may_be_busy(question, error):
+        elif error.in_constructor:  # a licence or port may not have been free
             self._lose(actor, f"was refused: {error.message.splitlines()[0]}", now, fault=error)
         else:
             raise error

@@ -45,6 +45,8 @@ class Limits:
     """Maximum number of samplers whose environments exist at once: see `InstanceSlots`."""
     start_s: float = 0.0
     """Seconds that the start of the environments of a sampler takes, at the rate that is allowed."""
+    resumed_at: int | None = None
+    """Iterations before this call; None: a new run, of which no constructor is known to work."""
     look_s: float = field(init=False)
     """Interval between two looks at the progress of an actor that has a question."""
     segment_limit: tuple[str, float] = field(init=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dppo.attempts import WAITS_S, attempted
 from dppo.envs.activity import Phase, place_of
 from dppo.envs.checks.faults import REMEDY
 from dppo.envs.checks.returned import OLD_API, ONE_REWARD
@@ -21,9 +22,6 @@ from dppo.ppo.exchange.records import EnvLog, Incident, IncidentKind
 WRONG_FORM = (" instead of ", "is not a boolean", "was among `agents`")
 UNKNOWN_OPTIONS = "unexpected keyword argument 'options'"  # of a reset
 FIRST_STEPS = 100  # env steps of a run in which on_env_fault=auto raises, so that bugs are seen
-# waits between attempts to make an environment again: a licence may not be free at once
-WAITS_S = (1, 2, 4, 8, 16, 30)
-POLL_S = 0.25  # between signs of life while waiting
 MAX_BYTES = 1 << 24  # of the actions that a fault carries
 
 
@@ -61,30 +59,20 @@ class Repairs:
         failed = checked.env
         checked.env = None
         close_all([failed])
-        for wait_s in WAITS_S:
-            try:
-                self._make_again(checked)
-            except EnvironmentFault as constructor:
-                text = f"{constructor.message}."
-                log.incidents.append(
-                    Incident(IncidentKind.ENV_RAISED, text, checked.index, fault=constructor.place)
-                )
-                self._wait(wait_s, checked.index)
-            else:
-                return
-        self._make_again(checked)
 
-    def _make_again(self, checked: CheckedEnv) -> None:
-        self._show_making(checked.index)
-        checked.take(self.make(checked.index))
+        def note(constructor: EnvironmentFault, _: float) -> None:
+            text = f"{constructor.message}."
+            log.incidents.append(
+                Incident(IncidentKind.ENV_RAISED, text, checked.index, fault=constructor.place)
+            )
 
-    def _show_making(self, env: int) -> None:
-        self.settings.progress.enter(place_of(Phase.MAKE, self.settings.sampler_id, env))
+        def make_again() -> None:
+            show()
+            checked.take(self.make(checked.index))
 
-    def _wait(self, seconds: int, env: int) -> None:
-        for _ in range(round(seconds / POLL_S)):
-            self._show_making(env)  # it is not hung
-            time.sleep(POLL_S)
+        making = place_of(Phase.MAKE, self.settings.sampler_id, checked.index)
+        show = partial(self.settings.progress.enter, making)
+        attempted(make_again, EnvironmentFault, note, show, WAITS_S)
 
     def _incident(
         self, error: EnvironmentFault, log: EnvLog, replayed: np.ndarray | None

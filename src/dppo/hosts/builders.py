@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dppo import streams
+from dppo.attempts import attempted
 from dppo.config.parts import ResolvedPPO
 from dppo.config.sizes import Sizes
 from dppo.envs.activity import ActivityRecord, Phase, place_of
@@ -76,9 +77,15 @@ class BuiltSampler:
 
 
 def build_sampler(
-    plan: SamplerPlan, sampler_id: int, progress: ActivityRecord | None = None
+    plan: SamplerPlan,
+    sampler_id: int,
+    progress: ActivityRecord | None = None,
+    *,
+    works: bool = False,
 ) -> BuiltSampler:
     """Build a sampler and its environments, whose activity `progress` records.
+
+    `works`: another environment of the run could be made, so that a constructor that raises is called again.
 
     Raise EnvironmentFault if a constructor raised, and ConfigError if spaces or the user's network are refused.
     """
@@ -89,7 +96,12 @@ def build_sampler(
     restarts: list[Incident] = []
     try:
         make = partial(_make_in_turn, plan, sampler_id, progress, restarts)
-        make_all(make, plan.sampling.envs_per_sampler, plan.sampling.standby_envs, made)
+        make_all(
+            lambda env: make(env, plan.waits_s if made or works else ()),
+            plan.sampling.envs_per_sampler,
+            plan.sampling.standby_envs,
+            made,
+        )
         spaces = spaces_of(plan, made[0])
         settings = GroupSettings(
             owner,
@@ -198,10 +210,13 @@ def _make_in_turn(
     progress: ActivityRecord,
     restarts: list[Incident],
     env_index: int,
+    waits_s: Sequence[float] = (),
 ) -> Any:
-    """Make an environment, in a thread of its own if it has standbys; wait `start_interval_s` after the last start."""
+    """Make an environment, in a thread of its own if it has standbys; wait `start_interval_s` after the last start.
+
+    `waits_s`: waits before its constructor is called again while it raises.
+    """
     enter = partial(progress.make, place_of(Phase.MAKE, sampler_id, env_index))
-    _wait_for_start(plan.sampling.start_interval_s, enter)
     owner = f"sampler {sampler_id} ({plan.env.env_name}), env {env_index}"
 
     def note_restart(reason: str) -> None:
@@ -219,10 +234,16 @@ def _make_in_turn(
         on_restart=note_restart,
     )
     make = partial(_make_env, plan, owner, instance)
-    if plan.sampling.standby_envs:
-        env = EnvThread(make, owner)
-    else:
-        env = make()
+
+    def start() -> Any:
+        _wait_for_start(plan.sampling.start_interval_s, enter)
+        return EnvThread(make, owner) if plan.sampling.standby_envs else make()
+
+    def note(fault: EnvironmentFault, wait_s: float) -> None:
+        text = f"{fault.message}, and was called again after {wait_s:g} s."
+        restarts.append(Incident(IncidentKind.ENV_RAISED, text, env_index))
+
+    env = attempted(start, EnvironmentFault, note, enter, waits_s)
     environments = len(env.sub_envs) if isinstance(env, JointEnv) else 1
     progress.made(place_of(Phase.BUILD, sampler_id, env_index), environments)
     return env

@@ -53,7 +53,7 @@ class SamplerHost:
         """Create the environments of a sampler and return their spaces."""
         self._progress.begin()
         with as_usual():
-            spaces = self._sampler(sampler_id).spaces
+            spaces = self._sampler(sampler_id, works=self._plan.resumed_at is not None).spaces
         self._progress.enter(place_of(Phase.IDLE))
         return spaces
 
@@ -104,10 +104,12 @@ class SamplerHost:
         built.next = request.index + 1
         return built.sampler
 
-    def _sampler(self, sampler_id: int) -> BuiltSampler:
+    def _sampler(self, sampler_id: int, *, works: bool = True) -> BuiltSampler:
         if sampler_id not in self._samplers:
             try:
-                self._samplers[sampler_id] = build_sampler(self._plan, sampler_id, self._progress)
+                self._samplers[sampler_id] = build_sampler(
+                    self._plan, sampler_id, self._progress, works=works
+                )
             except EnvironmentFault as error:
                 raise error.beside(self.instances, len(self._samplers)) from None
         return self._samplers[sampler_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,10 @@ class SamplerPlan:
     recycling: tuple[float, float] = (math.inf, math.inf)
     state_place: StatePlace | None = None
     """Place of the files of environments' states; None: none are kept."""
+    resumed_at: int | None = None
+    """Iterations before this call; None: a new run, of which no constructor is known to work."""
+    waits_s: Sequence[float] = ()
+    """Waits before a constructor that is known to work, and raises, is called again in a process that starts."""
 
 
 @dataclass(frozen=True, slots=True)

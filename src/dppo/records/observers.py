@@ -75,9 +75,11 @@ class Observers:
         return iter((*self._files, self._display, *self._users))
 
     def progress(self, progress: CollectionProgress) -> None:
-        """Report progress within an iteration."""
-        for observer in self:
-            observer.on_progress(progress)
+        """Report progress within an iteration, once the observers have started."""
+        self.start_if_due()
+        if self._run is None:
+            for observer in self:
+                observer.on_progress(progress)
 
     def iteration(self, row: Row) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop.

@@ -4,7 +4,6 @@ import os
 import secrets
 import shutil
 import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from dppo.attempts import WAITS_S, attempted
 from dppo.log import logger
 from dppo.remote.client import TERMINATED, TRUNCATED
 from dppo.remote.connection import MAX_UNIX_PATH, Listener
@@ -27,9 +27,6 @@ SECRET = "DPPO_SECRET"
 SOLVER = "DPPO_SOLVER"  # name of the instance: SAMPLER.ENVIRONMENT
 PORTS_PER_SAMPLER = 10
 STARTS = 3  # attempts to start a solver that is killed before it connects, or while its episode is replayed
-# waits between attempts to start a solver again in an episode: its licence may not be free at once
-WAITS_S = (1, 2, 4, 8, 16, 30)
-POLL_S = 0.25  # between signs of life while waiting
 MAX_LINE = 200  # characters of the solver's last line in a report
 RESTARTS = "solver_restarts"  # key of the number of restarts in `info`
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "aprun", "prterun")
@@ -167,20 +164,15 @@ class _Start:
     def again(self, show: Callable[[], None]) -> Session:
         """Start a solver that has ended in an episode; if it ends before it connects, try for a minute.
 
-        Call `show` with each attempt, and while it waits.
+        Call `show` during the waits.
         """
-        for wait_s in WAITS_S:
-            show()
-            try:
-                return self()
-            except SolverNotStarted as error:
-                logger.warning(
-                    "solver %s: %s\nIt is started again in %d s.", self._solver.name, error, wait_s
-                )
-            for _ in range(round(wait_s / POLL_S)):
-                show()
-                time.sleep(POLL_S)
-        return self()
+
+        def note(error: SolverNotStarted, wait_s: float) -> None:
+            logger.warning(
+                "solver %s: %s\nIt is started again in %d s.", self._solver.name, error, wait_s
+            )
+
+        return attempted(self, SolverNotStarted, note, show, WAITS_S)
 
     def _started(self) -> Session:
         listener = self._listener

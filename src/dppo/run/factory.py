@@ -102,12 +102,16 @@ class PartsFactory:
     session: RaySession | None
     logs: str
     """The folder for the logs of actors."""
-    state_place: StatePlace | None = None
+    state_place: StatePlace | None
     """Place of the files of environments' states; None: none are kept."""
+    resumed_at: int | None
+    """Iterations before this call; None: a new run."""
 
     def collector(self, ledger: ReplayLedger, on_progress: OnProgress) -> Collector:
         config = self.config
-        plan = replace(sampler_plan(config), state_place=self.state_place)
+        plan = replace(
+            sampler_plan(config), state_place=self.state_place, resumed_at=self.resumed_at
+        )
         if self.session is None:
             check_cores(config)
             in_process = InProcessCollector(plan, ledger, on_progress, together_line(config))

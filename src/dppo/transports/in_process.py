@@ -4,8 +4,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from dppo.attempts import WAITS_S
 from dppo.engine.collector import Collected, Collector, OnProgress
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.progress import ProgressReports
@@ -20,6 +22,7 @@ from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.signals import CLOSING_S, StopSignals, at_most
 from dppo.spaces.spaces import Spaces
 
+NUM_WAITS = 4  # 15 s, as long as an actor is replaced by default
 REPLAY_LOG_S = 30.0  # between two lines about a long replay
 
 
@@ -34,6 +37,8 @@ class InProcessCollector(Collector):
         hint: str = "",
     ) -> None:
         """Prepare; `hint` ends the first line about an environment that does not return from a call."""
+        plan = replace(plan, waits_s=WAITS_S[:NUM_WAITS])
+        self._resumed_at = plan.resumed_at or 0
         self._num_samplers = plan.sampling.num_samplers
         self._ledger = ledger
         self._reports = ProgressReports(on_progress, plan.sampling.batch_size)
@@ -50,6 +55,7 @@ class InProcessCollector(Collector):
 
     def describe(self, stop: StopSignals) -> Spaces:
         """Create the environments of the first sampler and return their spaces."""
+        self._reports.begin(self._resumed_at, time.monotonic())
         self._silence.start()
         with stop.interruptible():
             self._spaces = self._host.spaces(0)

@@ -67,6 +67,7 @@ def _limits(plan: SamplerPlan, actors: Actors, session: RaySession) -> Limits:
         samplers_per_actor=actors.samplers_per_actor,
         most_hosted=plan.sampling.most_hosted,
         start_s=plan.sampling.start_s,
+        resumed_at=plan.resumed_at,
     )
     if session.pool is None:
         return limits
