@@ -143,11 +143,11 @@ def test_a_licence_that_is_not_free_for_a_moment_is_waited_for(
 ) -> None:
     kwargs = {"licences": 8 if "standby_envs" in changes else 4}
     config = settings(tmp_path / "run", kwargs=kwargs, **changes)
-    taken = [locked(Path(config.env_kwargs["folder"], "0"))]
+    files = [locked(Path(config.env_kwargs["folder"], "0"))]
 
     def return_licence(seconds: float) -> None:
-        while taken:
-            os.close(taken.pop())
+        while files:
+            os.close(files.pop())
 
     monkeypatch.setattr("dppo.attempts.time", SimpleNamespace(sleep=return_licence))
     result = dppo.train(config)
