@@ -117,21 +117,32 @@ def test_a_preset_fits_the_smallest_batch_and_is_the_same_for_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("equal", "words"),
+    ("equal", "settings", "words"),
     [
         (
             "batch",
+            {},
             "E-v0, 3 seeds. Equal batch: the same 8 samplers of 64 steps, hosted by 1 or 8 actors.",
         ),
         (
             "segment",
+            {},
             "E-v0, 3 seeds. Equal segments: 64 steps for each of 1 or 8 actors, so the batch is 64 or 512 steps.",
+        ),
+        (
+            "batch",
+            {"algo": "sac"},
+            "E-v0, 3 seeds. Equal batch: the same 8 samplers of 64 steps, hosted by 1 or 8 actors. Returns are without "
+            "episodes of wide exploration.",
         ),
     ],
 )
-def test_the_caption_names_what_the_runs_have_in_common(equal: str, words: str) -> None:
+def test_the_caption_names_what_the_runs_have_in_common(
+    equal: str, settings: dict[str, Any], words: str
+) -> None:
     options, _ = parse(["E-v0", "--equal", equal])
-    assert caption(options, make_plan(options, {"env_id": "E-v0"}, Path("out"))) == words
+    plan = make_plan(options, {"env_id": "E-v0"} | settings, Path("out"))
+    assert caption(options, plan) == words
 
 
 @pytest.mark.parametrize(

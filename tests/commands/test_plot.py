@@ -17,6 +17,7 @@ from remedies import executes
 from dppo.config import Config, plain_settings
 from dppo.tools.curves import (
     RETURN,
+    Baseline,
     Curve,
     CurveGroup,
     curve_of,
@@ -105,6 +106,18 @@ def test_labels_leave_out_what_follows_from_the_algorithm() -> None:
     sizes = [stored(num_steps=64), stored(num_steps=128)]
     assert names(sizes) == ["num_steps=64 (1 seed)", "num_steps=128 (1 seed)"]
 
+    many = {
+        "learning_rate": 0.1,
+        "gae_lambda": 0.9,
+        "ent_coef": 0.1,
+        "vf_coef": 0.1,
+        "activation": "relu",
+    }
+    assert names([stored(**many), stored(gamma=0.9)]) == [
+        "learning_rate=0.1, gae_lambda=0.9, ent_coef=0.1, vf_coef=0.1, activation=relu (1 seed)",
+        "gamma=0.9 (1 seed)",
+    ], "of many settings, the chosen ones"
+
 
 def test_mean_and_spread_are_those_where_all_runs_have_values() -> None:
     first = curve(1, [0, 10], [0, 10])
@@ -178,7 +191,9 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
         flat = curve(1, [0, number], [0, 9])
         groups.append(CurveGroup(f"{number} {LONG_LABEL}", [flat]))
     path = tmp_path / "a.png"
-    draw_together(groups, path, "$title", "metric", over_time=True, baselines={"pi:PI": 0.5})
+    draw_together(
+        groups, path, "$title", "metric", over_time=True, baselines=[Baseline("pi:PI", 0.5, None)]
+    )
 
     [figure] = drawn
     [axis] = figure.axes
@@ -229,6 +244,22 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
 
     typed("plot run1 --metric time/training_s")
     assert len(drawn[1].axes[0].lines) == 1
+
+    a_run("without", 10.0, gamma=0.9)
+    of_some = "your controller pi:PI of gamma=0.99, on the evaluations' episodes: 7"
+    assert f"{of_some}\n" in typed("plot without run1")
+    _, curve_line, _, controller = drawn[2].axes[0].lines
+    assert controller.get_label() == of_some
+    assert controller.get_color() == curve_line.get_color()
+    metrics = Path("run2", "metrics.jsonl")
+    metrics.write_text(
+        metrics.read_text().replace('"eval/baseline_return": 7.0', '"eval/baseline_return": 9.0')
+    )
+    config = Path("run2", "config.yaml")
+    config.write_text(config.read_text().replace("gamma: 0.99", "gamma: 0.98"))
+    text = typed("plot run1 run2")
+    assert f"{of_some}\n" in text
+    assert "your controller pi:PI of gamma=0.98, on the evaluations' episodes: 9\n" in text
 
 
 def test_evaluations_are_drawn_of_every_run_that_has_them(

@@ -112,19 +112,29 @@ def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(figures: lis
         assert list(line.get_ydata()) == [-26.7, -26.7]
 
 
-@pytest.mark.parametrize(("stochastic", "noise"), [(False, "without noise"), (True, "with noise")])
+@pytest.mark.parametrize(
+    ("settings", "evaluations", "training"),
+    [
+        ({}, "evaluations, without noise", "training, with noise"),
+        (
+            {"eval_stochastic": True, "noise": "wide"},
+            "evaluations, with noise",
+            "training, with noise, without episodes of wide exploration",
+        ),
+    ],
+)
 def test_a_learning_curve_names_the_returns_that_it_shows(
-    stochastic: bool, noise: str, figures: list[Any]
+    settings: dict[str, Any], evaluations: str, training: str, figures: list[Any]
 ) -> None:
     lines = rows(3)
     lines[-1] |= {"eval/episodic_return": 20.0, "eval/global_step": 512}
-    curve = curve_of(lines, RETURN, {"eval_stochastic": stochastic})
+    curve = curve_of(lines, RETURN, settings)
     learning_curve(curve, Path("a.png"), "E-v0, seed 1")
     [figure] = figures
     over_steps, over_time = figure.axes
     assert "mean return" in over_steps.get_ylabel()
     names = [text.get_text() for text in over_time.get_legend().get_texts()]
-    assert names == [f"evaluations, {noise}", "training, with noise", "smoothed"]
+    assert names == [evaluations, training, "smoothed"]
     points = [line for axis in figure.axes for line in axis.lines if line.get_marker() == "o"]
     assert len(points) == 4
     assert not any(line.get_clip_on() for line in points), "points at 0 are not cut in half"
@@ -161,7 +171,7 @@ def test_a_line_that_others_cover_is_wider(monkeypatch: pytest.MonkeyPatch) -> N
     for over_time in (False, True):
         of_groups = groups(100, 200, 400)
         comparison.draw_together(
-            of_groups, Path("a.png"), "E-v0", "return", over_time=over_time, baselines={}
+            of_groups, Path("a.png"), "E-v0", "return", over_time=over_time, baselines=[]
         )
     widths = [[line.get_linewidth() for line in figure.axes[0].lines] for figure in drawn]
     assert widths == [[7.5, 4.5, 1.5], [1.5, 1.5, 1.5]]

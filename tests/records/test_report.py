@@ -320,13 +320,17 @@ def test_evaluations_are_points_beside_the_return_with_noise_also_without_a_cont
 ) -> None:
     lines = rows(4)
     lines[-1] |= {"eval/iteration": 4, "eval/global_step": 1024, "eval/episodic_return": 12.5}
-    for stochastic, noise in ((False, "without noise"), (True, "with noise")):
-        run = a_run(tmp_path / noise, lines, eval_every=1024, eval_stochastic=stochastic)
+    for stochastic, noise, changes, left_out in (
+        (False, "without noise", {}, ""),
+        (True, "with noise", {"algo": "sac"}, ", without episodes of wide exploration"),
+    ):
+        evaluating = {"eval_every": 1024, "eval_stochastic": stochastic}
+        run = a_run(tmp_path / noise, lines, **evaluating, **changes)
         html = page(facts_of(run))
         assert html.count('class="points"') == 2
         # in the colour of the line
         assert html.count(f'<span class="k0">points: evaluations, {noise} <b>12.5</b>') == 2
-        assert html.count("line: training, with noise <b>") == 2
+        assert html.count(f"line: training, with noise{left_out} <b>") == 2
 
 
 @pytest.mark.parametrize(("norm_reward", "unit"), [(True, " scaled reward<"), (False, " reward<")])

@@ -22,6 +22,7 @@ from dppo.records.observer import Result
 MAX_FAULT_LINES = 5  # lines about environments that failed
 FAULTS_OF_USER_CODE = (EnvironmentFault, ControllerFault, ConfigError)
 """Errors that come again, in a run that is resumed, until the user has corrected something."""
+WITHOUT_WIDE = ", without episodes of wide exploration"
 OTHER_CPU = (
     "The result depends on which process ran on which type of CPU: see docs/REPRODUCIBILITY.md."
 )
@@ -71,7 +72,7 @@ def _kind_of_episodes(config: Config | None) -> str:
     if config is None:
         return ""
     if config.noise == "wide":
-        return ", with exploration noise, without episodes of wide exploration"
+        return f", with exploration noise{WITHOUT_WIDE}"
     if config.eval_every is not None:
         return ", with exploration noise"
     return ""

@@ -16,6 +16,7 @@ from dppo.config.parts import about, settings_by_name
 from dppo.config.plain import as_typed, plain, plain_defaults
 from dppo.config.settings import Settings
 from dppo.errors import DppoError, counted, printable
+from dppo.records.closing_lines import WITHOUT_WIDE
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import settings_to_resume
 from dppo.records.metrics.reading import Rows, sampled_metrics
@@ -24,6 +25,8 @@ RETURN = "charts/episodic_return"
 EVALUATED_RETURN = "eval/episodic_return"
 # Settings that may differ between repetitions of one experiment.
 NOT_COMPARED = ("seed", "run_dir", "progress")
+MAX_NAMED = 5  # settings in a label, also those that follow from others
+IN_TRAINING = "training, with noise"
 MAX_DEPTH = 3  # of a run inside a folder: runs/COMPARISON/runs/RUN
 MAX_POINTS = 4000  # points of a drawn line; longer lines are thinned out
 RESAMPLES = 2000  # bootstrap samples of an interval
@@ -45,6 +48,11 @@ class Curve(NamedTuple):
     """Mean returns of the policy in evaluations, perhaps empty; None unless the metric is RETURN."""
 
     @property
+    def training_name(self) -> str:
+        """The name of the returns of training in a legend, with the episodes that they leave out."""
+        return IN_TRAINING + (WITHOUT_WIDE if self.settings.get("noise") == "wide" else "")
+
+    @property
     def evaluations_name(self) -> str:
         """The name of the evaluations in a legend."""
         noise = "with" if self.settings.get("eval_stochastic") else "without"
@@ -58,6 +66,15 @@ class Curve(NamedTuple):
         return float(reached[0]) if len(reached) else None
 
 
+class Baseline(NamedTuple):
+    """The user's controller, which some groups of runs were compared with."""
+
+    name: str
+    mean_return: float
+    group: int | None
+    """Index of the group that was compared with it; None if all were, with the same return."""
+
+
 class CurveGroup(NamedTuple):
     """Runs that usually differ in their seeds only."""
 
@@ -66,6 +83,8 @@ class CurveGroup(NamedTuple):
     runs: Sequence[Curve]
     noise: bool = False
     """True if the group's speed-up is measurement noise and must not be shown as a result."""
+    kind: str = ""
+    """The kind of its returns, such as ", training, with noise"."""
 
     @property
     def evaluations(self) -> list[Curve]:
@@ -76,7 +95,7 @@ class CurveGroup(NamedTuple):
     def __str__(self) -> str:
         seeds = {run.settings.get("seed") for run in self.runs}
         noun = "seed" if len(seeds) == len(self.runs) else "run"
-        return f"{self.label} ({counted(len(self.runs), noun)})"
+        return f"{self.label} ({counted(len(self.runs), noun)}){self.kind}"
 
 
 class Band(NamedTuple):
@@ -252,18 +271,27 @@ def _may_change_results(setting: str) -> bool:
 
 
 def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`."""
-    return ", ".join(f"{name}={as_typed(settings[name])}" for name in names if name in settings)
+    """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`; of many, the chosen ones."""
+    shown = [name for name in names if name in settings]
+    if len(shown) > MAX_NAMED:
+        shown = [name for name in shown if _is_chosen(name, settings)]
+    return ", ".join(f"{name}={as_typed(settings[name])}" for name in shown)
 
 
-def baselines_of(groups: Sequence[CurveGroup]) -> dict[str, float]:
-    """Return the mean return of each controller that the runs were compared with, by its name."""
-    returns: dict[str, list[float]] = {}
-    for group in groups:
-        for run in group.runs:
-            if run.baseline is not None:
-                returns.setdefault(str(run.settings.get("baseline")), []).append(run.baseline)
-    return {printable(name): fmean(values) for name, values in returns.items()}
+def baselines_of(groups: Sequence[CurveGroup]) -> list[Baseline]:
+    """Return the controller that each group was compared with; a single one if it is that of all, and as good."""
+    compared = {}
+    for index, group in enumerate(groups):
+        returns = [run.baseline for run in group.runs if run.baseline is not None]
+        if returns:
+            name = printable(str(group.runs[0].settings.get("baseline")))
+            compared[index] = (name, fmean(returns))
+    if len(compared) == len(groups) and len(set(compared.values())) == 1:
+        return [Baseline(*compared[0], None)]
+    return [
+        Baseline(f"{name} of {groups[index].label}", mean_return, index)
+        for index, (name, mean_return) in compared.items()
+    ]
 
 
 def over_seeds(runs: Sequence[Curve]) -> Band:

@@ -24,7 +24,7 @@ from dppo.tools.curves import (
     run_folders,
 )
 from dppo.tools.pictures.comparison import draw_together
-from dppo.tools.pictures.style import IN_TRAINING, MEAN_OF_EPISODE, MEAN_RETURN, ON_EVALUATIONS
+from dppo.tools.pictures.style import MEAN_OF_EPISODE, MEAN_RETURN, ON_EVALUATIONS
 
 PROG = "dppo plot"
 DESCRIPTION = (
@@ -83,17 +83,17 @@ def plot(
     if metric == RETURN:
         are_evaluated = any(group.evaluations for group in groups)
         axis_label = MEAN_OF_EPISODE if are_evaluated else MEAN_RETURN
-    baselines = baselines_of(groups) if metric in (RETURN, EVALUATED_RETURN) else {}
+        groups = [group._replace(kind=f", {group.runs[0].training_name}") for group in groups]
+    baselines = baselines_of(groups) if metric in (RETURN, EVALUATED_RETURN) else []
     with writing(f"out={out}"):
         draw_together(groups, out, title, axis_label, over_time=over == "time", baselines=baselines)
     for group in groups:
-        kind = f", {IN_TRAINING}" if metric == RETURN else ""
-        yield f"{group}{kind}, {_last_values(group.runs)}"
+        yield f"{group}, {_last_values(group.runs)}"
         if group.evaluations:
-            evaluated = group._replace(runs=group.evaluations)
-            name = group.evaluations[0].evaluations_name
-            yield f"{evaluated}, {name}, {_last_values(evaluated.runs)}"
-    for name, mean_return in baselines.items():
+            kind = f", {group.evaluations[0].evaluations_name}"
+            evaluated = group._replace(runs=group.evaluations, kind=kind)
+            yield f"{evaluated}, {_last_values(evaluated.runs)}"
+    for name, mean_return, _ in baselines:
         yield f"your controller {name}, {ON_EVALUATIONS}: {mean_return:.4g}"
     yield f"Picture: {out}"
 

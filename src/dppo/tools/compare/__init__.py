@@ -21,6 +21,7 @@ from dppo.errors import ConfigError, counted, refuse
 from dppo.files import home_expanded
 from dppo.invocation import as_called, command
 from dppo.machine import usable_cores
+from dppo.records.closing_lines import WITHOUT_WIDE
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import new_folder, versions
@@ -316,7 +317,8 @@ def caption(options: Options, plan: Sequence[Config]) -> str:
         runs_of_first_seed = plan[: len(options.actors)]
         batch_sizes = _alternatives([config.batch_size for config in runs_of_first_seed])
         common = f"Equal segments: {segment} for each of {actor_counts} actors, so the batch is {batch_sizes} steps."
-    return f"{first_run.env_name}, {counted(options.seeds, 'seed')}. {common}"
+    left_out = f" Returns are{WITHOUT_WIDE[1:]}." if first_run.noise == "wide" else ""
+    return f"{first_run.env_name}, {counted(options.seeds, 'seed')}. {common}{left_out}"
 
 
 def _alternatives(numbers: Sequence[int]) -> str:

@@ -1,16 +1,17 @@
 """Groups of runs in one picture: each group's mean over its seeds, in a band from the lowest to the highest."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from dppo.tools.curves import Band, CurveGroup, over_seeds
+from dppo.tools.curves import Band, Baseline, CurveGroup, over_seeds
 from dppo.tools.pictures.style import (
     COLOURS,
+    DASHES,
     DPI,
     GREY,
     INK,
@@ -24,7 +25,6 @@ from dppo.tools.pictures.style import (
     two_panels,
 )
 
-DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 CAPTION_WIDTH = 125  # characters in a line
 LABEL_WIDTH = 96
 LINE_WIDTH = 1.5
@@ -79,12 +79,11 @@ def draw_together(
     label: str,
     *,
     over_time: bool,
-    baselines: Mapping[str, float],
+    baselines: Sequence[Baseline],
 ) -> None:
     """Draw groups into the PNG, SVG or PDF `path`: means over env steps or time; `label` names the values.
 
-    `baselines` are mean returns of the user's controllers, each drawn as a horizontal line. Evaluations are points in
-    the colour of the group.
+    Evaluations are points, and `baselines` horizontal lines, in the colour of their group.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -92,7 +91,7 @@ def draw_together(
     bands = [over_seeds(group.runs) for group in groups]
     scale, time_label = time_axis(*(band.seconds for band in bands))
     names = ["\n".join(textwrap.wrap(str(group), LABEL_WIDTH)) for group in groups]
-    legend_lines = sum(name.count("\n") + 1.3 for name in (*names, *baselines))
+    legend_lines = sum(name.count("\n") + 1.3 for name in names) + 1.3 * len(baselines)
     size = (8, 4 + 0.18 * legend_lines)
     with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
         figure = Figure(size, DPI, facecolor="white", layout="constrained")
@@ -110,8 +109,9 @@ def draw_together(
             }
             _draw_band(axis, x, band, shade=0.15, line=line)
         _draw_evaluations(axis, groups, scale, over_time=over_time)
-        for index, (name, mean_return) in enumerate(baselines.items()):
-            draw_baseline(axis, mean_return, f"your controller {name}", DASHES[1:][index % 2])
+        for name, mean_return, index in baselines:
+            colour = INK if index is None else COLOURS[index % len(COLOURS)]
+            draw_baseline(axis, mean_return, f"your controller {name}", colour)
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
         axis.set_xlabel(time_label if over_time else STEPS, color=INK, fontsize=9)
         axis.set_ylabel(label, color=INK, fontsize=9)

@@ -16,7 +16,6 @@ from dppo.tools.curves import RETURN, Curve, curve_of, thinned
 from dppo.tools.pictures.style import (
     COLOURS,
     GREY,
-    IN_TRAINING,
     INK,
     LEFT,
     LEGEND,
@@ -62,19 +61,19 @@ def learning_curve(training: Curve, path: Path, title: str) -> None:
     assert evaluations is not None
     scale, time_label = time_axis(training.seconds)
     figure, (over_steps, over_time) = two_panels(
-        STEPS, time_label, top=0.86, bottom=0.15, y_label=MEAN_OF_EPISODE
+        STEPS, time_label, top=0.83, bottom=0.15, y_label=MEAN_OF_EPISODE
     )
-    figure.text(LEFT, 0.92, title, fontsize=12, fontweight="bold", color=INK)
+    figure.text(LEFT, 0.94, title, fontsize=12, fontweight="bold", color=INK)
     for axis, x, unit in ((over_steps, "steps", 1.0), (over_time, "seconds", scale)):
         evaluated_at = getattr(evaluations, x) / unit
         _draw_evaluations(axis, evaluated_at, evaluations.values, training.evaluations_name)
-        _draw_training(axis, getattr(training, x) / unit, training.values)
+        _draw_training(axis, getattr(training, x) / unit, training)
         axis.set_xlim(left=0)
         if training.baseline is not None:
             draw_baseline(axis, training.baseline)
     if len(training.values) or len(evaluations.values):
         over_time.legend(
-            **LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 4}
+            **LEGEND | {"loc": "lower right", "bbox_to_anchor": (1.02, 0.98), "ncols": 2}
         )
     save(figure, path)
 
@@ -84,7 +83,8 @@ def _draw_evaluations(axis: Any, x: np.ndarray, returns: np.ndarray, name: str) 
         axis.plot(x, returns, color=COLOURS[0], linewidth=1.5, label=name, **POINTS)
 
 
-def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
+def _draw_training(axis: Any, x: np.ndarray, training: Curve) -> None:
+    returns = training.values
     if not len(returns):
         axis.text(
             0.5,
@@ -99,7 +99,8 @@ def _draw_training(axis: Any, x: np.ndarray, returns: np.ndarray) -> None:
     at = thinned(len(returns))
     blue = COLOURS[1]
     points = POINTS if len(returns) < FEW_VALUES else {}
-    axis.plot(x[at], returns[at], color=blue, alpha=0.3, linewidth=1, label=IN_TRAINING, **points)
+    pale = {"alpha": 0.3, "linewidth": 1, "label": training.training_name}
+    axis.plot(x[at], returns[at], color=blue, **pale, **points)
     axis.plot(x[at], smoothed(returns)[at], color=blue, linewidth=2, label="smoothed")
 
 

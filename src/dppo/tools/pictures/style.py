@@ -25,9 +25,8 @@ LEGEND: dict[str, Any] = {
     "labelspacing": 0.3,
 }
 ON_EVALUATIONS = "on the evaluations' episodes"
-IN_TRAINING = "training, with noise"
 MEAN_OF_EPISODE = "mean return (training: of the last 100 episodes)"
-BASELINE_DASHES = (0, (4, 2))
+DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 STEPS = "env steps"
 MEAN_RETURN = "mean training return with noise (100 episodes)"
 MAX_SECONDS_IN_S = 300  # longer times are shown in minutes
@@ -64,11 +63,11 @@ def style(axis: Any, *, labelsize: int = 9) -> None:
 
 
 def draw_baseline(
-    axis: Any, mean_return: float, name: str = "your controller", dashes: Any = BASELINE_DASHES
+    axis: Any, mean_return: float, name: str = "your controller", colour: str = INK
 ) -> None:
     """Draw the return of the user's controller as a dashed horizontal line, with its figure in the legend."""
     label = f"{name}, {ON_EVALUATIONS}: {mean_return:.4g}"
-    axis.axhline(mean_return, color=INK, linewidth=1.2, linestyle=dashes, label=label)
+    axis.axhline(mean_return, color=colour, linewidth=1.2, linestyle=DASHES[1], label=label)
 
 
 def short(value: float, _: float) -> str:

@@ -27,7 +27,7 @@ from dppo.tools.curves import (
     resumed,
     training_times,
 )
-from dppo.tools.pictures.style import IN_TRAINING, MEAN_OF_EPISODE, ON_EVALUATIONS, STEPS, time_axis
+from dppo.tools.pictures.style import MEAN_OF_EPISODE, ON_EVALUATIONS, STEPS, time_axis
 from dppo.tools.report.cards import cards
 from dppo.tools.report.charts import (
     MAX_VALUE,
@@ -279,8 +279,7 @@ def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
     """Return the mean return over env steps and over time, with marks for incidents."""
     seconds = training_times(facts.rows)
     scale, time_label = time_axis(seconds)
-    settings = {"eval_stochastic": facts.config.eval_stochastic}
-    evaluations = curve_of(facts.rows, EVALUATED_RETURN, settings)
+    evaluations = curve_of(facts.rows, EVALUATED_RETURN, plain_settings(facts.config))
     name = f"points: {evaluations.evaluations_name}"
     returns = np.clip(evaluations.values, -MAX_VALUE, MAX_VALUE)
     figures = []
@@ -295,7 +294,7 @@ def _learning(facts: Facts, columns: Columns, controller: Level | None) -> str:
                 MEAN_OF_EPISODE.capitalize(),
                 line,
                 label,
-                name=f"line: {IN_TRAINING}",
+                name=f"line: {evaluations.training_name}",
                 overlay=Overlay(marks(facts.rows, x), controller, points),
             )
             figures.append(drawn)
