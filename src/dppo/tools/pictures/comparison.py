@@ -109,8 +109,8 @@ def draw_together(
             }
             _draw_band(axis, x, band, shade=0.15, line=line)
         _draw_evaluations(axis, groups, scale, over_time=over_time)
-        for name, mean_return, index in baselines:
-            colour = INK if index is None else COLOURS[index % len(COLOURS)]
+        for name, mean_return, of_group in baselines:
+            colour = INK if of_group is None else COLOURS[of_group % len(COLOURS)]
             draw_baseline(axis, mean_return, f"your controller {name}", colour)
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
         axis.set_xlabel(time_label if over_time else STEPS, color=INK, fontsize=9)
