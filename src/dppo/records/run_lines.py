@@ -101,9 +101,7 @@ def own_state_line(config: Config) -> str:
 def branch_line(origin: LoadedCheckpoint) -> str:
     """Describe the state that a new run takes over from a checkpoint of another run, and the episodes it drops."""
     state = origin.checkpoint.state
-    samplers = origin.checkpoint.arrays["samplers"]
-    # steps of the open episode of each environment, one array for each sampler; 0: no step has been taken
-    lengths = [array for name, array in samplers.items() if name.endswith(".episode_lengths")]
+    lengths = origin.checkpoint.episode_lengths
     open_episodes = sum(int((array > 0).sum()) for array in lengths)
     dropped_steps = sum(int(array.sum()) for array in lengths)
     step = f"{state['global_step']:,}"

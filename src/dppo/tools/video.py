@@ -11,7 +11,7 @@ import numpy as np
 
 from dppo.errors import ConfigError, DppoError, counted
 from dppo.log import logger
-from dppo.records.files.disk import cause, remedy
+from dppo.records.files.disk import writing
 from dppo.user_code import in_a_line, require_package
 
 MAX_TILES = 9  # episodes side by side
@@ -77,12 +77,9 @@ class Video:
             return
         temporary = self._path.with_name(f".{self._path.stem}-{os.getpid()}.mp4")
         try:
-            facts = self._encode(temporary)
-            os.replace(temporary, self._path)
-        except OSError as error:  # errors of PyAV among them
-            raise DppoError(
-                f"{self._path}: cannot be written: {cause(error)} {remedy(error)}"
-            ) from None
+            with writing(self._path, DppoError):  # errors of PyAV are those of a disk, too
+                facts = self._encode(temporary)
+                os.replace(temporary, self._path)
         finally:
             temporary.unlink(missing_ok=True)
         num_episodes = sum(map(bool, self._images))

@@ -43,6 +43,12 @@ class Checkpoint:
     state: dict[str, Any]
     """JSON values: iteration, global_step, config, versions ... Floats are restored exactly, NaN included."""
 
+    @property
+    def episode_lengths(self) -> list[np.ndarray]:
+        """Steps of the open episode of each environment, an array for each sampler; 0: no step has been taken."""
+        samplers = self.arrays.get("samplers", {})
+        return [array for name, array in samplers.items() if name.endswith(".episode_lengths")]
+
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:

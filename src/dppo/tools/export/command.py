@@ -1,6 +1,7 @@
 """`dppo export`: write a trained policy as ONNX, or with a model card as a folder for Hugging Face."""
 
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from dppo.commands.flags import TRUST, Parser, UsageError
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.invocation import as_called
 from dppo.records.terminal.streams import PatientStream, ShowLog
-from dppo.tools.export.policies import export_folder, export_onnx, load_trusted
+from dppo.tools.export.policies import export_folder, export_onnx
 
 PROG = "dppo export"
 DESCRIPTION = (
@@ -31,7 +32,9 @@ def main(argv: list[str]) -> int:
             f"{len(words)} words instead of RUN and a target. For example: {as_called(PROG)} runs/NAME policy.onnx"
         )
     run, target = words
+    export: Callable[..., str] = export_folder
     if Path(target).suffix == ".onnx":
+        export = export_onnx
         if "episodes" in flags:
             raise UsageError(
                 "--episodes has no effect on an ONNX file, only on a FOLDER/. Leave it out."
@@ -42,8 +45,5 @@ def main(argv: list[str]) -> int:
         )
     with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
         show_log.start()
-        if Path(target).suffix == ".onnx":
-            print(export_onnx(load_trusted(run, **flags), target))
-        else:
-            print(export_folder(run, target, **flags))
+        print(export(run, target, **flags))
     return 0

@@ -63,19 +63,10 @@ FIGURES = {
 }
 
 
-def load_trusted(
-    run: str | Path, model: ModelClass | None = None, *, trust: bool = False
-) -> Policy:
-    """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`.
-
-    Raise NotBetter if the run deploys its baseline: a controller is Python code, which cannot be exported.
-    """
-    return _trusted(read_exported(run), run, model, trust=trust)
-
-
 def _trusted(
     run_files: LoadedCheckpoint, run: str | Path, model: ModelClass | None, *, trust: bool
 ) -> Policy:
+    """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
     log_if_training(user_path(run), run_files)
     named_by_caller = () if model is None else ("model",)
     require_trust({"model": model_name(run_files, model)}, named_by_caller, run, trust=trust)
@@ -83,7 +74,10 @@ def _trusted(
 
 
 def read_exported(run: str | Path) -> LoadedCheckpoint:
-    """Return the checkpoint that a run deploys, or the one that `run` names; raise as `load_trusted`."""
+    """Return the checkpoint that a run deploys, or the one that `run` names.
+
+    Raise NotBetter if the run deploys its baseline: a controller is Python code, which cannot be exported.
+    """
     try:
         return read(run)
     except NotBetter as error:
@@ -93,7 +87,13 @@ def read_exported(run: str | Path) -> LoadedCheckpoint:
         ) from None
 
 
-def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = False) -> str:
+def export_onnx(
+    policy: Policy | str | Path,
+    path: str | Path,
+    *,
+    model: ModelClass | None = None,
+    trust: bool = False,
+) -> str:
     """Write a policy to an ONNX file: observations in, the most likely actions out; return the facts in words.
 
     The file does all that `Policy.act` does: normalizer, network, mask, memory and bounds of the actions. Its inputs
@@ -102,6 +102,7 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
 
     Args:
         policy: a policy, or the folder of a run, or one of its checkpoints.
+        model: the class of the run's own network, in place of the one that the checkpoint names.
         trust: import the network of your own that a run's folder names.
 
     Raises:
@@ -112,7 +113,7 @@ def export_onnx(policy: Policy | str | Path, path: str | Path, *, trust: bool = 
     for package in ("onnx", "onnxscript"):
         require_package("an ONNX file", package, "onnx onnxscript onnxruntime")
     if not isinstance(policy, Policy):
-        policy = load_trusted(policy, trust=trust)
+        policy = _trusted(read_exported(policy), policy, model, trust=trust)
     from dppo.tools.export.modules import ExportedPolicy
 
     module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)

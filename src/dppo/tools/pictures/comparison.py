@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dppo.tools.curves import Band, Baseline, CurveGroup, over_seeds
+from dppo.tools.curves import Band, Baseline, Curve, CurveGroup, over_seeds
 from dppo.tools.pictures.style import (
     COLOURS,
     DASHES,
@@ -41,19 +41,17 @@ def compare_figure(
     bands = [over_seeds(group.runs) for group in groups]
     scale, time_label = time_axis(*(band.seconds for band in bands))
     figure, (over_time, over_steps) = two_panels(time_label, STEPS, top=0.77, bottom=0.22)
-    first_time = mean_time_to(groups[0], bands[0], target)
-    for index, (group, band, width) in enumerate(
-        zip(groups, bands, _line_widths(bands), strict=True)
-    ):
-        time = mean_time_to(group, band, target)
-        seconds = band.seconds / scale
+    times = [mean_time_to(group, band, target) for group, band in zip(groups, bands, strict=True)]
+    names = [
+        group.label + legend_time(time, times[0], target, noise=group.noise)
+        for group, time in zip(groups, times, strict=True)
+    ]
+    _draw_bands(over_time, bands, names, scale, shade=0.15)
+    _draw_bands(over_steps, bands, names, None, shade=0.25 / len(groups))
+    for index, (band, time) in enumerate(zip(bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
-        label = group.label + legend_time(time, first_time, target, noise=group.noise)
-        line = {"color": colour, "linewidth": LINE_WIDTH, "label": label}
-        _draw_band(over_time, seconds, band, shade=0.15, line=line)
-        over_time.plot(seconds[-1:], band.mean[-1:], "o", color=colour, markersize=5)
-        line = {"color": colour, "linewidth": width}
-        _draw_band(over_steps, band.steps, band, shade=0.25 / len(groups), line=line)
+        ends = (band.seconds[-1:] / scale, band.mean[-1:])
+        over_time.plot(*ends, "o", color=colour, markersize=5)
         if target is not None and time is not None:
             over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
     for axis, title in ((over_time, "Over training time"), (over_steps, "Over env steps")):
@@ -97,18 +95,9 @@ def draw_together(
         figure = Figure(size, DPI, facecolor="white", layout="constrained")
         axis = figure.add_subplot()
         style(axis)
-        widths = [LINE_WIDTH for _ in bands] if over_time else _line_widths(bands)
-        for index, (band, name, width) in enumerate(zip(bands, names, widths, strict=True)):
-            x = band.seconds / scale if over_time else band.steps
-            line = {
-                "linewidth": width,
-                "color": COLOURS[index % len(COLOURS)],
-                "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
-                "marker": "o" if len(x) == 1 else None,
-                "label": name,
-            }
-            _draw_band(axis, x, band, shade=0.15, line=line)
-        _draw_evaluations(axis, groups, scale, over_time=over_time)
+        unit = scale if over_time else None
+        _draw_bands(axis, bands, names, unit, shade=0.15)
+        _draw_evaluations(axis, groups, unit)
         for name, mean_return, of_group in baselines:
             colour = INK if of_group is None else COLOURS[of_group % len(COLOURS)]
             draw_baseline(axis, mean_return, f"your controller {name}", colour)
@@ -119,18 +108,16 @@ def draw_together(
         save(figure, path)
 
 
-def _draw_evaluations(
-    axis: Any, groups: Sequence[CurveGroup], scale: float, *, over_time: bool
-) -> None:
+def _draw_evaluations(axis: Any, groups: Sequence[CurveGroup], unit: float | None) -> None:
     labels = set[str]()
     for index, group in enumerate(groups):
         for evaluations in group.evaluations:
-            x = evaluations.seconds / scale if over_time else evaluations.steps
             colour = COLOURS[index % len(COLOURS)]
             points = {"color": colour, "markeredgecolor": "white", "markersize": 6}
             name = f"points: {evaluations.evaluations_name}"
             prefix = "_" if name in labels else ""  # names with this prefix are not in a legend
             labels.add(name)
+            x = _places(evaluations, unit)
             axis.plot(x, evaluations.values, "o", label=prefix + name, **points)
 
 
@@ -183,6 +170,22 @@ def _line_widths(bands: Sequence[Band]) -> list[float]:
     ]
 
 
-def _draw_band(axis: Any, x: np.ndarray, band: Band, shade: float, line: dict[str, Any]) -> None:
-    axis.fill_between(x, band.low, band.high, color=line["color"], alpha=shade, linewidth=0)
-    axis.plot(x, band.mean, **line)
+def _draw_bands(
+    axis: Any, bands: Sequence[Band], names: Sequence[str], unit: float | None, shade: float
+) -> None:
+    """Draw means and spreads over time, in a unit of so many seconds, or without one over env steps."""
+    widths = _line_widths(bands) if unit is None else [LINE_WIDTH for _ in bands]
+    for index, (band, name, width) in enumerate(zip(bands, names, widths, strict=True)):
+        x = _places(band, unit)
+        colour = COLOURS[index % len(COLOURS)]
+        line = {
+            "linewidth": width,
+            "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
+            "marker": "o" if len(x) == 1 else None,
+        }
+        axis.fill_between(x, band.low, band.high, color=colour, alpha=shade, linewidth=0)
+        axis.plot(x, band.mean, color=colour, label=name, **line)
+
+
+def _places(points: Band | Curve, unit: float | None) -> np.ndarray:
+    return points.steps if unit is None else points.seconds / unit

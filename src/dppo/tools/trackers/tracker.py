@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from dppo.config import Config
 from dppo.errors import ConfigError
@@ -24,6 +23,7 @@ from dppo.user_code import in_a_line
 CLOSE_S = 30.0  # longest wait for the last rows at the end of a run
 CHECK_S = 20.0  # longest wait for a tracker before the run starts
 IDS_FILE = "trackers.json"  # in the folder of a run: the run's id in each tracker
+WRITING_IDS = threading.Lock()
 VALID_ID = re.compile(r"[\w-]{1,64}")
 
 
@@ -38,7 +38,7 @@ def trackers(
     """
     names = list(dict.fromkeys(config.track))
     backends = {name: backend(name) for name in names}
-    ids = TrackerIds()
+    ids = dict[str, str]()
     observers = list[Observer]()
     for name in names:
         place = f"the server of {name}"
@@ -63,26 +63,12 @@ def _check(name: str, kind: type[Backend], thread: OutsideThread) -> None:
     raise ConfigError(f"track={name}: {problem}. {kind.remedy}")
 
 
-class TrackerIds:
-    """The ids of a run by tracker, in a file of the run folder that all trackers of the run share."""
-
-    def __init__(self) -> None:
-        self._by_name = dict[str, str]()
-        self._lock = threading.Lock()
-
-    @staticmethod
-    def read(run: RunInfo) -> dict[str, str]:
-        """Return the ids of a run that is resumed; none if the file is damaged, perhaps by another program."""
-        if run.resumed_at is None:
-            return {}
-        ids = json_in(run.run_dir / IDS_FILE).items()
-        return {name: str(run_id) for name, run_id in ids if VALID_ID.fullmatch(str(run_id))}
-
-    def write(self, path: Path, earlier: dict[str, str], name: str, run_id: str) -> None:
-        """Write the known ids, with the id of the tracker `name`."""
-        with self._lock:
-            self._by_name = earlier | self._by_name | {name: run_id}
-            write_file(path, json.dumps(self._by_name).encode())
+def earlier_ids(run: RunInfo) -> dict[str, str]:
+    """Return the ids of a run that is resumed; none if the file is damaged, perhaps by another program."""
+    if run.resumed_at is None:
+        return {}
+    ids = json_in(run.run_dir / IDS_FILE).items()
+    return {name: str(run_id) for name, run_id in ids if VALID_ID.fullmatch(str(run_id))}
 
 
 @dataclass(eq=False)
@@ -92,7 +78,8 @@ class Tracker(Observer):
     name: str
     kind: type[Backend]
     thread: OutsideThread
-    ids: TrackerIds
+    ids: dict[str, str]
+    """The ids of this call by tracker, which all trackers of the run share."""
     _run: Backend | None = field(default=None, init=False)
     _problem: str = field(default="", init=False)
 
@@ -120,9 +107,11 @@ class Tracker(Observer):
         self.thread.post("beginning a run", partial(self._try, self._begin, run))
 
     def _begin(self, run: RunInfo) -> None:
-        ids = TrackerIds.read(run)
-        self._run = self.kind(run, ids.get(self.name))
-        self.ids.write(run.run_dir / IDS_FILE, ids, self.name, self._run.id)
+        earlier = earlier_ids(run)
+        self._run = self.kind(run, earlier.get(self.name))
+        with WRITING_IDS:
+            self.ids[self.name] = self._run.id
+            write_file(run.run_dir / IDS_FILE, json.dumps(earlier | self.ids).encode())
         logger.info("%s: %s", self.name, self._run.place)
 
     def on_iteration(self, row: dict[str, float]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from dppo.config.groups import flattened
@@ -10,7 +11,7 @@ from dppo.config.reading import read_settings, versions_in
 from dppo.errors import ConfigError
 from dppo.numerics.fingerprint import Fingerprint
 from dppo.records.files import checkpoint as checkpoints
-from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
+from dppo.records.files.checkpoint import LoadedCheckpoint
 from dppo.records.files.run_files import CONFIG, read_run_file
 from dppo.records.metrics.reading import parsed
 from dppo.tools.diff import differing
@@ -39,22 +40,18 @@ class Stretch:
 
 def stretches_of(run: Path) -> list[Stretch]:
     """Return the stretches between the checkpoints of a run, in order; raise CheckpointError if one is damaged."""
-    stretches = []
-    before = None
+    return [
+        Stretch(start, end, iteration + 1, last, open_steps)
+        for (start, iteration, open_steps), (end, last, _) in pairwise(_places(run))
+    ]
+
+
+def _places(run: Path) -> Iterator[tuple[Path, int, int]]:
+    """Yield each checkpoint, its iteration, and the env steps of its open episodes."""
     for path in checkpoints.paths_in(run):
         checkpoint = checkpoints.load(path)
-        place = (path, checkpoint.state["iteration"], _open_steps(checkpoint))
-        if before is not None:
-            start, iteration, open_steps = before
-            stretches.append(Stretch(start, path, iteration + 1, place[1], open_steps))
-        before = place
-    return stretches
-
-
-def _open_steps(checkpoint: Checkpoint) -> int:
-    samplers = checkpoint.arrays.get("samplers", {})
-    lengths = [array for name, array in samplers.items() if name.endswith(".episode_lengths")]
-    return int(sum(array.sum() for array in lengths))
+        open_steps = sum(int(lengths.sum()) for lengths in checkpoint.episode_lengths)
+        yield path, checkpoint.state["iteration"], open_steps
 
 
 def changed_files(run: Path, newest: LoadedCheckpoint) -> Iterator[str]:
