@@ -92,14 +92,18 @@ class LearningNotes(Observer):
     def __init__(
         self,
         config: Config,
-        actions: Actions,
+        actions: Actions | None,
         rows: Iterable[Row] = (),
         solved_at: float | None = None,
     ) -> None:
         """Start after the earlier `rows` of a resumed run; notes that were due there are not repeated.
 
-        `solved_at` is the mean return from which on the task counts as solved, if it is known.
+        `actions` are None if they are not known. `solved_at` is the mean return from which on the task counts as
+        solved, if it is known.
         """
+        self.action_dims = 1  # a guess
+        if actions is not None:
+            self.action_dims = continuous_width(actions)
         self._config = config
         self._actions = actions
         self._solved_at = solved_at
@@ -109,7 +113,7 @@ class LearningNotes(Observer):
         is_ppo = config.algo == "ppo"
         self._entropy_weight = 0.0
         if is_ppo:
-            self._entropy_weight = value_of("ent_coef", config, continuous_width(actions))
+            self._entropy_weight = value_of("ent_coef", config, self.action_dims)
         self._explore = "ent_coef" if is_ppo else "noise=wide"
         self._first_entropy = math.nan
         self._first_return = math.nan  # mean return once there are MIN_EPISODES
@@ -246,7 +250,7 @@ def _keep(score: Score | None, scores: list[Score]) -> None:
 class _Certainty:
     """The entropy below which a policy is as good as deterministic."""
 
-    def __init__(self, actions: Actions) -> None:
+    def __init__(self, actions: Actions | None) -> None:
         self._share_of_first = CERTAIN
         self._offset = 0.0
         self._min_fall = 0.0
@@ -256,8 +260,8 @@ class _Certainty:
             self._share_of_first = 0.0
             self._offset = actions.width * 0.5 * math.log(2 * math.pi * math.e * NARROW_STD**2)
             self._min_fall = MIN_ENTROPY_FALL * actions.width
-        elif any(boxes(actions)):
-            # Discrete and continuous actions side by side: no threshold is known, and nothing is below NaN.
+        elif actions is None or any(boxes(actions)):
+            # Unknown actions, or discrete and continuous ones: no threshold is known, and nothing is below NaN.
             self._share_of_first = math.nan
 
     def reached(self, entropy: float, first_entropy: float) -> bool:

@@ -12,10 +12,9 @@ from dppo.records.bottleneck import MIN_GAIN, TimeSplit, bottleneck_line, times_
 from dppo.records.files.checkpoint import find
 from dppo.records.files.lock import training_notes
 from dppo.records.files.run_folder import stored_config
-from dppo.records.flat import Score, flat_note
 from dppo.records.metrics.reading import Row, Rows, read_metrics
 from dppo.records.notes import LearningNotes
-from dppo.spaces.actions import actions_from_json, continuous_width
+from dppo.spaces.actions import actions_from_json
 from dppo.tools.doctor.speed import Findings
 
 LONGER = "longer segments (--num-steps)"
@@ -40,22 +39,18 @@ def of_run(run: Path, rows: Rows | None = None) -> Findings:
         rows = read_metrics(run)
     for note in training_notes(run):
         yield "note", note
-    # a guess, until the actions are known
-    epochs = value_of("update_epochs", config, action_dims=1)
     actions = None
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(find(run).checkpoint.state["model"]["actions"])
-        epochs = value_of("update_epochs", config, continuous_width(actions))
-        notes = LearningNotes(config, actions)
+    notes = LearningNotes(config, actions, solved_at=solved_at(config.env_name))
+    with suppress(KeyError, TypeError, ValueError):  # rows of another version, or of another author
         for row in rows:
             for note in notes.follow(row):
                 yield "warning", note
-    scores = [score for score in map(Score.of_row, rows) if score is not None]
-    evaluations = [score for score in map(Score.of_evaluation, rows) if score is not None]
-    flat = flat_note(scores, config, actions, solved_at(config.env_name), evaluations)
-    if flat is not None:
-        yield "warning", flat
-    with suppress(KeyError):  # rows of another version, or of another author
+    for note in notes.closing_notes():
+        yield "warning", note
+    with suppress(KeyError):
+        epochs = value_of("update_epochs", config, notes.action_dims)
         yield from _time_findings(rows, config, epochs)
     if rows:
         yield from _incident_findings(run, rows[-1])
