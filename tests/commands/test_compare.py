@@ -239,8 +239,15 @@ def test_different_weights_fail_loudly(desk: Path, typed: Typed, ray_session: No
     assert figures()["same_weights"] is False
 
 
-def test_folders_of_runs_are_compared_by_another_command(desk: Path, refused: Typed) -> None:
+@pytest.mark.parametrize("command", ["train", "tune", "compare"])
+def test_folders_of_runs_are_compared_by_another_command(
+    command: str, desk: Path, refused: Typed
+) -> None:
     for name in ("a", "b"):
         (desk / name).mkdir()
-    assert "a, b: are folders. To compare runs: dppo plot a b" in refused("compare a b")
-    assert "takes one ENV_ID" in refused("compare a c")
+    words = "a, b: no environment, but the folder of a run. To compare runs, use `dppo plot a b`; "
+    assert words in refused(f"{command} a b")
+    assert "takes one ENV_ID" in refused(f"{command} a c")
+    (desk / "a/config.yaml").touch()
+    assert "`; to continue one, `dppo train --resume a`." in refused(f"{command} a")
+    assert "a, b: no environment" not in refused(f"{command} E-v0 --init-from a")

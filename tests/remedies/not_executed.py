@@ -181,7 +181,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/tune.py: {}: no trial has finished with an episode. Raise `total_timesteps`, with another --out.",
     ),
     "carried out by tests/commands/test_plot.py": (
-        "tools/compare/__init__.py: To compare runs that exist",
+        "commands/flags.py: {}: no environment, but the folder of a run.",
         "tools/curves.py: metric={}: is not in {}. Did you mean {}?",
         "tools/plot.py: label={}: pass one name for each line",
     ),

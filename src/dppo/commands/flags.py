@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from dppo.config.parts import (
 from dppo.errors import ConfigError, DppoError, printable, unknown_name
 from dppo.files import home_expanded
 from dppo.invocation import as_called, command, flag
+from dppo.records.files.run_files import CONFIG
 
 WIDTH = 80
 
@@ -186,11 +188,14 @@ def is_help(argv: Sequence[str]) -> bool:
 
 
 def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
-    """Return the word beside the flags, or None if there is none; raise a UsageError if there are more."""
+    """Return the word beside the flags, or None if there is none; raise a UsageError for more, and for runs."""
+    is_run = len(words) == 1 and (Path(words[0]) / CONFIG).exists()
+    if name == "ENV_ID" and (is_run or len(words) > 1) and all(map(os.path.isdir, words)):
+        raise UsageError(
+            f"{', '.join(words)}: no environment, but the folder of a run. To compare runs, use "
+            f"`{command('plot', *words)}`; to continue one, `{command('train', '--resume', words[0])}`."
+        )
     if len(words) > 1:
-        if name == "ENV_ID" and all(Path(word).is_dir() for word in words):
-            runs = command("plot", *words)
-            raise UsageError(f"{', '.join(words)}: are folders. To compare runs: {runs}")
         fact = f"{as_called(prog)} takes one {name}, here {words[0]!r}"
         raise UsageError(f"unexpected argument {words[1]!r}: {fact}. Switches take no value.")
     return next(iter(words), None)

@@ -12,18 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dppo.commands.flags import UsageError
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config, plain_settings
 from dppo.config.resume import leave_out_ineffective
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, counted, refuse
-from dppo.files import home_expanded
-from dppo.invocation import as_called, command
 from dppo.machine import usable_cores
 from dppo.records.closing_lines import WITHOUT_WIDE
 from dppo.records.files.disk import make_folder, write_file, writing
-from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import new_folder, versions
 from dppo.records.terminal.figures import duration
 from dppo.signals import INTERRUPTIONS, raise_if_signal
@@ -214,7 +210,6 @@ def _write_json(
 
 def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     """Return the options of the comparison, and unchecked settings; raise as `Command.split` and `arguments_of`."""
-    _refuse_runs(argv)
     flags_of_comparison, flags, env_id = COMMAND.split(argv)
     options = Options(**flags_of_comparison)
     refuse(_invalid(options, flags))
@@ -224,16 +219,6 @@ def parse(argv: list[str]) -> tuple[Options, dict[str, Any]]:
     for note in training.notes:
         print(note, file=sys.stderr)
     return options, training.settings
-
-
-def _refuse_runs(argv: list[str]) -> None:
-    """Raise a UsageError if a word is the folder of an existing run, which `dppo plot` draws."""
-    runs = [word for word in argv if (Path(home_expanded(word)) / CONFIG).is_file()]
-    if runs:
-        raise UsageError(
-            f"{runs[0]} is the folder of a run, and {as_called(COMMAND.prog)} trains new ones. "
-            f"To compare runs that exist, use `{command('plot', *runs)}`."
-        )
 
 
 def _invalid(options: Options, settings: Collection[str]) -> Iterator[ConfigError]:
