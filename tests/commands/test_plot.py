@@ -17,9 +17,9 @@ from remedies import executes
 from dppo.config import Config, plain_settings
 from dppo.tools.curves import (
     RETURN,
-    Baseline,
     Curve,
     CurveGroup,
+    DrawnBaseline,
     curve_of,
     grouped_by_settings,
     interval,
@@ -192,7 +192,12 @@ def test_a_picture_of_many_long_labels_is_drawn_with_a_place_for_each(
         groups.append(CurveGroup(f"{number} {LONG_LABEL}", [flat]))
     path = tmp_path / "a.png"
     draw_together(
-        groups, path, "$title", "metric", over_time=True, baselines=[Baseline("pi:PI", 0.5, None)]
+        groups,
+        path,
+        "$title",
+        "metric",
+        over_time=True,
+        baselines=[DrawnBaseline("pi:PI", 0.5, None)],
     )
 
     [figure] = drawn

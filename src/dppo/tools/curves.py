@@ -66,7 +66,7 @@ class Curve(NamedTuple):
         return float(reached[0]) if len(reached) else None
 
 
-class Baseline(NamedTuple):
+class DrawnBaseline(NamedTuple):
     """The user's controller, which some groups of runs were compared with."""
 
     name: str
@@ -278,7 +278,7 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={as_typed(settings[name])}" for name in shown)
 
 
-def baselines_of(groups: Sequence[CurveGroup]) -> list[Baseline]:
+def baselines_of(groups: Sequence[CurveGroup]) -> list[DrawnBaseline]:
     """Return the controller that each group was compared with; a single one if it is that of all, and as good."""
     compared = {}
     for index, group in enumerate(groups):
@@ -287,9 +287,9 @@ def baselines_of(groups: Sequence[CurveGroup]) -> list[Baseline]:
             name = printable(str(group.runs[0].settings.get("baseline")))
             compared[index] = (name, fmean(returns))
     if len(compared) == len(groups) and len(set(compared.values())) == 1:
-        return [Baseline(*compared[0], None)]
+        return [DrawnBaseline(*compared[0], None)]
     return [
-        Baseline(f"{name} of {groups[index].label}", mean_return, index)
+        DrawnBaseline(f"{name} of {groups[index].label}", mean_return, index)
         for index, (name, mean_return) in compared.items()
     ]
 

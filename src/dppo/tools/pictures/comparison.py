@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dppo.tools.curves import Band, Baseline, Curve, CurveGroup, over_seeds
+from dppo.tools.curves import Band, Curve, CurveGroup, DrawnBaseline, over_seeds
 from dppo.tools.pictures.style import (
     COLOURS,
     DASHES,
@@ -77,7 +77,7 @@ def draw_together(
     label: str,
     *,
     over_time: bool,
-    baselines: Sequence[Baseline],
+    baselines: Sequence[DrawnBaseline],
 ) -> None:
     """Draw groups into the PNG, SVG or PDF `path`: means over env steps or time; `label` names the values.
 
