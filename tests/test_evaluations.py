@@ -380,7 +380,9 @@ def test_a_policy_is_evaluated_and_episodes_are_replayed_on_one_core_as_in_a_run
         assert Cores.threads == {1, 2}
 
 
-def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> None:
+def test_episodes_that_fail_are_left_out_counted_once_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unreliable: dict[str, Any] = {"env_id": "worlds.faulty:Unreliable", "eval_episodes": 12}
     config = settings(tmp_path / "run", **unreliable, eval_env_kwargs={"steps": 0.02})
     recorder = Recorder()
@@ -395,6 +397,13 @@ def test_episodes_that_fail_are_left_out_counted_and_said(tmp_path: Path) -> Non
     so_far = [*accumulate(12 - row["eval/episodes"] for row in rows.values())]
     due = [row for row in result.metrics if row["iteration"] in DUE]
     assert [row.get("incidents/evaluation_fault", 0) for row in due] == so_far
+
+    stop_in_episode(12 * len(DUE) - 1, monkeypatch)
+    config = settings(tmp_path / "again", **unreliable, eval_env_kwargs={"steps": 0.02})
+    stopped = dppo.train(config)
+    assert stopped.stopped_by == "SIGTERM"
+    again = dppo.train(config, resume=stopped)
+    assert (evaluations(again), again.incidents) == (rows, result.incidents)
 
     notes_of_faults = [text for text in notes.texts if "is left out" in text]
     assert len(notes_of_faults) == 3

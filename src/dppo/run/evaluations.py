@@ -295,6 +295,8 @@ class Evaluations(Observer):
                         pass
         except ClusterError as error:  # Ray is gone, and the run has ended
             logger.warning("evaluation after %s is left out: %s", self.describe_open(), error)
+            for evaluation in self._open.values():
+                self._count_faults(evaluation)
             self._open.clear()
         if wait:
             self._waited_s += time.monotonic() - began
@@ -361,6 +363,7 @@ class Evaluations(Observer):
         if not baseline.play.is_played:
             return
         baseline.finish()
+        self._count_faults(baseline.play)
         try:
             call_disk(self._disk, f"writing {BASELINE}", baseline.store)
         except (CheckpointError, OSError) as error:
@@ -376,6 +379,7 @@ class Evaluations(Observer):
         results = []
         for number in over:
             evaluation = self._open.pop(number)
+            self._count_faults(evaluation)
             result = result_of(number, evaluation, self._baseline, self._config, self._actions)
             self._keep_score(result)
             self._keep_element_at_bound(evaluation.name, result)
@@ -423,10 +427,13 @@ class Evaluations(Observer):
         self._faults += 1
         if self._faults <= MAX_LOGGED_FAULTS:
             logger.warning("%s", text.partition("\n")[0])
-        fault = Incident(IncidentKind.EVALUATION_FAULT, text)
-        self._learner.count(fault)
-        for observer in self._observers:
-            observer.on_incident(fault)
+        evaluation.faults.append(Incident(IncidentKind.EVALUATION_FAULT, text))
+
+    def _count_faults(self, evaluation: OpenEvaluation) -> None:
+        for fault in evaluation.faults:
+            self._learner.count(fault)
+            for observer in self._observers:
+                observer.on_incident(fault)
 
     def _keep_score(self, result: EvaluationResult) -> None:
         """Compare a result with the best one, unless it has no episodes, or no checkpoint."""

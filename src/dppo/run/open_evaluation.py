@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
-from dppo.ppo.exchange.records import Episode
+from dppo.ppo.exchange.records import Episode, Incident
 
 
 @dataclass(slots=True)
@@ -21,6 +21,8 @@ class OpenEvaluation:
     began: float = field(default_factory=time.monotonic)
     played: dict[int, Episode | None] = field(default_factory=dict)
     """Episodes by index; None for an episode that failed."""
+    faults: list[Incident] = field(default_factory=list)
+    """Faults of these, counted at the end: a resumed run repeats an evaluation that is not over."""
 
     def episodes(self) -> list[Episode]:
         """The episodes that have not failed, in their order."""
