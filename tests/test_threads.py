@@ -256,6 +256,12 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     assert 0 < rebuilt.used <= 1
     assert record.look().moves >= 4 + 4 + open_steps + 2 * 20
 
+    for thread in host._threads.values():
+        with thread.progress.restarting():
+            pass
+    host._look([], [])
+    assert record.look().restarts == 2
+
     host.close()
     plain.close()
 

@@ -72,7 +72,7 @@ def test_progress_names_the_phase_and_the_sampler(phase: Phase, words: str) -> N
     assert str(record.look()) == words
 
 
-def test_a_restart_in_the_background_does_not_change_what_the_process_does_meanwhile() -> None:
+def test_a_restart_in_the_background_is_counted_and_does_not_change_what_the_process_does() -> None:
     record = ActivityRecord()
     record.enter(place_of(Phase.STEP, 3, 1), 7, 2)
     with record.restarting():
@@ -83,6 +83,9 @@ def test_a_restart_in_the_background_does_not_change_what_the_process_does_meanw
         # the first program has not started yet
         assert str(record.look()) == "restarting the program of env 0 of sampler 3"
     assert str(record.look()) == "resetting env 0 of sampler 3, episode 8"
+    assert record.look().restarts == 2
+    record.begin()
+    assert record.look().restarts == 0
 
 
 STUCK = """

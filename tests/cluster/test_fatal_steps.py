@@ -63,6 +63,18 @@ def test_a_step_in_which_each_process_is_lost_is_left_out_until_its_segment_arri
     assert driver.fatal() == {}
 
 
+def test_programs_that_a_lost_process_has_restarted_since_its_last_answer_are_counted() -> None:
+    driver = Fated()
+    activity = Activity(9, 0, Phase.STEP, 1, 0, 0, 0, restarts=2)
+    driver.on(Died(Process(0, 1), "died", activity=activity))
+    driver.wait(10)
+    driver.start(0, 2)
+    driver.answer()
+    driver.on(Died(Process(0, 2), "died", activity=activity))
+    kinds = [log.incident.kind for log in driver.incidents() if log.incident is not None]
+    assert kinds == ["actor_lost", "program_restarted", "program_restarted", "actor_lost"]
+
+
 def test_a_reset_is_left_out_as_well() -> None:
     driver = Fated()
     for _ in range(LOSSES):

@@ -403,7 +403,10 @@ class CollectionEngine:
             activity: the last one of the process, if it is known better than by the last look.
         """
         is_unwanted = actor.unwanted
-        place = place_in(activity or actor.deadline.progress)
+        activity = activity or actor.deadline.progress
+        place = place_in(activity)
+        # programs started again, which the answer would have reported
+        restarts = activity.restarts if activity is not None and actor.queue else 0
         self._replace(actor, now)
         if is_unwanted:
             return
@@ -418,3 +421,7 @@ class CollectionEngine:
         delay_s = delay_before(max(1, actor.losses))
         actor.start_at = now + delay_s
         self._commands.append(Log(describe_loss(message, delay_s), Incident(kind, message)))
+        restart = Incident(
+            IncidentKind.PROGRAM_RESTARTED, f"{message}; before, a program restarted"
+        )
+        self._commands += [Log("", restart)] * restarts

@@ -53,6 +53,8 @@ class Activity:
     """Steps of that episode before the current one."""
     environments: int = 0
     """Environments that the process has made so far."""
+    restarts: int = 0
+    """Programs that were started again for the current question."""
 
     def __str__(self) -> str:
         is_built = self.phase not in STARTS
@@ -77,9 +79,10 @@ class Activity:
         return text
 
 
-CELLS = 9  # int64 each
+CELLS = 10  # int64 each
 BYTES = 8 * CELLS
-_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY, _STEPS, _EPISODE, _LENGTH, _MADE = range(CELLS)
+_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY = range(5)
+_STEPS, _EPISODE, _LENGTH, _MADE, _RESTARTS = range(5, CELLS)
 
 
 class ActivityRecord:
@@ -111,6 +114,7 @@ class ActivityRecord:
         cells[_REPLAYED] = 0
         cells[_TO_REPLAY] = to_replay
         cells[_STEPS] = 0
+        cells[_RESTARTS] = 0
         self.replay_s = 0.0
 
     def enter(self, place: int, episode: int = 0, length: int = 0) -> None:
@@ -149,6 +153,7 @@ class ActivityRecord:
 
         with self._lock:
             self._num_restarting += 1
+            cells[_RESTARTS] += 1
             show()
         try:
             yield show
@@ -169,7 +174,13 @@ class ActivityRecord:
             self._on_step(self._cells[_STEPS])
 
     def show(
-        self, moves: int, environments: int, busy: Activity | None, replayed: int, steps: int
+        self,
+        moves: int,
+        environments: int,
+        busy: Activity | None,
+        replayed: int,
+        steps: int,
+        restarts: int,
     ) -> None:
         """Record the sums over several threads, which have records of their own, and the activity of a busy one."""
         cells = self._cells
@@ -185,6 +196,7 @@ class ActivityRecord:
             is_replaying = is_replaying or busy.phase is Phase.REPLAY
         cells[_MOVES] = moves
         cells[_MADE] = environments
+        cells[_RESTARTS] = restarts
         cells[_REPLAYED] = replayed
         cells[_STEPS] = steps
         if is_replaying and replayed < cells[_TO_REPLAY]:

@@ -33,8 +33,10 @@ from dppo.envs.sub_envs.choice import adapted, check_size, make_all, sub_envs_of
 from dppo.envs.sub_envs.joint import JointEnv
 from dppo.envs.threads import EnvThread
 from dppo.errors import ConfigError, EnvironmentFault
+from dppo.hosts.keeper import MARKER
 from dppo.hosts.plans import SamplerPlan, TrainerPlan
 from dppo.hosts.sac import check_actions, check_observations
+from dppo.log import logger
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.noise import PinkNoise, WhiteNoise
 from dppo.ppo.acting.sampler import Exploration, PPOSampler
@@ -221,6 +223,8 @@ def _make_in_turn(
 
     def note_restart(reason: str) -> None:
         message = f"{owner}: {reason}"
+        if MARKER in os.environ:  # for the log of an actor, which may be lost with its answer
+            logger.warning("%s", message)
         restarts.append(Incident(IncidentKind.PROGRAM_RESTARTED, message, env_index))
 
     instance = Instance(

@@ -322,7 +322,8 @@ class ThreadedHost:
         steps = sum(look.steps for look in looks)
         steps += sum(report.steps for report in finished_reports)
         first_busy = looks[0] if looks else None
-        self._progress.show(moves, environments, first_busy, replayed, steps)
+        restarts = sum(look.restarts for look in all_looks)
+        self._progress.show(moves, environments, first_busy, replayed, steps, restarts)
 
 
 def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:

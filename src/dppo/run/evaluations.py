@@ -25,13 +25,7 @@ from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.policies.arguments import summary
 from dppo.policies.bounds import ElementAtBound
-from dppo.ppo.exchange.records import (
-    ControllerTurn,
-    Episode,
-    Incident,
-    IncidentKind,
-    PolicySnapshot,
-)
+from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.run_files import BASELINE, CHECKPOINTS
@@ -427,7 +421,7 @@ class Evaluations(Observer):
         self._faults += 1
         if self._faults <= MAX_LOGGED_FAULTS:
             logger.warning("%s", text.partition("\n")[0])
-        evaluation.faults.append(Incident(IncidentKind.EVALUATION_FAULT, text))
+        evaluation.add_fault(text)
 
     def _count_faults(self, evaluation: OpenEvaluation) -> None:
         for fault in evaluation.faults:

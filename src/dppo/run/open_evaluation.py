@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
-from dppo.ppo.exchange.records import Episode, Incident
+from dppo.ppo.exchange.records import Episode, Incident, IncidentKind
 
 
 @dataclass(slots=True)
@@ -23,6 +23,9 @@ class OpenEvaluation:
     """Episodes by index; None for an episode that failed."""
     faults: list[Incident] = field(default_factory=list)
     """Faults of these, counted at the end: a resumed run repeats an evaluation that is not over."""
+
+    def add_fault(self, text: str) -> None:
+        self.faults.append(Incident(IncidentKind.EVALUATION_FAULT, text))
 
     def episodes(self) -> list[Episode]:
         """The episodes that have not failed, in their order."""
