@@ -81,11 +81,11 @@ class _Closing:
         self._env = env
         self._resources = resources
         self._process = FORKS.number
+        resources.callback(close, env)  # first, and only once
 
     def __call__(self) -> None:
         if self._process == FORKS.number:
-            with self._resources:
-                close(self._env)
+            self._resources.close()
 
     def __reduce__(self) -> Any:
         """Copy without the resources; `copy.deepcopy` and `pickle` call this."""
