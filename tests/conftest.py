@@ -144,8 +144,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of several processes, begin with the tests on Ray, which take the longest; end with files of many short tests."""
     if hasattr(config, "workerinput"):
-        of_file = Counter(item.path for item in items)
-        items.sort(key=lambda item: (not is_on_ray(item.nodeid, config), of_file[item.path]))
+        num_in_file = Counter(item.path for item in items)
+        items.sort(key=lambda item: (not is_on_ray(item.nodeid, config), num_in_file[item.path]))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -183,11 +183,13 @@ def test_auto_rescales_finite_bounds_that_a_fresh_policy_does_not_cover(
 def test_elements_with_finite_bounds_are_mapped_beside_others_that_are_not(bounds: Any) -> None:
     actions = actions_of(SPACES["mixed"], bounds)
     restored = actions_from_json(json.loads(json.dumps(actions.as_json())))
-    of_policy = np.array([[-1, -1, -1, -1], [0, 0, 0, 0], [1, 1, 1, 1], [3, -3, -3, 7e8]])
-    of_env = np.array([[10, -1, 0, -1], [27.5, 0, 90, 0], [45, 1, 180, 1], [45, -1, 0, 7e8]])
+    policy_actions = np.array([[-1, -1, -1, -1], [0, 0, 0, 0], [1, 1, 1, 1], [3, -3, -3, 7e8]])
+    env_actions = np.array([[10, -1, 0, -1], [27.5, 0, 90, 0], [45, 1, 180, 1], [45, -1, 0, 7e8]])
     for converted in (actions, restored):
-        np.testing.assert_array_equal(converted.to_env(of_policy), of_env.astype(np.float32))
-        for row in of_env:
+        np.testing.assert_array_equal(
+            converted.to_env(policy_actions), env_actions.astype(np.float32)
+        )
+        for row in env_actions:
             again = converted.to_env(converted.from_env(row)[None])[0]
             np.testing.assert_array_equal(again, row.astype(np.float32))
         assert converted.half_widths().tolist() == [1, 1, 1, 1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kinds import small
 from recorder import Notes
-from test_doctor import findings_of_phase, findings_of_run
+from test_doctor import findings_of_phase, run_findings
 from worlds.acting import SPACES
 
 import dppo
@@ -116,7 +116,7 @@ def run_of(
     for number, mean in evaluated:
         evaluation = {"eval/episodic_return": mean, "eval/episodes": 5}
         rows[number - 1] |= evaluation | {"eval/global_step": 256 * number}
-    findings = findings_of_run(folder, rows, **settings)
+    findings = run_findings(folder, rows, **settings)
     return [text for kind, text in findings if kind == "warning"]
 
 

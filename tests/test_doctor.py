@@ -36,7 +36,7 @@ from dppo.tools.doctor import examination, updating
 from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
-from dppo.tools.doctor.run_findings import PHASES, of_run
+from dppo.tools.doctor.run_findings import PHASES, findings_of_run
 from dppo.tools.doctor.speed import Facts, advice, iteration_s, plans, recommended
 
 Capture = pytest.CaptureFixture[str]
@@ -605,13 +605,13 @@ def test_the_model_says_when_evaluations_take_long(
         assert "takes 1:20 on 1 actor" in on_actors[0]
 
 
-def findings_of_run(
+def run_findings(
     folder: Path, rows: list[dict[str, Any]], **settings: Any
 ) -> Iterator[tuple[str, str]]:
     """Return what the doctor finds in a run with these metrics."""
     config = make_config({"env_id": "CartPole-v1", **settings})
     (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
-    return of_run(folder, rows)
+    return findings_of_run(folder, rows)
 
 
 def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
@@ -619,7 +619,7 @@ def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
     row: dict[str, float] = {"iteration": 2, "global_step": 512}
     row |= {f"perf/{name}_frac": float(name == phase) for name in PHASES}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
-    return [text for _, text in findings_of_run(folder, [row], **settings)]
+    return [text for _, text in run_findings(folder, [row], **settings)]
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,7 @@ def test_a_phase_that_would_gain_nothing_is_not_to_be_shortened(
     brief = row | {"perf/iteration_s": 1e-3, "perf/wait_frac": 1.0}  # as before an update
     stalled = row | {"perf/iteration_s": 1e3, "perf/transfer_frac": 1.0}
     rows = [row, brief, brief, row, stalled, row]
-    texts = [text for _, text in findings_of_run(tmp_path, rows, num_actors=1)]
+    texts = [text for _, text in run_findings(tmp_path, rows, num_actors=1)]
     assert (
         re.findall("of the time after the first iteration went to ([^.]*)", "\n".join(texts))
         == named
@@ -670,7 +670,7 @@ def test_a_slow_start_is_named_in_place_of_what_the_other_iterations_took(
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
     first = row | {"iteration": 1, "perf/iteration_s": 57.0}
     rows = [first, row | {"iteration": 4}]  # a sample of four
-    texts = [text for _, text in findings_of_run(tmp_path, rows, num_actors=num_actors)]
+    texts = [text for _, text in run_findings(tmp_path, rows, num_actors=num_actors)]
     [text] = [text for text in texts if "of the time went to" in text]
     assert text.startswith("95% of the time went to the first iteration, which makes the environm")
     assert ("More --num-actors" in text) == has_advice

@@ -72,8 +72,8 @@ def test_each_fault_is_counted_with_its_environment_and_its_steps(tmp_path: Path
 
     row = result.metrics[-1]
     assert row["faults/steps lost"] == lost
-    of_samplers = [count for name, count in row.items() if name.startswith("faults/sampler")]
-    assert sum(of_samplers) == len(faults)
+    counts = [count for name, count in row.items() if name.startswith("faults/sampler")]
+    assert sum(counts) == len(faults)
 
     expected = f"which cost {lost:,} env steps:"
     assert any(expected in line for line in recorder.ending)

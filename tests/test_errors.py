@@ -193,8 +193,8 @@ def test_a_mistake_is_refused_in_one_or_two_lines_with_a_remedy(
     assert text.startswith("dppo")
     assert text.count("dppo train:") <= 1
 
-    of_a_module = "importing" in text  # file, line and text, as Python shows them
-    assert 1 <= len(text.splitlines()) <= (6 if of_a_module else 2)
+    is_module = "importing" in text  # file, line and text, as Python shows them
+    assert 1 <= len(text.splitlines()) <= (6 if is_module else 2)
     assert len(text) < 4000
     assert "Traceback" not in text
     assert not answer["ray"], "Ray was imported for this"

@@ -47,9 +47,9 @@ def trained(module_path: Path) -> dppo.Result:
 
 
 @pytest.fixture(scope="module")
-def of_function(module_path: Path) -> dppo.Result:
+def function_run(module_path: Path) -> dppo.Result:
     """A run of a function with an argument."""
-    run_dir = module_path / "of_function"
+    run_dir = module_path / "function_run"
     return train(run_dir, cartpole, env_kwargs={"max_episode_steps": 7})
 
 
@@ -136,9 +136,9 @@ def test_a_constructor_that_needs_a_seed_gets_that_of_the_evaluation(trained: dp
 
 
 def test_the_environment_of_the_run_gets_its_arguments_or_those_that_are_given(
-    of_function: dppo.Result,
+    function_run: dppo.Result,
 ) -> None:
-    policy = dppo.load_policy(of_function)
+    policy = dppo.load_policy(function_run)
 
     def length(env: Any, **arguments: Any) -> float:
         return dppo.evaluate(policy, env, 1, **arguments).mean_length
@@ -425,10 +425,10 @@ def test_other_numbers_in_the_info_may_be_asked_for(
 
 
 def test_another_environment_does_not_get_the_arguments_of_the_run(
-    of_function: dppo.Result,
+    function_run: dppo.Result,
 ) -> None:
     with Notes() as notes:
-        evaluation = dppo.evaluate(of_function.run_dir, lambda: gym.make("CartPole-v1"), 1)
+        evaluation = dppo.evaluate(function_run.run_dir, lambda: gym.make("CartPole-v1"), 1)
     note = "env_kwargs of the run (max_episode_steps) are not passed to another environment; pass those it needs"
     assert note in notes.texts
     assert evaluation.mean_length > 7

@@ -37,10 +37,10 @@ def test_frames_stored_once_train_the_same_weights_as_whole_stacks(
 ) -> None:
     """With masks, memory, recomputed advantages and policy lag; episodes end within segments."""
     whole = LEARNT | {"env_id": "worlds.observed:stacked", "env_kwargs": {"stack": 3}}
-    of_stacks = dppo.train(small(tmp_path / "run", **whole))
-    of_frames = run_of("frames")
-    assert of_frames.weights_sha256 == of_stacks.weights_sha256
-    assert of_frames.episodes > 10
+    stacked = dppo.train(small(tmp_path / "run", **whole))
+    unstacked = run_of("frames")
+    assert unstacked.weights_sha256 == stacked.weights_sha256
+    assert unstacked.episodes > 10
 
 
 def test_a_policy_is_evaluated_on_frames_as_in_training(run_of: RunOf) -> None:
@@ -316,7 +316,7 @@ def test_a_life_starts_with_fire_and_copies_of_its_first_frame() -> None:
         stack, *_ = env.step(2)
         is_same = stack[0] == stack[1]
         fired.append(env.unwrapped.fired)
-        lost.append(env.lost)
+        lost.append(env.lost_life)
         same.append(bool(is_same.all()))
     assert fired == [1, 2, 2, 3, 3, 3]  # steps of the game: 2 | 3 4 | 5 | 6 7 | 8 | 9
     assert lost == same == [False, True, False, True, False, False]

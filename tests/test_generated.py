@@ -57,11 +57,11 @@ def test_each_proof_belongs_to_a_fault_or_a_formula(generate: ModuleType) -> Non
 
 def test_each_fault_of_a_simulator_has_a_proof(generate: ModuleType) -> None:
     """Only rows of the network may have been measured by hand."""
-    of_the_network = re.compile(r".*: .*, .*")
+    network_fault = re.compile(r".*: .*, .*")
     unproved = [
         fault
         for fault in generate.faults()
-        if fault not in proofs() and not of_the_network.fullmatch(fault)
+        if fault not in proofs() and not network_fault.fullmatch(fault)
     ]
     assert unproved == []
 
@@ -80,12 +80,12 @@ def test_registered_metrics_are_those_of_a_run(tmp_path: Path) -> None:
         for metric in group
         if metric.condition == "with `--algo ppo`" or not metric.condition.startswith("with ")
     }
-    of_options = {
+    option_metrics = {
         metric.key
         for heading in ("Numbers from info", "Incidents")
         for metric in metrics()[heading]
     }
-    assert set(result.metrics[-1]) == usual - of_options | {"eval/at_bound_frac"}
+    assert set(result.metrics[-1]) == usual - option_metrics | {"eval/at_bound_frac"}
     assert set(incident_kinds()) == set(IncidentKind)
 
 

@@ -271,14 +271,14 @@ def invalid_states() -> list[tuple[str, bytes]]:
     """Return states and proofs of a sampler that do not fit: of one environment, of another form, damaged."""
     proof = [b"", 0, 0.0, 0, np.zeros(16, np.int64), None]
     short = proof[:5]
-    of_two_columns = [*proof[:4], np.zeros((16, 2)), None]
+    two_columns = [*proof[:4], np.zeros((16, 2)), None]
     return [
         ("states", packed([b""])),
         ("states", b"\xff" * 40),
         ("states", packed("text")),
         ("proofs", packed([proof])),
         ("proofs", packed([proof, short])),
-        ("proofs", packed([proof, of_two_columns])),
+        ("proofs", packed([proof, two_columns])),
         ("proofs", packed({"a": proof})),
     ]
 

@@ -278,20 +278,20 @@ def test_the_distance_from_the_clone_adds_its_own_gradient() -> None:
     logprobs, values, entropy, old_logprobs = torch.rand(
         4, 8, generator=generator, dtype=torch.float64
     )
-    of_clone = entropy
+    clone_logprobs_now = entropy
     outputs = Outputs(logprobs, values, entropy)
     batch = batch_of(
         logprobs=old_logprobs,
         advantages=values - 0.5,
         returns=logprobs,
-        clone_logprobs=of_clone,
+        clone_logprobs=clone_logprobs_now,
         clone_coef=0.7,
     )
     alone, _ = ClippedLoss(PLAIN).loss(outputs, batch)
     near, figures = NearClone(ClippedLoss(PLAIN)).loss(outputs, batch)
 
     log_ratio = logprobs.clone().requires_grad_()
-    from_clone = log_ratio + old_logprobs - of_clone
+    from_clone = log_ratio + old_logprobs - clone_logprobs_now
     distance = 0.5 * from_clone.square().mean()
     (0.7 * distance).backward()
     torch.testing.assert_close(near.log_ratio - alone.log_ratio, log_ratio.grad)
@@ -314,11 +314,11 @@ def test_episodes_that_the_controller_began_are_not_the_policys(
         config = pendulum(run, prior=priors.Integrator, policy_lag=lag, record_episodes="all")
         collected = config.collected_by_prior
         rows = dppo.train(config).metrics
-        of_controller = rows[:collected]
-        assert all(row["charts/episodes"] > 0 for row in of_controller)
-        assert not any("charts/episodic_return" in row for row in of_controller)
+        controller_rows = rows[:collected]
+        assert all(row["charts/episodes"] > 0 for row in controller_rows)
+        assert not any("charts/episodic_return" in row for row in controller_rows)
         later = rows[collected]
-        ended = later["charts/episodes"] - of_controller[-1]["charts/episodes"]
+        ended = later["charts/episodes"] - controller_rows[-1]["charts/episodes"]
         # one of each sampler was begun by the controller
         assert later["charts/recent_episodes"] == ended - 2
         recorded = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
@@ -430,8 +430,8 @@ def test_a_branch_keeps_the_statistics_that_its_origin_has_frozen(
     first = dppo.train(
         pendulum(tmp_path / "first", prior="worlds.priors:zeros", keep_checkpoints=9)
     )
-    of_controller = [128.0, 128.0]
-    assert frozen_counts(first) == of_controller
+    controller_rows = [128.0, 128.0]
+    assert frozen_counts(first) == controller_rows
 
     def branch_of(origin: Path, name: str, **changes: Any) -> dppo.Result:
         config = pendulum(tmp_path / name, prior_steps=None, **changes)
@@ -439,17 +439,17 @@ def test_a_branch_keeps_the_statistics_that_its_origin_has_frozen(
 
     with Notes() as notes:
         second = branch_of(first.run_dir, "second")
-    assert frozen_counts(second) == of_controller
+    assert frozen_counts(second) == controller_rows
     assert any("stay as they are from the start, as in the run" in note for note in notes.texts)
     third = branch_of(second.run_dir, "third", gamma=0.9)
-    assert frozen_counts(third) == of_controller
+    assert frozen_counts(third) == controller_rows
     longer = pendulum(third.run_dir, prior_steps=None, gamma=0.9, total_timesteps=6 * 64)
-    assert frozen_counts(dppo.train(longer, resume=third.run_dir)) == of_controller
+    assert frozen_counts(dppo.train(longer, resume=third.run_dir)) == controller_rows
 
     moving = branch_of(first.run_dir, "moving", freeze_norm_after=64)
     assert frozen_counts(moving) == [192.0, 192.0]
     within = branch_of(first.run_dir / "checkpoints" / "iter_000000.safetensors", "within")
-    assert frozen_counts(within) == of_controller
+    assert frozen_counts(within) == controller_rows
 
 
 @pytest.mark.slow

@@ -60,11 +60,11 @@ def commands(page: Path) -> list[str]:
 
 def first_commands() -> list[str]:
     """Return the commands that a newcomer types: all of the README, and those of SMALL in the first guides."""
-    of_readme = commands(README)
-    of_guides = [
+    readme_commands = commands(README)
+    guide_commands = [
         command for page in (RUNS, SIMULATOR) for command in commands(page) if command in SMALL
     ]
-    return of_readme + of_guides
+    return readme_commands + guide_commands
 
 
 class Small(NamedTuple):

@@ -104,9 +104,9 @@ def test_a_solver_is_an_environment_with_the_parts_that_it_declares(tmp_path: Pa
         _, _, _, truncated, _ = env.step(np.zeros(2))
     assert truncated
 
-    of_seed = played(env, 3)
-    assert played(env, 3) == of_seed
-    assert played(env, 4) != of_seed
+    episode = played(env, 3)
+    assert played(env, 3) == episode
+    assert played(env, 4) != episode
 
     env.close()
     env.close()

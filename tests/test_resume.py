@@ -75,7 +75,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def of_learning(run: Path) -> list[dict[str, Any]]:
+def learning_rows(run: Path) -> list[dict[str, Any]]:
     """Return the rows of a run without what depends on the machine and on interruptions."""
     timely = ("time/", "perf/", "charts/SPS", "replay/")
     return [
@@ -108,7 +108,7 @@ def test_an_interrupted_run_is_resumed_exactly_by_the_command_that_it_prints(
     iterations = [row["iteration"] for row in rows(run)]
     assert iterations == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
-    assert of_learning(run) == of_learning(whole)
+    assert learning_rows(run) == learning_rows(whole)
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "every=0", "every", "best"])
@@ -148,7 +148,7 @@ def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) ->
     assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
     assert weights(run) == weights(at_once)
     assert weights(run) != weights(whole)
-    assert of_learning(run) == of_learning(at_once)
+    assert learning_rows(run) == learning_rows(at_once)
 
 
 KIND: gym.Space[Any] = gym.spaces.Discrete(4)

@@ -112,7 +112,7 @@ def assert_same(actual: list[Segment], expected: list[Segment]) -> None:
         assert_same_bytes(segment, other)
 
 
-def of_samplers(*iterations: int) -> list[Segment]:
+def joined_samplers(*iterations: int) -> list[Segment]:
     return [
         joined([segment(10 * iteration + sampler) for iteration in iterations])
         for sampler in range(SAMPLERS)
@@ -130,7 +130,7 @@ def test_each_update_trains_on_the_last_segments_of_every_sampler() -> None:
         update_on(trainers, batch(iteration), iteration)
     expected = [(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3, 4)]
     for batch_seen, iterations in zip(inner.seen, expected, strict=True):
-        assert_same(batch_seen, of_samplers(*iterations))
+        assert_same(batch_seen, joined_samplers(*iterations))
 
 
 def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
@@ -151,12 +151,12 @@ def test_a_failed_update_keeps_nothing_and_a_restored_one_goes_on() -> None:
     assert set(other.loaded) == {"step"}
 
     update_on(restored, batch(2), 2)
-    assert_same(other.seen[0], of_samplers(0, 1, 2))
+    assert_same(other.seen[0], joined_samplers(0, 1, 2))
 
-    of_another_run = {"step": np.array(0)}  # or of the start
-    restored.load(np.zeros(1), of_another_run)
+    other_run_state = {"step": np.array(0)}  # or of the start
+    restored.load(np.zeros(1), other_run_state)
     update_on(restored, batch(5), 0)
-    assert_same(other.seen[1], of_samplers(5))
+    assert_same(other.seen[1], joined_samplers(5))
 
 
 def test_observations_beside_a_mask_go_on_as_any_others() -> None:

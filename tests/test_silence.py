@@ -17,7 +17,7 @@ from worlds.faulty import Faulty
 import dppo
 from dppo.envs import silence
 from dppo.envs.activity import Activity, ActivityRecord, Phase, place_of
-from dppo.envs.silence import Stillness, longer_patience, of_one, of_samplers
+from dppo.envs.silence import Stillness, longer_patience, name_env, name_sampler
 from dppo.log import logger
 from dppo.records.terminal.streams import ShowLog
 from dppo.tools.replay.episode import replay
@@ -53,7 +53,7 @@ def test_native_code_that_keeps_the_interpreter_in_each_step_has_its_stacks_writ
 def test_a_call_that_does_not_return_is_named_after_ten_seconds_and_each_time_it_is_twice_as_late(
     phase: Phase, call: str
 ) -> None:
-    still = Stillness(of_samplers("mysim:make"))
+    still = Stillness(name_sampler("mysim:make"))
     lines = {
         second: line for second in range(50) if (line := still.look(seen(1, phase), float(second)))
     }
@@ -66,7 +66,7 @@ def test_a_call_that_does_not_return_is_named_after_ten_seconds_and_each_time_it
 
 
 def test_a_simulator_that_is_always_slow_is_not_silent() -> None:
-    still = Stillness(of_one("mysim:make"))
+    still = Stillness(name_env("mysim:make"))
     lines = [still.look(seen(second // 15, Phase.STEP), float(second)) for second in range(150)]
     assert [second for second, line in enumerate(lines) if line] == [10]
     assert still.look(seen(9, Phase.STEP), 135.0 + 46), "three times as slow as ever"
@@ -112,16 +112,16 @@ def lines(
     monkeypatch.setattr(silence, "FIRST_S", 0.02)
     monkeypatch.setattr(silence, "POLL_S", 0.01)
 
-    def of_silence() -> list[str]:
+    def silence_lines() -> list[str]:
         return [line for line in caplog.messages if "has not returned" in line]
 
     monkeypatch.setattr(
         SlowOnce,
         "is_reported",
-        lambda where: any(where in line for line in of_silence()),
+        lambda where: any(where in line for line in silence_lines()),
         raising=False,
     )
-    return of_silence
+    return silence_lines
 
 
 def run_of(where: str, run_dir: Path, **changes: Any) -> None:
@@ -153,7 +153,7 @@ def test_only_a_second_instance_that_is_not_made_may_be_one_too_many(
 ) -> None:
     record = ActivityRecord()
     record.enter(place_of(Phase.MAKE, sampler))
-    with silence.SilenceWatch(record, of_samplers("mysim:make"), ". There are 2 instances"):
+    with silence.SilenceWatch(record, name_sampler("mysim:make"), ". There are 2 instances"):
         wait_until(lambda: bool(lines()))
     assert lines()[0].endswith(". There are 2 instances") == is_advised
 
@@ -251,10 +251,10 @@ def test_native_code_that_keeps_the_interpreter_leads_to_stacks(tmp_path: Path) 
     program = (
         "import ctypes\n"
         "from dppo.envs.activity import ActivityRecord, Phase, place_of\n"
-        "from dppo.envs.silence import SilenceWatch, of_one\n"
+        "from dppo.envs.silence import SilenceWatch, name_env\n"
         "record = ActivityRecord()\n"
         "record.enter(place_of(Phase.STEP))\n"
-        "with SilenceWatch(record, of_one('x')):\n"
+        "with SilenceWatch(record, name_env('x')):\n"
         "    __import__('time').sleep(2)\n"
         "    ctypes.PyDLL(None).sleep(14)\n"
     )
@@ -272,7 +272,7 @@ def test_the_watch_of_a_process_that_is_idle_leaves_timers_alone(
     monkeypatch.setattr(silence, "_expect_python", called.append)
     monkeypatch.setattr(silence, "POLL_S", 0.01)
     record = ActivityRecord()
-    with silence.SilenceWatch(record, of_one("x")):
+    with silence.SilenceWatch(record, name_env("x")):
         time.sleep(0.1)
         assert not called
         record.enter(place_of(Phase.STEP))

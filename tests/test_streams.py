@@ -18,13 +18,13 @@ def test_streams_have_fixed_numbers() -> None:
         "EVALUATION": 4,
     }
 
-    of_actions = np.random.SeedSequence(11, spawn_key=(2, 3, 5))
-    expected = np.random.default_rng(of_actions).random(4)
+    action_seed = np.random.SeedSequence(11, spawn_key=(2, 3, 5))
+    expected = np.random.default_rng(action_seed).random(4)
     drawn = generator(11, Stream.ACTIONS, 3, 5).random(4)
     np.testing.assert_array_equal(drawn, expected)
 
-    of_episodes = np.random.SeedSequence(11, spawn_key=(1, 0, 2, 9))
-    [state] = of_episodes.generate_state(1)
+    episode_seeds = np.random.SeedSequence(11, spawn_key=(1, 0, 2, 9))
+    [state] = episode_seeds.generate_state(1)
     assert integer(11, Stream.EPISODES, 0, 2, 9) == state >> 1
 
 

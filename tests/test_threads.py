@@ -231,7 +231,7 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     ledger = ReplayLedger(2, replay=True)
     plain = SamplerHost(PLAN, ActivityRecord())
     for index in range(2):
-        for report, _ in answer_to(index, plain).made:
+        for report, _ in answer_to(index, plain).results:
             ledger.record(report)
     expected = answer_to(2, plain)
 
@@ -239,7 +239,7 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     record = ActivityRecord(on_step=shown.append)
     host = ThreadedHost(PLAN, record)
     rebuilt = answer_to(2, host, ledger)
-    assert_same_bytes(rebuilt.made, expected.made, but=["env_s"])
+    assert_same_bytes(rebuilt.results, expected.results, but=["env_s"])
 
     open_steps = open_steps_in(ledger)
     timings = rebuilt.timings
@@ -250,11 +250,11 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     assert str(record.look()) == "idle"
     assert 0 < timings.env_s < timings.total_s
 
-    slower_s = max(report.env_s for report, _ in rebuilt.made)
+    slower_s = max(report.env_s for report, _ in rebuilt.results)
     assert timings.total_s >= slower_s
-    assert rebuilt.used is not None
-    assert 0 < rebuilt.used <= 1
-    assert record.look().moves >= 4 + 4 + open_steps + 2 * 20
+    assert rebuilt.cpu_share is not None
+    assert 0 < rebuilt.cpu_share <= 1
+    assert record.look().num_calls >= 4 + 4 + open_steps + 2 * 20
 
     for thread in host._threads.values():
         with thread.progress.restarting():
@@ -294,7 +294,7 @@ def test_questions_that_arrive_in_the_wrong_order_are_worked_on_in_theirs(
     assert spaces.result(20) == plain.spaces(1)
     assert sorted(SlowlyBegun.samplers) == sorted({*SlowlyBegun.samplers})
     for index, answer in enumerate(answers):
-        assert_same_bytes(answer.made, answer_to(index, plain).made, but=["env_s"])
+        assert_same_bytes(answer.results, answer_to(index, plain).results, but=["env_s"])
     host.close()
     plain.close()
 

@@ -153,11 +153,11 @@ def test_without_traces_metrics_and_weights_are_compared(
 
     metrics = tmp_path / "again" / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    of_earlier_version = [
+    earlier_rows = [
         json.dumps({name: row[name] for name in row if name != "charts/recent_episodes"})
         for row in rows
     ]
-    metrics.write_text("\n".join([*of_earlier_version, ""]))
+    metrics.write_text("\n".join([*earlier_rows, ""]))
     config = tmp_path / "again" / "config.yaml"
     config.write_text(re.sub("(  loss: ppo|  wrappers: .*)\n", "", config.read_text()))
     assert main(["diff", first, again]) == 0

@@ -132,7 +132,7 @@ def test_a_command_of_another_package_that_cannot_run_is_named_and_the_others_do
         ("sys", b"", "(its source cannot be read)"),  # built into Python
         ("no_such_package", b"", "(its package cannot be imported)"),
         ("no_such_package.cli", b"", "(its package cannot be imported)"),
-        ("plain", b"'''`dppo other`: do it.\n\nMore.'''", "Do it."),
+        ("summarized", b"'''`dppo other`: do it.\n\nMore.'''", "Do it."),
     ],
 )
 def test_a_command_whose_source_cannot_be_read_does_not_end_the_help(

@@ -158,9 +158,9 @@ def test_the_doctor_times_soft_actor_critic_where_it_is_possible(
     times = times_of_algorithms(config, env, describe_spaces(env), until=0.0)
     expected = ["sac"] if is_possible else []
     assert list(times) == expected
-    for of_algorithm in times.values():
-        assert of_algorithm["collect_s"] > 0
-        assert of_algorithm["update_s"] > 0
+    for algorithm_times in times.values():
+        assert algorithm_times["collect_s"] > 0
+        assert algorithm_times["update_s"] > 0
 
 
 def advised(text: str) -> list[str]:
@@ -218,7 +218,7 @@ def test_every_way_is_accepted_by_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "of_sac", "expected"),
+    ("env_id", "sac_facts", "expected"),
     [
         ("worlds.simple:Counting", {}, {"reuse": "4", "num_steps": "32"}),
         ("Pendulum-v1", OF_SAC, {"algo": "sac"}),
@@ -227,12 +227,12 @@ def test_every_way_is_accepted_by_the_command_line() -> None:
 @pytest.mark.usefixtures("measured_sac")
 def test_the_command_that_the_doctor_prints_has_it(
     env_id: str,
-    of_sac: dict[str, Any],
+    sac_facts: dict[str, Any],
     expected: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     typed: Typed,
 ) -> None:
-    facts = SLOW_STEPS | of_sac | {"stage": "over", "output": 0}
+    facts = SLOW_STEPS | sac_facts | {"stage": "over", "output": 0}
     monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
     report = json.loads(typed(f"doctor {env_id} --gamma 0.9 --preset none --json"))
     words = shlex.split(report["command"])[2:]
@@ -329,10 +329,10 @@ def test_a_run_whose_evaluations_rise_or_solve_the_task_is_not_flat() -> None:
 
 def test_evaluations_are_read_from_the_rows_that_report_them() -> None:
     row = {"iteration": 2, "global_step": 100, "eval/global_step": 50, "eval/return_std": 3.0}
-    assert Score.of_evaluation(row) is None
+    assert Score.from_evaluation(row) is None
     row |= {"eval/episodic_return": 7.0, "eval/episodes": 5}
-    assert Score.of_evaluation(row) == Score(50, 5, 7.0, 3.0, 0.0)
-    assert Score.of_evaluation(row | {"eval/episodes": 0}) is None
+    assert Score.from_evaluation(row) == Score(50, 5, 7.0, 3.0, 0.0)
+    assert Score.from_evaluation(row | {"eval/episodes": 0}) is None
 
 
 def test_a_solved_task_is_not_called_flat() -> None:

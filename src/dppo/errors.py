@@ -140,13 +140,13 @@ class EnvironmentFault(DppoError):
     def in_constructor(self) -> bool:
         return self.place is not None and self.place.phase == "constructor"
 
-    def beside(self, others: int, samplers: int = 0) -> "EnvironmentFault":
-        """Return this fault after adding instances and samplers to those of the process whose constructor raised."""
+    def with_instances(self, instances: int, samplers: int = 0) -> "EnvironmentFault":
+        """Return this fault after adding to the counts of instances and samplers of the process, for a constructor."""
         if self.place is None or not self.in_constructor:
             return self
         place = replace(
             self.place,
-            others=self.place.others + others,
+            others=self.place.others + instances,
             samplers_beside=self.place.samplers_beside + samplers,
         )
         return EnvironmentFault(self.message, self.remote_traceback, place)
@@ -202,9 +202,9 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun}"
 
 
-def unknown_name(kind: str, name: str, known: Collection[str], meant: Iterable[str] = ()) -> str:
+def unknown_name(kind: str, name: str, names: Collection[str], meant: Iterable[str] = ()) -> str:
     """Return `x is not a known setting. Did you mean y?`; y is the first known of `meant`, or one spelled alike."""
     fact = f"{name} is not a known {kind}."
-    alike = [candidate for candidate in meant if candidate in known]
-    alike += difflib.get_close_matches(name, known, n=1)
+    alike = [candidate for candidate in meant if candidate in names]
+    alike += difflib.get_close_matches(name, names, n=1)
     return f"{fact} Did you mean {alike[0]}?" if alike else fact

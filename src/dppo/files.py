@@ -41,7 +41,7 @@ class Irregular(OSError):
 
 
 class TooLarge(OSError):
-    """A file with more bytes than are read of such a file."""
+    """A file with more bytes than its limit."""
 
     def __init__(self, path: Path, size: int, max_bytes: int) -> None:
         super().__init__(errno.EFBIG, f"has {size:,} bytes, more than {max_bytes:,}", str(path))

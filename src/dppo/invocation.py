@@ -58,7 +58,7 @@ def program() -> str:
     """
     path = typed_path()
     if path:
-        return shlex.quote(_of_path(path))
+        return shlex.quote(_short_path(path))
     bin_dir = Path(sys.executable).parent
     on_path = shutil.which("dppo")
     if on_path is not None and bin_dir in (
@@ -72,7 +72,7 @@ def program() -> str:
     return f"{shlex.quote(sys.executable)} -m dppo"
 
 
-def _of_path(path: str) -> str:
+def _short_path(path: str) -> str:
     """Return the name of a program if its path is that which the PATH leads to, otherwise the path."""
     name = Path(path).name
     return name if shutil.which(name) == path else path

@@ -112,7 +112,9 @@ class RaisingSignals:
 
         Python itself catches one that is raised in `__del__` or in the callback of a weak reference.
         """
-        return None if cls._active is None else cls._active._received
+        if cls._active is None:
+            return None
+        return cls._active._received
 
     def check(self) -> None:
         """Raise the exception of a received signal again, in case the interrupted code has caught it."""
@@ -304,7 +306,7 @@ def leave_if_noted(code: int) -> None:
 
 def _leave_after_others() -> None:
     """End the user's program at exit if a hanging thread was noted, with exit code 1 if an exception has ended it."""
-    leave_if_noted(1 if hasattr(sys, "last_value") else 0)
+    leave_if_noted(int(hasattr(sys, "last_value")))
 
 
 def _flush() -> None:

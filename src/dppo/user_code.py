@@ -33,13 +33,13 @@ NEVER_IMPORTED = frozenset(
 """Names of modules of Python that a user's file may have."""
 
 
-def import_path(named: Any) -> str:
+def import_path(code: Any) -> str:
     """Format a class or function as `module:name`; a string stays."""
-    if isinstance(named, str):
-        return named
+    if isinstance(code, str):
+        return code
     # of a partial or an object: the same in another process
-    text = re.sub(" at 0x[0-9a-fA-F]+", "", repr(named))
-    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', text)}"
+    text = re.sub(" at 0x[0-9a-fA-F]+", "", repr(code))
+    return f"{getattr(code, '__module__', '?')}:{getattr(code, '__qualname__', text)}"
 
 
 def imported_module(name: str, advice: str = "") -> Any:
@@ -90,8 +90,8 @@ def _failed_import(error: BaseException, name: str, advice: str) -> str:
     else:
         remedy = "Correct the module, or install the versions of packages that it is written for"
     lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
-    shown = in_unicode("".join(lines)).rstrip()
-    return f"\n{shown}\n{remedy}"
+    stack = in_unicode("".join(lines)).rstrip()
+    return f"\n{stack}\n{remedy}"
 
 
 def _is_machinery(file: str) -> bool:
@@ -119,18 +119,18 @@ def imported(path: str, kind: str) -> Any:
         return attrgetter(name)(imported_module(module_name, advice))
     except AttributeError:
         if module_name == "__main__":
-            raise ImportError(of_a_program(name)) from None
+            raise ImportError(program_definition_fact(name)) from None
         raise ImportError(f"the module {module_name} has no {name}. Check the spelling") from None
 
 
 def spelled_alike(module: str, name: str, names: Collection[str]) -> str:
     """Return the remedy for a name that a module lacks: the closest of the `names` that it has, if there is one."""
-    alike = [other for other in names if other.lower() == name.lower()]
+    alike = [candidate for candidate in names if candidate.lower() == name.lower()]
     close = alike or difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {module}:{close[0]}?" if close else "Check the spelling."
 
 
-def of_a_program(name: str) -> str:
+def program_definition_fact(name: str) -> str:
     """Return the fact and the remedy for a definition `__main__:name` that this process does not have."""
     return (
         f"{name} was defined in a program that trained, and commands import modules. Move it to a module of its own, "

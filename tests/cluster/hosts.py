@@ -111,7 +111,7 @@ class Host:
         inner = str(self._sleeper_of(self._first.pid))
         enter = ["nsenter", "--target", inner, *["--mount", "--uts", "--pid", "--ipc", "--net"]]
         enter.append(f"--wd={self.folder}")
-        of_host = {
+        host_variables = {
             "HOME": "/tmp/home",
             "TMPDIR": "/tmp",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -120,7 +120,7 @@ class Host:
         with (self.folder / log).open("ab") as output:
             return subprocess.Popen(
                 [*enter, sys.executable, *words],
-                env=fresh_environment(**(of_host | env)),
+                env=fresh_environment(**(host_variables | env)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

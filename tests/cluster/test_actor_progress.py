@@ -42,7 +42,7 @@ def test_recorded_progress_is_read_from_its_file() -> None:
         record.replay()
     activity = progress_file.ProgressFile("", path).read()
     assert activity is not None
-    assert (activity.moves, activity.replayed, str(activity)) == (
+    assert (activity.num_calls, activity.replayed, str(activity)) == (
         2100,
         2100,
         "replaying 2,100 of 3,700 steps",
@@ -188,7 +188,7 @@ def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> 
         answer = answered(first, SegmentRequest(0, index))
         assert answer.timings.replayed_steps == 0
         assert answer.timings.replay_s == 0.0
-        [(report, _)] = answer.made
+        [(report, _)] = answer.results
         ledger.record(report)
 
     rebuilt = answered(second, SegmentRequest(0, 2, ledger.rebuild(0, 2))).timings
@@ -198,7 +198,7 @@ def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> 
 
     created = 2
     reset = 2
-    assert record.look().moves >= created + reset + replayed + STEPS
+    assert record.look().num_calls >= created + reset + replayed + STEPS
     assert record.look().steps == 2 * STEPS
 
     again = answered(second, SegmentRequest(0, 3)).timings

@@ -42,10 +42,10 @@ def resources(text: str) -> Node:
 
 def demand(num_actors: int | str = 1, evaluators: int = 0, **settings: Any) -> Demand:
     """Return the demand of a run with these settings, and with so many actors of evaluations."""
-    of_learners = {name: settings.pop(name) for name in OF_LEARNERS if name in settings}
+    learner_settings = {name: settings.pop(name) for name in OF_LEARNERS if name in settings}
     actors = Actors(num_actors=num_actors, **settings)
     placed = actors.placed(Sampling(num_samplers=2))
-    return demand_of(placed, Learners(**of_learners), evaluators)
+    return demand_of(placed, Learners(**learner_settings), evaluators)
 
 
 def across(nodes_per_env: int | str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def with_learners(num_learners: int) -> dict[str, Any]:
     return {"num_learners": num_learners, "learner_cpus": 1.5}
 
 
-def of_kinds(*kinds: str, **settings: Any) -> dict[str, Any]:
+def kinds_of_actors(*kinds: str, **settings: Any) -> dict[str, Any]:
     """Return the settings of actors of several kinds, each with resources of its own."""
     return {"actor_resources": [resources(kind) for kind in kinds], **settings}
 
@@ -94,9 +94,9 @@ def of_kinds(*kinds: str, **settings: Any) -> dict[str, Any]:
         # another run has two there
         ({"actors_per_node": 3}, [f"8 CPU, 0.3334 {PER_NODE}"], [1]),
         ({"actors_per_node": 100, "cpus_per_actor": 0.01}, ["8 CPU"], [100]),
-        (of_kinds("1 a", "2 b"), ["8 CPU, 4 a", "2 CPU, 1 a, 9 b", "9 CPU"], [5, 1]),
-        (of_kinds("1 a", "1 b", actors_per_node=3), ["8 CPU, 2 a, 2 b"], [2, 1]),
-        (of_kinds("0.0625 node:big", "0.25 node:small"), BIG_AND_SMALL, [16, 4]),
+        (kinds_of_actors("1 a", "2 b"), ["8 CPU, 4 a", "2 CPU, 1 a, 9 b", "9 CPU"], [5, 1]),
+        (kinds_of_actors("1 a", "1 b", actors_per_node=3), ["8 CPU, 2 a, 2 b"], [2, 1]),
+        (kinds_of_actors("0.0625 node:big", "0.25 node:small"), BIG_AND_SMALL, [16, 4]),
         (with_learners(0), ["2 CPU", "2 CPU"], [4]),
         (with_learners(1), ["2 CPU", "2 CPU"], [2]),
         (with_learners(2), ["2 CPU", "3 CPU"], [2]),
@@ -231,8 +231,8 @@ def test_the_actors_that_fit_the_gpus_of_this_machine_are_not_refused(
 ) -> None:
     """Nor would one more be allowed."""
     monkeypatch.setattr(capacity, "usable_cores", lambda: 400)
-    for actor_gpus, of_learners, evaluators in product(GPUS_OF_AN_ACTOR, LEARNERS, [0, 2]):
-        needed = demand("1..400", evaluators, actor_gpus=actor_gpus, **of_learners)
+    for actor_gpus, learner_settings, evaluators in product(GPUS_OF_AN_ACTOR, LEARNERS, [0, 2]):
+        needed = demand("1..400", evaluators, actor_gpus=actor_gpus, **learner_settings)
         fitted = capacity.fitted_here(needed, gpus, lambda _: None)
         if fitted.num_actors > 1:
             check_here(fitted, gpus)

@@ -23,7 +23,7 @@ class Nodes:
             Demand(fewest, {"CPU": 1.0}, 0, {}, most),
             lambda: dict(self.found),
             self.notes.append,
-            free=sum(sizes),
+            num_free=sum(sizes),
             grows=grows,
         )
 

@@ -117,8 +117,8 @@ def test_a_controller_plays_its_first_step_alone_and_then_as_many_episodes_as_a_
     players.begin(1)
     for number in range(4):
         players.answer(players.plays[number])
-    of_controller = players.plays[:3]
-    assert [play.policy for play in of_controller] == [first_step, turn, turn]
+    controller_plays = players.plays[:3]
+    assert [play.policy for play in controller_plays] == [first_step, turn, turn]
     assert version_of(players.plays[3]) == 1
 
     outcomes = [(number, episode) for number, episode, _ in players.outcomes()]

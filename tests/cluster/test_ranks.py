@@ -181,10 +181,10 @@ def test_ranks_whose_connection_is_cut_in_an_update_reconnect(group: Undisturbed
         call = group.trainers.ranks[rank].__ray_call__.options(concurrency_group="life")
         return ray.get(call.remote(*work), timeout=120)
 
-    of_first = beside_the_update(0, connections)
-    of_second = beside_the_update(1, connections)
-    ends_of_second = {here for here, _ in of_second.values()}
-    between = [number for number, (_, there) in of_first.items() if there in ends_of_second]
+    first_ends = beside_the_update(0, connections)
+    second_ends = beside_the_update(1, connections)
+    ends_of_second = {here for here, _ in second_ends.values()}
+    between = [number for number, (_, there) in first_ends.items() if there in ends_of_second]
     assert between, "the ranks are not connected"
 
     with in_the_middle_of_an_update(lambda pid: beside_the_update(0, cut, between)):
@@ -384,10 +384,10 @@ def test_ranks_that_meet_at_the_address_of_their_node_use_it() -> None:
     assert min(seconds) > 0
 
     connections, _ = within_a_rank()
-    of_first = answer_of(first.__ray_call__.remote(connections))
-    of_second = answer_of(second.__ray_call__.remote(connections))
-    ends_of_first = {here for here, _ in of_first.values()}
-    between = ends_of_first & {there for _, there in of_second.values()}
+    first_ends = answer_of(first.__ray_call__.remote(connections))
+    second_ends = answer_of(second.__ray_call__.remote(connections))
+    ends_of_first = {here for here, _ in first_ends.values()}
+    between = ends_of_first & {there for _, there in second_ends.values()}
     addresses = {place.partition(":")[0] for place in between}
     assert addresses == {as_in_proc(address)}
 

@@ -257,11 +257,11 @@ def test_stacks_and_log_are_those_of_the_hung_actor_only(caplog: pytest.LogCaptu
     lost = Incident(IncidentKind.ACTOR_LOST, "actor_lost")
     kill = Kill(Process(0, 1))
     collector._do([kill, Log("actor 0 hangs", hung), Log("actor 1 died", lost)])
-    of_hung, of_lost = collector._incidents
-    assert of_hung.details
-    assert not of_lost.details
-    assert of_hung.message == "actor_hung; its log: /tmp/dppo-log-1 on h3"
-    assert of_lost.message == "actor_lost"
+    hung_incident, lost_incident = collector._incidents
+    assert hung_incident.details
+    assert not lost_incident.details
+    assert hung_incident.message == "actor_hung; its log: /tmp/dppo-log-1 on h3"
+    assert lost_incident.message == "actor_lost"
     assert caplog.messages == [
         'actor 0 hangs; it was in File "sim.py", line 12 in step; its log: /tmp/dppo-log-1 on h3',
         "actor 1 died",
@@ -339,7 +339,7 @@ GIVEN = {"step_timeout_s": 20.0, "reset_timeout_s": 40.0}
 def test_a_phase_has_a_limit_that_is_set_or_follows_from_measurements(
     phase: Phase, limits: dict[str, float], setting: str, limit_s: float
 ) -> None:
-    driver = Driver([[0]], replace(PATIENT, of_phases=limits))
+    driver = Driver([[0]], replace(PATIENT, phase_timeouts_s=limits))
     assert driver.engine.patience.news() == []
     driver.make(MEASURED)
     [news] = driver.engine.patience.news()

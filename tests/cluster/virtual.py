@@ -264,12 +264,12 @@ class VirtualTransport:
         replay_s = duration / 2 if replayed else 0.0
         timings = Timings(duration, 0.0, replayed, replay_s)
         used = 0.2 if self._threads else None
-        answer = replace(answer, timings=timings, used=used)
+        answer = replace(answer, timings=timings, cpu_share=used)
         if not forged:
             return answer
-        (report, segment), *later = answer.made
-        of_next = replace(report, index=report.index + 1)
-        return replace(answer, made=((of_next, segment), *later))
+        (report, segment), *later = answer.results
+        next_report = replace(report, index=report.index + 1)
+        return replace(answer, results=((next_report, segment), *later))
 
     def _check_number_hosted(self) -> None:
         if self.most_hosted < sys.maxsize:
@@ -346,7 +346,7 @@ class Cloud(VirtualTransport):
         demand = Demand(fewest, {"CPU": 1.0}, 0, {}, most)
         free = rng.randint(0, self._slots["node 0"])
         self.room = ElasticPool(
-            demand, self._usable, self.happened.append, free=free, grows=rng.random() < 0.3
+            demand, self._usable, self.happened.append, num_free=free, grows=rng.random() < 0.3
         )
         for _ in range(rng.randint(1, 8)):
             self._later(rng.uniform(0, 80), rng.choice([self._add, self._announce, self._lose]))
@@ -481,11 +481,11 @@ class ToyActor:
     def close(self) -> None: ...
 
 
-def one_too_many(sampler_id: int, beside: int) -> EnvironmentFault:
+def one_too_many(sampler_id: int, instances: int) -> EnvironmentFault:
     """Return the fault of a constructor in a process that has other samplers."""
     message = f"sampler {sampler_id}: the environment's constructor raised PermissionError: only one in a process"
     place = EnvFault("constructor", "PermissionError", "", 0, sampler_id=sampler_id)
-    return EnvironmentFault(message, "", place).beside(beside, beside)
+    return EnvironmentFault(message, "", place).with_instances(instances, instances)
 
 
 class _ToySampler:
@@ -635,7 +635,7 @@ class Loop(Collector):
     def receive(self, stop: StopSignals) -> Collected:
         policy, index = self._requests.popleft()
         answer = self._actor.make_segments(Question(index, self._samplers, self._samplers), policy)
-        reports, segments = (list(column) for column in zip(*answer.made, strict=True))
+        reports, segments = (list(column) for column in zip(*answer.results, strict=True))
         for report in reports:
             self._ledger.record(report)
         return Collected(index, policy, reports, segments, {0: answer.timings}, 0.0)

@@ -397,8 +397,8 @@ def test_presets_and_files_are_refused_for_a_resumed_run(
         f"--{name} {value} has no effect with --resume"
     )
     assert "is not a run folder" in refusal(f"--resume {tmp_path}")
-    of_runs = refusal(f"--resume {run_dir.parent}")
-    assert f"Pass the folder of a run, such as {run_dir}" in of_runs
+    message = refusal(f"--resume {run_dir.parent}")
+    assert f"Pass the folder of a run, such as {run_dir}" in message
 
 
 def test_resume_auto_takes_the_settings_of_the_command_line(run_dir: Path) -> None:

@@ -116,12 +116,12 @@ def test_episodes_before_a_fault_of_the_controller_are_reported(
 
 
 def test_the_policy_of_a_run_plays_in_an_environment(trained: Path, typed: Typed) -> None:
-    of_the_run = typed(f"eval {trained} --episodes 2")
-    assert typed(f"eval CartPole-v1 --policy {trained} --episodes 2") == of_the_run
+    run_output = typed(f"eval {trained} --episodes 2")
+    assert typed(f"eval CartPole-v1 --policy {trained} --episodes 2") == run_output
     with locked(trained):
         while_it_trains = typed(f"eval {trained} --episodes 2")
     note = f"{trained}: is still training; this is its policy of iter_000001\n"
-    assert while_it_trains == note + of_the_run
+    assert while_it_trains == note + run_output
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
     times = [rising(num_actors=1), rising(num_actors=8)]
     assert names(times) == ["num_actors=1 (1 seed)", "num_actors=8 (1 seed)"]
 
-    of_another_version = [rising(), rising(), rising(unknown=1)]
-    assert names(of_another_version) == ["unknown=none (2 runs)", "unknown=1 (1 seed)"]
+    other_version = [rising(), rising(), rising(unknown=1)]
+    assert names(other_version) == ["unknown=none (2 runs)", "unknown=1 (1 seed)"]
 
 
 def test_labels_leave_out_what_follows_from_the_algorithm() -> None:
@@ -92,14 +92,14 @@ def test_labels_leave_out_what_follows_from_the_algorithm() -> None:
 
     assert names([stored(), stored(algo="sac")]) == ["algo=ppo (1 seed)", "algo=sac (1 seed)"]
     rates = [stored(algo="sac"), stored(algo="sac", learning_rate=1e-3), stored(target_kl=0.0)]
-    of_rates = [
+    rate_names = [
         "algo=sac, learning_rate=0.0005 (1 seed)",
         "algo=sac, learning_rate=0.001 (1 seed)",
         "algo=ppo, learning_rate=0.0003 (1 seed)",
     ]
-    assert names(rates) == of_rates  # nothing to limit the KL divergence of in SAC
+    assert names(rates) == rate_names  # nothing to limit the KL divergence of in SAC
     assert names([*rates, stored()]) == [
-        *of_rates[:2],
+        *rate_names[:2],
         "algo=ppo, learning_rate=0.0003, target_kl=0.0 (1 seed)",
         "algo=ppo, learning_rate=0.0003, target_kl=none (1 seed)",
     ]
@@ -304,8 +304,8 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, type
     a_run("young", 5.0, count=0)
     text = typed("plot study other young --over time --out a.SVG")
     assert "young: has no charts/episodic_return yet, and is left out" in text
-    of_seeds = "(3 seeds), training, with noise, after 2,048 steps: 20, 95 % interval 10 to 30\n"
-    assert f"gamma=0.99 {of_seeds}" in text
+    seeds_line = "(3 seeds), training, with noise, after 2,048 steps: 20, 95 % interval 10 to 30\n"
+    assert f"gamma=0.99 {seeds_line}" in text
     assert "gamma=0.9 (1 seed), training, with noise, after 2,048 steps: 5\n" in text
     assert "training time (s)" in Path("a.SVG").read_text()
     assert "mine (3 seeds), training, with noise, after" in typed(
@@ -315,7 +315,7 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, type
     Path("latest").symlink_to("other")
     Path("study/loop").symlink_to("..")
     text = typed("plot . --out a.pdf")
-    assert f"gamma=0.99 {of_seeds}" in text, "folders inside"
+    assert f"gamma=0.99 {seeds_line}" in text, "folders inside"
     assert "gamma=0.9 (1 seed), training" in text, "no run counts twice because of a link"
     assert Path("a.pdf").read_bytes().startswith(b"%PDF")
 

@@ -232,7 +232,7 @@ def test_a_seed_that_has_begun_is_continued_with_its_settings_or_refused(tmp_pat
 
     def planned(**changes: Any) -> list[str]:
         runs = seeds._planned(longer | changes, [1, 2])
-        return [f"{run.state}{run.kept}" for run in runs]
+        return [f"{run.state}{run.kept_text}" for run in runs]
 
     assert planned(total_timesteps=128) == ["done", "waiting"]
     evaluated = {"total_timesteps": 128, "eval_every": 64, "progress": "plain"}

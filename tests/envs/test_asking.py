@@ -337,10 +337,10 @@ def test_numbers_and_meddling_give_the_same_result_wherever_and_a_killed_actor_l
 ) -> None:
     alone = dppo.train(small(temporary / "alone", memory=memory))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    of_actors = Path(tempfile.gettempdir())
+    actors_folder = Path(tempfile.gettempdir())
     before = set(scratch(Path(tempfile.gettempdir())))
     killing = {"env_kwargs": {"meddles": True, "killing": str(temporary / "killed")}}
     hosted = dppo.train(small(temporary / "hosted", memory=memory, num_actors=2, **killing))
     assert hosted.incidents["actor_lost"] == 1
     assert alone.weights_sha256 == hosted.weights_sha256
-    assert set(scratch(of_actors)) <= before
+    assert set(scratch(actors_folder)) <= before

@@ -109,9 +109,9 @@ def test_a_run_is_refused_without_a_folder(changes: dict[str, Any], tmp_path: Pa
     config = tiny_run(tmp_path / "run", env_id=env_id, **kwargs, **changes)
     with pytest.raises(ConfigError) as refused:
         dppo.train(config)
-    unknown, of_evaluations = str(refused.value).splitlines()
+    unknown, eval_line = str(refused.value).splitlines()
     assert unknown.startswith("env_kwargs: gravty is not")
-    assert of_evaluations.startswith("eval_env_kwargs: lenght is not")
+    assert eval_line.startswith("eval_env_kwargs: lenght is not")
     assert not (tmp_path / "run").exists()
 
 

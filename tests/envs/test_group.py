@@ -110,7 +110,7 @@ class Played(NamedTuple):
 
     def replayed_by(self, stepper: Stepper) -> list[Incident]:
         """Return the incidents of a replay in another group."""
-        actions = tuple(np.array(of_env) for of_env in self.actions)
+        actions = tuple(np.array(env_actions) for env_actions in self.actions)
         return stepper.restore(carried(self.stepper.group), actions)
 
 
@@ -176,9 +176,9 @@ def test_the_checksum_is_of_the_bytes_that_the_environment_returned(space: Any) 
     stepper = started(Scripted(space=space, obs=obs, at_step=1))
     stepper.step([0])
     pack = packer(dtype_of(space))
-    of_obs = zlib.crc32(pack(obs).tobytes())
+    obs_checksum = zlib.crc32(pack(obs).tobytes())
     reward = np.float64(1.0)
-    expected = zlib.crc32(reward.tobytes(), of_obs)
+    expected = zlib.crc32(reward.tobytes(), obs_checksum)
     assert checksums_of(stepper.group) == [expected]
 
 

@@ -117,16 +117,16 @@ def described(obs: Any, **options: Any) -> Spaces:
 def test_spaces_become_plain_data() -> None:
     pixels = spaces.Box(0, 255, (2, 3), np.uint8)
     gears = spaces.Discrete(4, start=-1)
-    of_pixels = describe_spaces(Shaped(pixels, gears))
-    assert of_pixels.obs == np.dtype(("uint8", (2, 3)))
-    assert of_pixels.deterministic
-    assert of_pixels.actions == DiscreteActions(4, -1)
+    pixel_spaces = describe_spaces(Shaped(pixels, gears))
+    assert pixel_spaces.obs == np.dtype(("uint8", (2, 3)))
+    assert pixel_spaces.deterministic
+    assert pixel_spaces.actions == DiscreteActions(4, -1)
 
     high = np.array([1.0, np.inf]).reshape(2, 1)
     low = -high
     forces = spaces.Box(low, high, dtype=np.float64)
-    of_forces = describe_spaces(Shaped(act=forces))
-    actions = of_forces.actions
+    force_spaces = describe_spaces(Shaped(act=forces))
+    actions = force_spaces.actions
     assert isinstance(actions, BoxActions)
     assert actions.shape == (2, 1)
     assert actions.width == 2
@@ -181,8 +181,8 @@ def test_every_part_of_a_nest_is_described() -> None:
         hand=spaces.Tuple([spaces.Discrete(4, start=2), spaces.Box(-1, 1, (3,), np.float64)]),
         tool=spaces.OneOf([spaces.Discrete(3), branch]),
     )
-    of_nest = described(nest)
-    assert list(of_nest.leaves()) == [
+    nest_spaces = described(nest)
+    assert list(nest_spaces.leaves()) == [
         "dials",
         "hand.0",
         "hand.1",
@@ -190,17 +190,17 @@ def test_every_part_of_a_nest_is_described() -> None:
         "tool.0",
         "tool.1.a",
     ]
-    assert of_nest.categories == {
+    assert nest_spaces.categories == {
         "dials": Categories((2, 3), (1, -1)),
         "hand.0": Categories((4,), (2,)),
         "tool.branch": Categories((2,), (0,)),
         "tool.0": Categories((3,), (0,)),
     }
-    assert of_nest.one_of == ("tool",)
-    assert of_nest.dropped == ()
+    assert nest_spaces.one_of == ("tool",)
+    assert nest_spaces.dropped == ()
 
-    copied = pickle.loads(pickle.dumps(of_nest))
-    assert copied == of_nest
+    copied = pickle.loads(pickle.dumps(nest_spaces))
+    assert copied == nest_spaces
 
 
 def test_parts_are_left_out_by_name() -> None:
@@ -217,8 +217,8 @@ def test_parts_are_left_out_by_name() -> None:
     assert names_without("mission", "hand") == ["where"]
     assert names_without("mission", "hand.0", "hand.1") == ["where"]
 
-    of_numbers = described(nest, drop_obs=["mission", "hand/1"])
-    assert of_numbers.dropped == ("mission", "hand.1")
+    number_spaces = described(nest, drop_obs=["mission", "hand/1"])
+    assert number_spaces.dropped == ("mission", "hand.1")
 
     words = (
         "mision: is not a leaf of the observation. Its leaves are hand.0, hand.1, mission, where"
@@ -238,13 +238,13 @@ OTHER_SHAPES = {"vector": (128,), "matrix": (8, 8)}
 @pytest.mark.parametrize("kind", IMAGE_SHAPES | OTHER_SHAPES)
 def test_images_are_bytes_with_three_axes_or_more(kind: str) -> None:
     shape = (IMAGE_SHAPES | OTHER_SHAPES)[kind]
-    of_bytes = described(spaces.Box(0, 255, shape, np.uint8)).obs
-    assert of_bytes == np.dtype((np.uint8, shape))
-    assert is_image(of_bytes) == (kind in IMAGE_SHAPES)
+    byte_obs = described(spaces.Box(0, 255, shape, np.uint8)).obs
+    assert byte_obs == np.dtype((np.uint8, shape))
+    assert is_image(byte_obs) == (kind in IMAGE_SHAPES)
 
-    of_floats = described(spaces.Box(0, 255, shape, np.float32)).obs
-    assert of_floats == np.dtype((np.float32, shape))
-    assert not is_image(of_floats)
+    float_obs = described(spaces.Box(0, 255, shape, np.float32)).obs
+    assert float_obs == np.dtype((np.float32, shape))
+    assert not is_image(float_obs)
 
 
 def test_an_environment_without_a_spec_is_taken_to_be_deterministic() -> None:

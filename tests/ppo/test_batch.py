@@ -110,7 +110,7 @@ def test_a_batch_has_signal_by_the_rows_of_all_ranks(
 ) -> None:
     """Rewards of each rank are equal."""
 
-    def of_rank(parallel: Parallel) -> Batch:
+    def rank_batch(parallel: Parallel) -> Batch:
         columns = dict(NO_SIGNAL)
         if parallel.rank == 1:
             for name, value in change.items():
@@ -118,7 +118,7 @@ def test_a_batch_has_signal_by_the_rows_of_all_ranks(
         batch = batch_of([numbered(0, **columns)])
         return aligned_with_ranks(batch, parallel)
 
-    for batch in Meeting(2).all_do(of_rank):
+    for batch in Meeting(2).all_do(rank_batch):
         assert batch.has_learning_signal == bool(change)
         assert batch.rewards == rewards
         assert batch.weights is None

@@ -122,10 +122,10 @@ def test_a_trained_policy_acts_with_and_without_the_field(
     sensors = observation["sensors"]
     action = act(observation)
     without_field = act({"sensors": sensors})
-    of_batch = act({"sensors": np.stack([sensors] * 4)})
+    batch_actions = act({"sensors": np.stack([sensors] * 4)})
     assert np.array_equal(action, without_field)
-    assert of_batch.shape == (4, 2)
-    assert np.allclose(of_batch, without_field)
+    assert batch_actions.shape == (4, 2)
+    assert np.allclose(batch_actions, without_field)
     policy = pickle.loads(pickle.dumps(policy))  # as for a process that is spawned
     assert np.array_equal(act(observation), action)
 

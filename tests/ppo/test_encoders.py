@@ -36,10 +36,10 @@ def test_one_hot_codes_have_a_column_for_each_category() -> None:
     first = torch.tensor([-1.0, 1.0, 0.0])
     second = torch.tensor([5.0, 6.0, 9.0])  # the last one is no category, and has no column
     codes = encoder(torch.stack([first, second], dim=1))
-    of_first = codes[:, :3]
-    of_second = codes[:, 3:]
-    assert of_first.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
-    assert of_second.tolist() == [[1, 0], [0, 1], [0, 0]]
+    first_code = codes[:, :3]
+    second_code = codes[:, 3:]
+    assert first_code.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert second_code.tolist() == [[1, 0], [0, 1], [0, 0]]
 
     scalar = OneHot(Categories((2,), (0,)))
     codes = scalar(torch.tensor([1.0, 0.0]))
@@ -53,9 +53,9 @@ def test_each_category_has_an_embedding_of_its_own() -> None:
     codes = encoder(torch.tensor(pairs).float())
 
     for (first, second), code in zip(pairs, codes, strict=True):
-        of_first = table[first + 1]
-        of_second = table[3 + second - 5]
-        assert torch.equal(code, torch.cat([of_first, of_second]))
+        first_code = table[first + 1]
+        second_code = table[3 + second - 5]
+        assert torch.equal(code, torch.cat([first_code, second_code]))
 
 
 STACK = "stack, channels last"

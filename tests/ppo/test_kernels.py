@@ -188,9 +188,9 @@ def pixel_convolution(
         parameters = list(module.parameters())
         return with_gradients(lambda: module(image), [], parameters)
 
-    of_kernel = results(kernel, pixels) + results(kernel, channels_last)
-    of_twin = results(twin, pixels / 255)
-    return of_kernel, 2 * of_twin
+    kernel_results = results(kernel, pixels) + results(kernel, channels_last)
+    twin_results = results(twin, pixels / 255)
+    return kernel_results, 2 * twin_results
 
 
 def dense() -> tuple[Results, Results]:

@@ -287,7 +287,7 @@ def test_gradients_are_finite_differences(network: str) -> None:
 SAMPLERS_AND_ROWS = [(1, 2), (2, 1), (3, 5), (8, 2), (2, 33)]
 
 
-def of_sampler(array: np.ndarray | None, sampler: int) -> np.ndarray | None:
+def sampler_rows(array: np.ndarray | None, sampler: int) -> np.ndarray | None:
     """Return the rows of a sampler, of outputs that the network has."""
     if array is None:
         return None
@@ -314,10 +314,10 @@ def test_samplers_that_act_together_get_the_bits_of_each_alone(
         states = states_of(spec, samplers, rows)
         together = answers(obs, noise, states)
         for sampler in range(samplers):
-            state = of_sampler(states, sampler)
+            state = sampler_rows(states, sampler)
             alone = answers(obs[sampler], noise[sampler], state)
             for stacked, expected in zip(together, alone, strict=True):
-                rows_of_sampler = of_sampler(stacked, sampler)
+                rows_of_sampler = sampler_rows(stacked, sampler)
                 assert_same_bytes(rows_of_sampler, expected)
 
 

@@ -142,8 +142,8 @@ def test_noise_is_held_for_powers_of_two() -> None:
     white = np.arange(4000.0).reshape(2000, 2, 1)
     noise = hold(white, default_rng(1))
     for env in range(2):
-        of_env = noise[:, env, 0]
-        values, lengths = np.unique(of_env, return_counts=True)
+        env_noise = noise[:, env, 0]
+        values, lengths = np.unique(env_noise, return_counts=True)
         is_drawn = np.isin(values, white[:, env])
         assert is_drawn.all()
         complete = lengths[:-1]

@@ -77,12 +77,12 @@ def test_samples_of_any_dtype_are_summed_in_float64_and_not_modified() -> None:
 
 def test_a_normalizer_that_is_off_stays_off() -> None:
     (obs,) = chunks(4, [5])
-    of_segment = Statistics(Moments.of(obs), Moments.of(np.ones(5)))
+    segment_statistics = Statistics(Moments.of(obs), Moments.of(np.ones(5)))
     off = Statistics()
-    assert off.merged([of_segment]) == off
+    assert off.merged([segment_statistics]) == off
 
     without_returns = Statistics(obs=Moments.empty((3,)))
-    merged = without_returns.merged([of_segment, off])
+    merged = without_returns.merged([segment_statistics, off])
     assert merged.returns is None
     assert merged.obs is not None
     assert merged.obs.count == 5

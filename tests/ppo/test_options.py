@@ -488,8 +488,8 @@ def test_with_reuse_memory_and_deviations_follow_env_steps(norm_adv: bool, numbe
         expected[deviations] /= 3
     assert_allclose(reused_moved, expected, rtol=1e-9)
 
-    of_deviations = plain_moved[deviations]
-    assert np.abs(of_deviations).min() > 0.009
+    moved_deviations = plain_moved[deviations]
+    assert np.abs(moved_deviations).min() > 0.009
 
     times = 1 if norm_adv else 3
     assert_allclose(plain_squares, times * reused_squares, rtol=1e-9)

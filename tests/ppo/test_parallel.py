@@ -387,8 +387,8 @@ def test_moments_of_parts_are_those_of_all_samples(sizes: tuple[int, ...], shift
         std = 1 + index
         parts.append(rng.normal(mean, std, (3, size)))
 
-    of_parts = [row_moments(torch.from_numpy(part)) for part in parts]
-    merged = merged_moments(torch.stack(of_parts))
+    part_moments = [row_moments(torch.from_numpy(part)) for part in parts]
+    merged = merged_moments(torch.stack(part_moments))
     counts, means, sums_of_squares = merged.unbind(1)
 
     everything = np.concatenate(parts, axis=1)
@@ -403,9 +403,9 @@ def test_moments_of_one_part_are_not_changed() -> None:
     """One learner on Ray must compute the same bits as training in the driver."""
     random = default_rng(0).normal(size=(2, 7))
     samples = torch.from_numpy(random)
-    of_all = moments_of_all(samples, None, Parallel())
-    assert torch.equal(of_all, row_moments(samples))
+    all_moments = moments_of_all(samples, None, Parallel())
+    assert torch.equal(all_moments, row_moments(samples))
     single_samples = torch.tensor([[3.0], [-1.0]])
-    of_first, of_second = row_moments(single_samples)
-    assert of_first.tolist() == [1.0, 3.0, 0.0]
-    assert of_second.tolist() == [1.0, -1.0, 0.0]
+    first_moments, second_moments = row_moments(single_samples)
+    assert first_moments.tolist() == [1.0, 3.0, 0.0]
+    assert second_moments.tolist() == [1.0, -1.0, 0.0]

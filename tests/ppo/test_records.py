@@ -154,12 +154,12 @@ def functions_of(module: ModuleType) -> Iterator[Callable[..., Any]]:
 @pytest.mark.parametrize("name", MODULES)
 def test_all_annotations_can_be_evaluated(name: str) -> None:
     """One that cannot, such as a shape without quotes, would not be checked."""
-    of_package = [
+    package_modules = [
         module for module in sys.modules if module == name or module.startswith(f"{name}.")
     ]
     ours = [
         function
-        for module in of_package
+        for module in package_modules
         for function in functions_of(sys.modules[module])
         if function.__module__ == module
     ]

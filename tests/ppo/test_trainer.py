@@ -135,8 +135,8 @@ def test_figures_are_those_of_the_rows_that_count(options: dict[str, Any]) -> No
     order = from_numpy(default_rng(5).permutation(50))
     counted = order[batch.weights[order] > 0]
     columns = [getattr(batch, name)[counted] for name in COLUMNS]
-    of_counted = rows_of(*columns)
-    expected = train(make_trainer(**options), of_counted, 3e-3, seed=5)
+    counted_rows = rows_of(*columns)
+    expected = train(make_trainer(**options), counted_rows, 3e-3, seed=5)
     figures = train(make_trainer(**options), batch, 3e-3, seed=5)
     assert figures == pytest.approx(expected, rel=1e-10)
 
@@ -205,8 +205,8 @@ def test_figures_are_means_over_the_minibatches() -> None:
         "clipfrac": is_clipped.mean(),
     }
     figures = train(trainer, batch)
-    of_batch = {name: figures[name] for name in expected}
-    assert of_batch == pytest.approx(expected)
+    batch_figures = {name: figures[name] for name in expected}
+    assert batch_figures == pytest.approx(expected)
     assert 0 < figures["clipfrac"] < 1
 
     halves = make_trainer(update_epochs=1, minibatches=2, norm_adv=False, max_grad_norm=1e-9)
@@ -300,8 +300,8 @@ def test_a_divergence_shows_leaves_of_every_dtype(dtype: torch.dtype) -> None:
     }
     policy_loss = torch.tensor(math.nan)
     losses = _Losses({"policy_loss": policy_loss}, torch.zeros(rows))
-    of_leaves = replace(batch, table=leaves)
-    error = _diverged(of_leaves, 3, losses, math.inf)
+    leaf_batch = replace(batch, table=leaves)
+    error = _diverged(leaf_batch, 3, losses, math.inf)
     assert "obs flags from 1 to 1, advantages from " in str(error)
 
 

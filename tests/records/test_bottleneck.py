@@ -12,7 +12,7 @@ import dppo
 from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
 from dppo.run import runner
 from dppo.run.iteration_row import iteration_row
-from dppo.tools.doctor.run_findings import of_run
+from dppo.tools.doctor.run_findings import findings_of_run
 
 NOTHING = TimeSplit.of([])
 
@@ -127,4 +127,4 @@ def test_a_stall_turns_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, "row_maker", lambda keys: row_of)
     result = dppo.train(tiny_run(tmp_path / "run", iterations=8, update_epochs=4))
     assert result.times == "An iteration took 20 s: collecting 15 s, updating 5 s."
-    assert ("note", result.times) in of_run(tmp_path / "run")
+    assert ("note", result.times) in findings_of_run(tmp_path / "run")

@@ -52,8 +52,7 @@ def test_only_episodes_that_both_have_played_are_compared() -> None:
     difference = paired_difference(policy, baseline)
     assert difference == Difference(4.0, 4.0, 4.0, 2, paired=True)
     assert difference.is_improvement  # both differences are equal
-    of_other_episodes = paired_difference({0: 1.0}, {1: 1.0})
-    assert of_other_episodes is None
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
 def test_a_single_episode_has_no_interval() -> None:
@@ -104,7 +103,7 @@ def test_a_difference_is_read_back_from_its_metrics_and_shown_with_the_digits_th
     difference: Difference, words: str, verdict: str
 ) -> None:
     row = difference.as_metrics() | {"eval/episodes": 20}
-    assert Difference.of_row(row) == difference
+    assert Difference.from_row(row) == difference
     assert str(difference) == words
     assert difference.verdict == verdict
-    assert Difference.of_row({"eval/episodes": 20}) is None
+    assert Difference.from_row({"eval/episodes": 20}) is None

@@ -169,9 +169,9 @@ def test_a_line_that_others_cover_is_wider(monkeypatch: pytest.MonkeyPatch) -> N
     drawn: list[Any] = []
     monkeypatch.setattr(comparison, "save", lambda figure, _: drawn.append(figure))
     for over_time in (False, True):
-        of_groups = groups(100, 200, 400)
+        curve_groups = groups(100, 200, 400)
         comparison.draw_together(
-            of_groups, Path("a.png"), "E-v0", "return", over_time=over_time, baselines=[]
+            curve_groups, Path("a.png"), "E-v0", "return", over_time=over_time, baselines=[]
         )
     widths = [[line.get_linewidth() for line in figure.axes[0].lines] for figure in drawn]
     assert widths == [[7.5, 4.5, 1.5], [1.5, 1.5, 1.5]]
@@ -243,9 +243,9 @@ def test_the_time_to_a_target_is_the_mean_over_seeds_and_none_if_one_fails() -> 
         assert time_to(101.0, *runs) is None
         ends = [run.seconds[-1] for run in runs]
         assert time_to(None, *runs) == pytest.approx(np.mean(ends))
-    of_fast = time_to(90.0, *fast)
-    assert of_fast is not None
-    assert time_to(90.0, *slow) == pytest.approx(2 * of_fast)
+    fast_steps = time_to(90.0, *fast)
+    assert fast_steps is not None
+    assert time_to(90.0, *slow) == pytest.approx(2 * fast_steps)
 
     failing = Curve(np.ones(1), np.full(1, 256), np.zeros(1))
     assert time_to(90.0, *slow, failing) is None

@@ -47,11 +47,13 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tracked(name: str, run_dir: Path) -> tuple[list[dict[str, float]], dict[str, Any], list[str]]:
     """Return the rows, by step, the settings, and the last state of each run of the tracker."""
     if name == "mlflow":
-        return of_mlflow(run_dir)
+        return tracked_by_mlflow(run_dir)
     files = list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
-    wait_until(lambda: len(of_wandb(run_dir)[2]) == len(files))  # another process writes them
+    wait_until(
+        lambda: len(tracked_by_wandb(run_dir)[2]) == len(files)
+    )  # another process writes them
     assert files
-    return of_wandb(run_dir)
+    return tracked_by_wandb(run_dir)
 
 
 def messages(path: Path) -> Iterator[bytes]:
@@ -85,7 +87,7 @@ def records_of_wandb(run_dir: Path) -> Iterator[Any]:
             yield record
 
 
-def of_wandb(run_dir: Path) -> Tracked:
+def tracked_by_wandb(run_dir: Path) -> Tracked:
     rows = list[dict[str, float]]()
     config = dict[str, Any]()
     states = list[str]()
@@ -117,7 +119,7 @@ def id_in(run_dir: Path, tracker: str) -> str:
     return ids[tracker]
 
 
-def of_mlflow(run_dir: Path) -> Tracked:
+def tracked_by_mlflow(run_dir: Path) -> Tracked:
     from mlflow import MlflowClient
 
     client = MlflowClient()
@@ -154,10 +156,10 @@ def test_a_tracker_has_the_settings_metrics_and_state_of_a_run_that_is_resumed(
     assert str(config["env_id"]) == "CartPole-v1"
     assert str(config["num_steps"]) == "32"
 
-    of_step = {row["global_step"]: row for row in rows}
+    rows_by_step = {row["global_step"]: row for row in rows}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
-        there = of_step[row["global_step"]]
+        there = rows_by_step[row["global_step"]]
         for key in ("charts/episodes", "losses/entropy"):
             assert there[key] == row[key]
         if "eval/iteration" not in row:
@@ -166,7 +168,7 @@ def test_a_tracker_has_the_settings_metrics_and_state_of_a_run_that_is_resumed(
         if name == "wandb":
             assert there["eval/global_step"] == evaluated_at
         else:
-            evaluated = of_step[evaluated_at]
+            evaluated = rows_by_step[evaluated_at]
             assert evaluated["eval/episodic_return"] == row["eval/episodic_return"]
 
 

@@ -57,7 +57,7 @@ def plain_critics(
         fan_in = fan_out
 
     # the last layer has neither a norm nor an activation
-    return [nn.Sequential(*of_critic[:-2]) for of_critic in layers]
+    return [nn.Sequential(*critic_layers[:-2]) for critic_layers in layers]
 
 
 def flat(modules: Sequence[nn.Module]) -> Tensor:
@@ -125,8 +125,8 @@ class World:
             transitions.append(rows_of(segment, led_to))
 
         for step in range(num_steps):
-            for of_sampler in transitions:
-                self.rows += of_sampler[step]
+            for sampler_transitions in transitions:
+                self.rows += sampler_transitions[step]
         return segments
 
     def _segment(self, sampler: int, num_steps: int) -> tuple[Segment, np.ndarray]:
@@ -271,9 +271,9 @@ class PlainSAC:
             critic_weights += critic.parameters()
         rates = self.settings
         adam = torch.optim.Adam
-        self.of_critics = adam(critic_weights, rates.critic_learning_rate)
-        self.of_policy = adam(self.policy.parameters(), rates.learning_rate)
-        self.of_temperature = adam([self.log_temperature], rates.temperature_learning_rate)
+        self.critic_optimizer = adam(critic_weights, rates.critic_learning_rate)
+        self.policy_optimizer = adam(self.policy.parameters(), rates.learning_rate)
+        self.temperature_optimizer = adam([self.log_temperature], rates.temperature_learning_rate)
 
     def update(
         self,
@@ -313,7 +313,7 @@ class PlainSAC:
             minibatch = minibatch_of(rows[step], self.settings.gamma, self.normalize)
             self._step_critics(minibatch, noise[step])
             if clones:
-                self._move(self.of_policy, self._clone_loss(minibatch))
+                self._move(self.policy_optimizer, self._clone_loss(minibatch))
             else:
                 self._step_policy(minibatch, noise[step], clone_weight)
 
@@ -323,13 +323,13 @@ class PlainSAC:
         """Return the chosen rows, each with later steps, more of them where the present policy would act alike."""
         least = self.settings.least_extension
         drawn = []
-        for number, of_row in zip(chosen, thresholds.T, strict=True):
+        for number, row_thresholds in zip(chosen, thresholds.T, strict=True):
 
-            def extends(step: int, row: Row, of_row: np.ndarray = of_row) -> bool:
+            def extends(step: int, row: Row, row_thresholds: np.ndarray = row_thresholds) -> bool:
                 ratio = self._ratio(row)
                 likelihood = min(1, ratio) ** (1 / len(row.action))
                 chance = least + (1 - least) * likelihood
-                return bool(of_row[step - 1] < chance)
+                return bool(row_thresholds[step - 1] < chance)
 
             row = look_ahead(kept, number, self.settings, extends)
             drawn.append(row)
@@ -349,7 +349,7 @@ class PlainSAC:
     def _step_critics(self, minibatch: Minibatch, noise: Tensor) -> None:
         temperature = self.log_temperature.detach().exp()
         targets = self._targets(minibatch, noise[0], temperature)
-        self._move(self.of_critics, self._critic_loss(minibatch, targets))
+        self._move(self.critic_optimizer, self._critic_loss(minibatch, targets))
         self._follow()
 
     def _step_policy(self, minibatch: Minibatch, noise: Tensor, clone_weight: float) -> None:
@@ -358,12 +358,12 @@ class PlainSAC:
         least = self._least(self.critics, minibatch.obs, actions)
         policy_loss = temperature * logprobs - least
         loss = policy_loss.mean() + clone_weight * self._distance(minibatch)
-        self._move(self.of_policy, loss)
+        self._move(self.policy_optimizer, loss)
 
         target_entropy = self.settings.target_entropy * self.width
         too_certain = logprobs.detach() + target_entropy
         temperature_loss = -self.log_temperature * too_certain
-        self._move(self.of_temperature, temperature_loss.mean())
+        self._move(self.temperature_optimizer, temperature_loss.mean())
 
     @torch.no_grad()
     def _targets(self, minibatch: Minibatch, noise: Tensor, temperature: Tensor) -> Tensor:

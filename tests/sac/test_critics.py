@@ -219,21 +219,21 @@ def test_a_run_announces_policy_and_critics_with_their_sizes(
 ) -> None:
     sizes = {"hidden_sizes": (8, 9), "critic_sizes": (7, 6)}
     config = make_config({"env_id": "Plant-v0", "algo": "sac"} | sizes | settings)
-    of_run = described(obs)
+    run_spaces = described(obs)
     if config.critic_obs:
-        of_run = with_critic_obs(of_run, config.critic_obs)
-    resolved, _ = resolve(config, continuous_width(of_run.actions))
-    trainer = build_trainer(trainer_plan(resolved), of_run)
+        run_spaces = with_critic_obs(run_spaces, config.critic_obs)
+    resolved, _ = resolve(config, continuous_width(run_spaces.actions))
+    trainer = build_trainer(trainer_plan(resolved), run_spaces)
     assert isinstance(trainer, SACTrainer)
 
     critics = len(trainer.learned_state()["critics.weights"])
-    of_policy = 0
+    num_parameters = 0
     for name, parameter in trainer.spec.module(0).named_parameters():
         if not name.startswith("value"):
-            of_policy += parameter.numel()
+            num_parameters += parameter.numel()
 
-    text = networks_in_words(config, of_run)
-    start = f"Network: {policy}, {of_policy:,} parameters, because the observation "
+    text = networks_in_words(config, run_spaces)
+    start = f"Network: {policy}, {num_parameters:,} parameters, because the observation "
     assert text.startswith(start)
 
     critics_in_words = (

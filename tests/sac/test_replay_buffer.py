@@ -95,8 +95,8 @@ def test_a_segment_that_begins_elsewhere_leaves_the_older_row_its_successor() ->
     """As after the loss of an actor whose environments cannot be rebuilt."""
     world = World(VECTOR, ends=0.0)
     rows = kept(world, [3])
-    of_second_sampler = world.now[1]
-    world.now[1] = of_second_sampler + 1
+    second_now = world.now[1]
+    world.now[1] = second_now + 1
     rows.append(world.segments(3))
     check(rows, world.rows)
     assert num_exits(rows) == 2 + 4
@@ -235,11 +235,11 @@ def test_rows_of_a_checkpoint_without_log_probabilities_have_the_likelihood_zero
         return relative.pop()
 
     steps_before = 4 * 12
-    of_checkpoint = likelihoods(places[: 4 * 11])
-    assert (of_checkpoint == 0).all()
+    checkpoint_likelihoods = likelihoods(places[: 4 * 11])
+    assert (checkpoint_likelihoods == 0).all()
 
-    of_later = likelihoods(places[steps_before : steps_before + 4 * 4])
-    assert (of_later > 0).all()
+    later_likelihoods = likelihoods(places[steps_before : steps_before + 4 * 4])
+    assert (later_likelihoods > 0).all()
 
 
 @OBS
@@ -284,9 +284,9 @@ def test_ranks_get_the_rows_of_their_samplers(ranks: int) -> None:
             segments += world.segments(3)
         return segments
 
-    def share(of_samplers: Sequence[Any], rank: int) -> Sequence[Any]:
+    def share(samplers: Sequence[Any], rank: int) -> Sequence[Any]:
         start = rank * num_samplers
-        return of_samplers[start : start + num_samplers]
+        return samplers[start : start + num_samplers]
 
     for _ in range(5):
         segments = segments_of(worlds)

@@ -23,11 +23,11 @@ CORE = {name: f"dppo.commands.{name}" for name in ("train", "eval", "presets", "
 @cache
 def command_modules() -> dict[str, str]:
     """Return the module of each command; the core's come first, and no package can replace them."""
-    added = {
+    plugin_modules = {
         entry.name: entry.module
         for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     }
-    return CORE | {name: module for name, module in added.items() if name not in CORE}
+    return CORE | {name: module for name, module in plugin_modules.items() if name not in CORE}
 
 
 def main_of(command: str) -> Callable[[list[str]], int]:

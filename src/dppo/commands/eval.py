@@ -51,7 +51,7 @@ PARSER = Parser(PROG, USAGE, DESCRIPTION, GROUPS)
 
 def main(argv: list[str]) -> int:
     """Play, and print mean and spread of the returns; return the exit code."""
-    flags, word = PARSER.split_one(argv)
+    flags, word = PARSER.split_word(argv)
     deterministic = not flags.pop("stochastic", False)
     as_json = flags.pop("json", False)
     if "env_kwargs" in flags:
@@ -64,16 +64,16 @@ def main(argv: list[str]) -> int:
         show_log.start()
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: _print_note(str(message), notes)
-        played = evaluate(policy, env, deterministic=deterministic, **flags)
+        evaluation = evaluate(policy, env, deterministic=deterministic, **flags)
     if as_json:
-        print(json.dumps(_as_json(played), indent=1))
+        print(json.dumps(_as_json(evaluation), indent=1))
         return 0
-    span = f"(from {min(played.returns):.1f} to {max(played.returns):.1f}), length {played.mean_length:.1f}"
-    print(f"return {played.mean_return:.1f} +- {played.std_return:.1f} {span}")
-    if played.left_out:
-        total = counted(len(played.left_out) + len(played.returns), "episode")
-        print(f"{len(played.left_out)} of {total} left out: the environment failed in them")
-    for line in info_table(played):
+    span = f"(from {min(evaluation.returns):.1f} to {max(evaluation.returns):.1f}), length {evaluation.mean_length:.1f}"
+    print(f"return {evaluation.mean_return:.1f} +- {evaluation.std_return:.1f} {span}")
+    if evaluation.left_out:
+        total = counted(len(evaluation.left_out) + len(evaluation.returns), "episode")
+        print(f"{len(evaluation.left_out)} of {total} left out: the environment failed in them")
+    for line in info_table(evaluation):
         print(printable(line))
     return 0
 
@@ -112,18 +112,18 @@ def _print_note(message: str, stream: TextIO) -> None:
     print(printable(f"note: {message}"), file=stream, flush=True)
 
 
-def info_table(played: Evaluation) -> list[str]:
+def info_table(evaluation: Evaluation) -> list[str]:
     """Return the lines of a table of the numbers in the info: their sum, mean and last one in an episode.
 
     Each cell is the mean over the episodes, and their standard deviation.
     """
-    if not played.info:
+    if not evaluation.info:
         return []
     table = [["in an episode", "sum", "mean", "last"]]
-    for key, infos in played.info.items():
+    for key, infos in evaluation.info.items():
         row = [key, *map(_mean_and_deviation, zip(*infos, strict=True))]
-        if len(infos) < len(played.returns):
-            row[0] += f" (in {len(infos)} of {counted(len(played.returns), 'episode')})"
+        if len(infos) < len(evaluation.returns):
+            row[0] += f" (in {len(infos)} of {counted(len(evaluation.returns), 'episode')})"
         table.append(row)
     widths = [max(len(row[column]) for row in table) for column in range(4)]
     return [
@@ -137,16 +137,16 @@ def _mean_and_deviation(numbers: Sequence[float]) -> str:
     return f"{fmean(numbers):.4g} +- {pstdev(numbers):.2g}"
 
 
-def _as_json(played: Evaluation) -> dict[str, Any]:
+def _as_json(evaluation: Evaluation) -> dict[str, Any]:
     return {
-        "env": played.env_name,
-        "mean_return": played.mean_return,
-        "std_return": played.std_return,
-        "returns": played.returns,
-        "lengths": played.lengths,
-        "left_out": played.left_out,
+        "env": evaluation.env_name,
+        "mean_return": evaluation.mean_return,
+        "std_return": evaluation.std_return,
+        "returns": evaluation.returns,
+        "lengths": evaluation.lengths,
+        "left_out": evaluation.left_out,
         "info": {
             key: dict(zip(("sum", "mean", "last"), zip(*infos, strict=True), strict=True))
-            for key, infos in played.info.items()
+            for key, infos in evaluation.info.items()
         },
     }

@@ -94,7 +94,7 @@ TYPES: dict[str, Any] = {  # name in the help -> type of the value; others are t
 
 
 class Parser(argparse.ArgumentParser):
-    """Returns only the flags that were given, by name: an absent flag has no value, not even its default."""
+    """Returns only the flags that were typed, by name: an absent flag has no value, not even its default."""
 
     def __init__(
         self, prog: str, usage: str, description: str, groups: Mapping[str, Flags] | None = None
@@ -145,7 +145,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def split(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the flags that were given, and the words beside them; raise a UsageError if a flag is wrong.
+        """Return the flags that were typed, and the other words; raise a UsageError if a flag is wrong.
 
         If help is asked for, print it and exit: the other words need not be valid then.
         """
@@ -162,33 +162,33 @@ class Parser(argparse.ArgumentParser):
         # only the folder of a run may begin with ~
         return vars(flags), [home_expanded(word) for word in words]
 
-    def split_one(
+    def split_word(
         self, argv: Sequence[str], name: str = "RUN", example: str = "runs/..."
     ) -> tuple[dict[str, Any], str]:
-        """Do `split`, and return the one word beside the flags; raise a UsageError if there is none, or more."""
+        """Return the flags that were typed, and the only other word; raise a UsageError if there is none, or more."""
         flags, words = self.split(argv)
-        word = one_word(words, name, self.prog)
+        word = only_word(words, name, self.prog)
         if word is None:
             raise UsageError(f"{name} is missing. For example: {self.prog} {example}")
         return flags, word
 
     def _describe_unknown(self, flag: str) -> str:
-        known = [name for name in self._option_string_actions if name.startswith("--")]
+        flags = [name for name in self._option_string_actions if name.startswith("--")]
         ours = meant_by(flag.removeprefix("--"))
-        if "--env-id" in (flag, *ours) and "--env-id" not in known:
+        if "--env-id" in (flag, *ours) and "--env-id" not in flags:
             return f"{flag} is not a known flag: the environment has none, as in {self.prog} CartPole-v1."
-        answer = answer_to(flag.lstrip("-"), [name.removeprefix("--") for name in known])
+        answer = answer_to(flag.lstrip("-"), [name.removeprefix("--") for name in flags])
         if answer is not None:
             return f"{flag} is not a known flag. {in_flags(answer)}"
-        return unknown_name("flag", flag, known, ours)
+        return unknown_name("flag", flag, flags, ours)
 
 
 def is_help(argv: Sequence[str]) -> bool:
     return any(word in ("-h", "--help") for word in argv)
 
 
-def one_word(words: Sequence[str], name: str, prog: str) -> str | None:
-    """Return the word beside the flags, or None if there is none; raise a UsageError for more, and for runs."""
+def only_word(words: Sequence[str], name: str, prog: str) -> str | None:
+    """Return the only word that is not a flag, or None; raise a UsageError for more words, and for runs."""
     is_run = len(words) == 1 and (Path(words[0]) / CONFIG).exists()
     if name == "ENV_ID" and (is_run or len(words) > 1) and all(map(os.path.isdir, words)):
         raise UsageError(

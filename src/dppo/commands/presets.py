@@ -3,7 +3,7 @@
 from itertools import groupby
 from textwrap import fill
 
-from dppo.commands.flags import WIDTH, Parser, one_word, shown
+from dppo.commands.flags import WIDTH, Parser, only_word, shown
 from dppo.config.parts import default_of
 from dppo.config.presets import Preset, described_presets, preset_named
 from dppo.invocation import as_called
@@ -19,7 +19,7 @@ DESCRIPTION = (
 def main(argv: list[str]) -> int:
     """Print all presets, or the settings of one as YAML; return the exit code."""
     _, words = Parser(PROG, "[NAME]", DESCRIPTION).split(argv)
-    name = one_word(words, "NAME", PROG)
+    name = only_word(words, "NAME", PROG)
     if name is not None:
         print(_as_yaml(preset_named(name)))
         return 0

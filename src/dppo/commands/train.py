@@ -15,7 +15,7 @@ from dppo.commands.flags import (
     add_settings,
     as_settings,
     is_help,
-    one_word,
+    only_word,
 )
 from dppo.config import Config, read_settings
 from dppo.config.field import FlatSettings
@@ -120,7 +120,7 @@ class Command:
     def split(
         self, argv: list[str], word: str = "ENV_ID"
     ) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-        """Return the command's own flags, the flags of settings, and the word beside them.
+        """Return the command's own flags, the flags of settings, and the only other word.
 
         If help is asked for, print it with the defaults that apply to the other words, and exit. Raises a UsageError if
         a flag is unknown or there is a stray word, a ConfigError if one is refused.
@@ -139,7 +139,7 @@ class Command:
             for name, reason in self.refused.items()
             if name in flags
         )
-        return command_flags, flags, one_word(words, word, self.prog)
+        return command_flags, flags, only_word(words, word, self.prog)
 
     def _parser(self, arguments: Arguments) -> Parser:
         source = ""
@@ -188,7 +188,7 @@ def arguments_of(flags: dict[str, Any], env_id: str | None, prog: str) -> Argume
             f"branch={flags['branch']}: needs a run to branch from. Name it with --resume RUN."
         )
     if resumes:
-        return _of_resumed(flags, settings)
+        return _resume_arguments(flags, settings)
     if "trust" in flags:
         raise ConfigError(
             "--trust has no effect: it applies to the code of a run to resume. Leave it out."
@@ -225,18 +225,18 @@ def _preset(choice: str, env_id: str) -> tuple[Preset | None, tuple[str, ...]]:
     return None, ()
 
 
-def _of_resumed(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
+def _resume_arguments(flags: dict[str, Any], changes: dict[str, Any]) -> Arguments:
     fact = "continues a run in its own folder"
     if "branch" in flags:
         fact = "starts a run in the folder of --branch"
-    passed = flags | changes
+    user_settings = flags | changes
     refuse(
         ConfigError(
-            f"{flag(name)} {passed[name]} has no effect with --resume, which {fact}, with its own settings. Leave it "
-            f"out."
+            f"{flag(name)} {user_settings[name]} has no effect with --resume, which {fact}, with its own settings. "
+            f"Leave it out."
         )
         for name in ("config", "preset", "run_dir", "init_from")
-        if passed.get(name) is not None
+        if user_settings.get(name) is not None
     )
     run = Path(flags["resume"])
     run_dir = {"run_dir": flags["branch"]} if "branch" in flags else {}
@@ -255,6 +255,10 @@ def _check_program(
     definitions = definitions_of_program(settings, changes)
     if not definitions:
         return
-    left = {setting: value for setting, value in settings.items() if setting not in changes}
+    stored_settings = {
+        setting: value for setting, value in settings.items() if setting not in changes
+    }
     program = find(run).checkpoint.state.get("program")
-    raise refusal(run, left, definitions, program, ["train", "--resume", str(run), *words])
+    raise refusal(
+        run, stored_settings, definitions, program, ["train", "--resume", str(run), *words]
+    )

@@ -175,13 +175,13 @@ def meant_by(name: str) -> list[str]:
     return [row.ours for row in other_names() if name in row.theirs]
 
 
-def answer_to(name: str, known: Collection[str]) -> str | None:
-    """Return what to do instead of `name`, of which we have no setting with the same meaning; None if nothing is known.
+def answer_to(name: str, names: Collection[str]) -> str | None:
+    """Return advice for `name`, a setting of another library that dppo does not have; None if there is no advice.
 
     Settings are between backticks. A name that is one of ours, in a command that lacks it, has no answer.
     """
     for row in REPLACEMENTS:
-        if name in row.names.split() and name not in known:
+        if name in row.names.split() and name not in names:
             return row.answer
     return None
 

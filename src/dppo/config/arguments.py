@@ -16,32 +16,32 @@ Returned = TypeVar("Returned")
 
 def with_answers(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Return a function that raises ConfigError, with what to do, for a keyword that `function` does not have."""
-    known = inspect.signature(function).parameters.keys()
+    parameters = inspect.signature(function).parameters.keys()
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
         refuse(
-            ConfigError(_answer(function.__name__, name, list(known)))
+            ConfigError(_answer(function.__name__, name, list(parameters)))
             for name in kwargs
-            if name not in known
+            if name not in parameters
         )
         return function(*args, **kwargs)
 
     return call
 
 
-def _answer(function: str, name: str, known: list[str]) -> str:
+def _answer(function: str, name: str, parameters: list[str]) -> str:
     fact = f"dppo.{function}() has no argument {name}."
     dashed = name.replace("_", "-").lower()
     ours = [flag[2:].replace("-", "_") for flag in meant_by(dashed)]
-    alike = [argument for argument in ours if argument in known]
-    alike += difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    alike = [argument for argument in ours if argument in parameters]
+    alike += difflib.get_close_matches(name, parameters, n=1, cutoff=0.8)
     if alike:
         return f"{fact} Did you mean {alike[0]}?"
-    answer = answer_to(dashed, known)
+    answer = answer_to(dashed, parameters)
     if answer is not None:
         return f"{fact} {answer}"
     for setting in (name, *ours):
         if setting in settings_by_name():
             return f"{fact} It is a setting: dppo.Config({setting}=...)."
-    return f"{fact} It has {', '.join(known)}."
+    return f"{fact} It has {', '.join(parameters)}."

@@ -291,7 +291,9 @@ def _less_of_the_prior(config: Settings) -> str:
         names.append("`prior_steps`")
     if (config.prior_steps or 0) < config.total_timesteps:
         names.append("`num_steps`")
-    return f", or lower {' or '.join(names)}" if names else ""
+    if names:
+        return f", or lower {' or '.join(names)}"
+    return ""
 
 
 def _use(name: str, values: list[int]) -> str:

@@ -334,7 +334,7 @@ NEEDS = (
 
 
 def ineffective(config: Settings) -> set[str]:
-    """Return the names of the settings that have no effect beside the others, whatever their values."""
+    """Return the names of the settings that have no effect, at any value, because of other settings."""
     needs = [need for need in NEEDS if not need.holds(config)]
     return {name for need in needs for name in need.names.split()}
 

@@ -80,18 +80,18 @@ def replay_rows_of(config: Settings) -> int:
 def _replay_in_words(
     config: Settings, spaces: Spaces, batch_bytes: int, memory: int | None
 ) -> str | None:
-    """Return the memory and disk that the kept env steps take beside a batch, in one sentence; None if that is little.
+    """Return a sentence about the memory and disk of the replay buffer in addition to a batch; None if they are small.
 
     Raise ConfigError if it is more than this machine's `memory`, and this machine trains.
     """
     rows = replay_rows_of(config)
-    kept = rows * replay_row_bytes(config, spaces)
-    total = batch_bytes + kept
-    facts = f"{rows:,} kept env steps take {_describe_bytes(kept)}, and once more while a checkpoint is written"
+    buffer_bytes = rows * replay_row_bytes(config, spaces)
+    total = batch_bytes + buffer_bytes
+    facts = f"{rows:,} kept env steps take {_describe_bytes(buffer_bytes)}, and once more while a checkpoint is written"
     if config.num_learners > 0:
-        share = _describe_bytes(kept // config.num_learners)
+        share = _describe_bytes(buffer_bytes // config.num_learners)
         facts += f"; each of {counted(config.num_learners, 'learner')} keeps its {share} of them"
-    if memory is not None and total + kept > memory:
+    if memory is not None and total + buffer_bytes > memory:
         raise ConfigError(
             f"replay_rows={rows}: {facts}, and this machine has {_describe_bytes(memory)}. Use a smaller `replay_rows`."
         )
@@ -99,7 +99,7 @@ def _replay_in_words(
         return None
     newest, every = config.kept_checkpoints
     num_checkpoints = newest + 1 + (config.iterations // every if every else 0)  # one is the best
-    disk = _describe_bytes(num_checkpoints * kept)
+    disk = _describe_bytes(num_checkpoints * buffer_bytes)
     return (
         f"Memory: {facts}. Each checkpoint stores them: up to {disk} of disk for {num_checkpoints} checkpoints. A "
         f"smaller `replay_rows` keeps fewer."
@@ -119,11 +119,11 @@ def check_replay_disk(config: Settings, spaces: Spaces, folder: Path) -> None:
     """Raise ConfigError if the disk of `folder` has no room for two checkpoints with the env steps that are kept."""
     rows = replay_rows_of(config)
     checkpoint = rows * replay_row_bytes(config, spaces)
-    free = shutil.disk_usage(folder).free
-    if 2 * checkpoint > free:
+    free_bytes = shutil.disk_usage(folder).free
+    if 2 * checkpoint > free_bytes:
         raise ConfigError(
             f"replay_rows={rows}: a checkpoint stores them, {_describe_bytes(checkpoint)}, and the disk of {folder} "
-            f"has room for {_describe_bytes(free)}. Use a smaller `replay_rows`, or another `run_dir`."
+            f"has room for {_describe_bytes(free_bytes)}. Use a smaller `replay_rows`, or another `run_dir`."
         )
 
 

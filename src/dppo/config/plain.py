@@ -17,7 +17,7 @@ OBJECT = "!python"  # key of the text that stands in for a Python object in a fi
 
 
 def plain_settings(config: Settings) -> dict[str, Any]:
-    """Return all settings as flat JSON values, with derived values in place of None where there is one."""
+    """Return all settings as flat JSON values, with derived values in place of None where a value is derived."""
     settings = {
         name: plain(getattr(config, name)) for name in settings_by_name() if name != "run_dir"
     }

@@ -74,14 +74,14 @@ def merge_preset(
     algo = user_settings.get("algo", "ppo")
     notes: tuple[str, ...] = ()
     if algo != tuned.get("algo", "ppo"):
-        of_environment = {name: tuned[name] for name in tuned if name in names_of("env")}
-        dropped = tuned.keys() - of_environment.keys() - user_settings.keys()
+        env_settings = {name: tuned[name] for name in tuned if name in names_of("env")}
+        dropped = tuned.keys() - env_settings.keys() - user_settings.keys()
         if dropped:
             names = ", ".join(name for name in tuned if name in dropped)
             tuned_for = tuned.get("algo", "ppo")
             note = f"the preset is for algo={tuned_for}; not taken over for algo={algo}: {names}"
             notes = (note,)
-        tuned = of_environment
+        tuned = env_settings
     merged, replaced = _merged(user_settings, tuned)
     return merged, (*notes, *replaced)
 
@@ -92,21 +92,21 @@ def _merged(
     kwargs = user_settings.get("env_kwargs")
     if isinstance(kwargs, Mapping):
         user_settings = {**user_settings, "env_kwargs": {**tuned.get("env_kwargs", {}), **kwargs}}
-    kept = {name: value for name, value in tuned.items() if name not in user_settings}
+    preset_settings = {name: value for name, value in tuned.items() if name not in user_settings}
     notes = []
-    while kept:
-        error = _refusal({**kept, **user_settings})
+    while preset_settings:
+        error = _refusal({**preset_settings, **user_settings})
         if error is None:
             break
-        name = _conflicting(error, kept, user_settings)
+        name = _conflicting(error, preset_settings, user_settings)
         if name is None:
             break
-        value = kept.pop(name)
+        value = preset_settings.pop(name)
         if name == "minibatch_size":
-            kept |= _limited_to_batch(value, {**kept, **user_settings})
+            preset_settings |= _limited_to_batch(value, {**preset_settings, **user_settings})
         fact = str(error).partition(". ")[0]
-        notes.append(f"preset: {fact}; using {name}={kept.get(name, default_of(name))}")
-    return {**kept, **user_settings}, tuple(notes)
+        notes.append(f"preset: {fact}; using {name}={preset_settings.get(name, default_of(name))}")
+    return {**preset_settings, **user_settings}, tuple(notes)
 
 
 def _refusal(settings: FlatSettings) -> ConfigError | None:
@@ -118,12 +118,16 @@ def _refusal(settings: FlatSettings) -> ConfigError | None:
     return None
 
 
-def _conflicting(error: ConfigError, kept: FlatSettings, user_settings: FlatSettings) -> str | None:
+def _conflicting(
+    error: ConfigError, preset_settings: FlatSettings, user_settings: FlatSettings
+) -> str | None:
     """Return the tuned setting to replace: as the error names it, or the first without which there is no error."""
-    if error.setting in kept:
+    if error.setting in preset_settings:
         return error.setting
-    for name in kept:
-        remaining = {other: value for other, value in kept.items() if other != name}
+    for name in preset_settings:
+        remaining = {
+            setting: value for setting, value in preset_settings.items() if setting != name
+        }
         if _refusal({**remaining, **user_settings}) is None:
             return name
     return None

@@ -12,39 +12,44 @@ from dppo.invocation import command, flag, typed_words
 MAIN = "__main__:"
 
 
-def imported_name(named: Any, program: str | None) -> Any:
+def imported_name(code: Any, program: str | None) -> Any:
     """Return `mine:name` for `__main__:name` of the program mine.py, also in a list; other names are unchanged."""
-    if isinstance(named, list | tuple):
-        return [imported_name(name, program) for name in named]
-    if program is None or not isinstance(named, str) or not named.startswith(MAIN):
-        return named
-    return f"{Path(program).stem}:{named.removeprefix(MAIN)}"
+    if isinstance(code, list | tuple):
+        return [imported_name(name, program) for name in code]
+    if program is None or not isinstance(code, str) or not code.startswith(MAIN):
+        return code
+    return f"{Path(program).stem}:{code.removeprefix(MAIN)}"
 
 
 def named_as_now(
-    before: FlatSettings, program_before: str | None, now: FlatSettings, program_now: str | None
+    stored_settings: FlatSettings,
+    stored_program: str | None,
+    settings: FlatSettings,
+    program: str | None,
 ) -> dict[str, Any]:
-    """Return the flat settings `before`, with the names in `now` for definitions in the same file.
+    """Return the flat `stored_settings`, with the names in `settings` for definitions in the same file.
 
     A definition has one name in the program that it is a part of, and another for a command that imports the file.
     """
-    renamed = dict(before)
-    for setting in NAMING.keys() & before.keys() & now.keys():
-        same = imported_name(before[setting], program_before)
-        if same == imported_name(now[setting], program_now):
-            renamed[setting] = now[setting]
+    renamed = dict(stored_settings)
+    for setting in NAMING.keys() & stored_settings.keys() & settings.keys():
+        name = imported_name(stored_settings[setting], stored_program)
+        if name == imported_name(settings[setting], program):
+            renamed[setting] = settings[setting]
     return renamed
 
 
-def definitions_of_program(settings: FlatSettings, passed: Collection[str]) -> dict[str, list[str]]:
-    """Return the names of definitions of a program in flat settings, by setting, without those that were `passed`."""
+def definitions_of_program(
+    settings: FlatSettings, user_settings: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the names of definitions of a program in flat settings, by setting, without `user_settings`."""
     definitions = {}
-    for setting in sorted(NAMING.keys() - set(passed)):
+    for setting in sorted(NAMING.keys() - set(user_settings)):
         value = settings.get(setting)
         names = value if isinstance(value, list | tuple) else [value]
-        of_program = [str(name) for name in names if str(name).startswith(MAIN)]
-        if of_program and not any("<" in name for name in of_program):
-            definitions[setting] = of_program
+        program_names = [str(name) for name in names if str(name).startswith(MAIN)]
+        if program_names and not any("<" in name for name in program_names):
+            definitions[setting] = program_names
     return definitions
 
 
@@ -76,26 +81,26 @@ def refusal(
             f"{run}: {fact} {path}, which is another program. {_call(run, definitions, path)}"
         )
     if typed[0] == "export":
-        after = []
+        words_after = []
         if "model" in definitions:
-            after = ["--model", *imported_name(definitions["model"], str(path))]
+            words_after = ["--model", *imported_name(definitions["model"], str(path))]
         return ConfigError(
             f"{run}: {fact} {path}, which is another program. Leave out the episodes of the model card: "
-            f"{command(*typed, *after, '--episodes', 0)}."
+            f"{command(*typed, *words_after, '--episodes', 0)}."
         )
-    before = [words[0]]
-    after = list(words[1:])
+    words_before = [words[0]]
+    words_after = list(words[1:])
     for setting, names in definitions.items():
         imported = imported_name(names, str(path))
         if setting == "env_id" and words[0] == "train":
-            before += imported
+            words_before += imported
         else:
-            after += [flag(setting), *imported]
+            words_after += [flag(setting), *imported]
     if code_named_by(settings).keys() - definitions.keys():
-        after.append("--trust")
+        words_after.append("--trust")
     return ConfigError(
         f"{run}: {fact} {path}, which is another program. In the folder {path.parent}: "
-        f"{command(*before, *after)}. That imports the file, so it must train only below "
+        f"{command(*words_before, *words_after)}. That imports the file, so it must train only below "
         f"`if __name__ == '__main__':`."
     )
 
@@ -103,8 +108,8 @@ def refusal(
 def _call(run: Path, definitions: Mapping[str, list[str]], path: Path) -> str:
     """Return the call with which another program than `path` plays a run with its definitions."""
     names = {
-        setting.removesuffix("_id"): several[0].removeprefix(MAIN)
-        for setting, several in definitions.items()
+        setting.removesuffix("_id"): defined[0].removeprefix(MAIN)
+        for setting, defined in definitions.items()
     }
     imports = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names.values()))
     arguments = "".join(f", {argument}={name}" for argument, name in names.items())

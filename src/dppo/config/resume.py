@@ -42,23 +42,30 @@ def for_branch(settings: FlatSettings) -> dict[str, Any]:
     A `minibatch_size` that follows from the others is left out, and so is the controller that the run started from.
     """
     start = ("prior", "prior_steps", "prior_noise")
-    kept = {name: value for name, value in settings.items() if name not in start}
-    without_size = {name: value for name, value in kept.items() if name != "minibatch_size"}
+    branch_settings = {name: value for name, value in settings.items() if name not in start}
+    without_size = {
+        name: value for name, value in branch_settings.items() if name != "minibatch_size"
+    }
     is_derived = Settings(**without_size).sizes.minibatch_rows == settings.get("minibatch_size")
-    return without_size if is_derived else kept
+    return without_size if is_derived else branch_settings
 
 
 def changes_on_resume(
-    before: FlatSettings, config: Config, checkpoint: Path, iteration: int, *, several: bool = False
+    stored_settings: FlatSettings,
+    config: Config,
+    checkpoint: Path,
+    iteration: int,
+    *,
+    is_of_seeds: bool = False,
 ) -> tuple[str, ...]:
     """Return a sentence for each changed setting that affects the results of a resumed run.
 
-    `checkpoint` was written with the settings `before`, flat or in groups, after `iteration` iterations, by one of
-    `several` seeds or alone. Raise ConfigError if a setting differs that must not change.
+    `checkpoint` was written with `stored_settings`, flat or in groups, after `iteration` iterations; `is_of_seeds`: by
+    one of several seeds. Raise ConfigError if a setting differs that must not change.
     """
     notes = []
     refusals = []
-    for name, was, value in changed_settings(before, config):
+    for name, was, value in changed_settings(stored_settings, config):
         policy = about(name).resume
         if policy == "free" or (policy == "raised" and not annealed_settings(config.ppo)):
             continue
@@ -73,29 +80,33 @@ def changes_on_resume(
                 f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
             )
             remedy = "start a new run"
-            if several:
+            if is_of_seeds:
                 remedy = "use another `run_dir`"
-            if about(name).branch and not several:
+            if about(name).branch and not is_of_seeds:
                 remedy += " from that checkpoint: `branch=True`"
             refusals.append(ConfigError(f"{name}={value}: {fact}. Leave it out, or {remedy}."))
     refuse(refusals)
     return tuple(notes)
 
 
-def changed_settings(before: FlatSettings, config: Config) -> Iterator[tuple[str, Any, Any]]:
+def changed_settings(
+    stored_settings: FlatSettings, config: Config
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each setting that differs, its value before, and its value now."""
-    old = flattened(before)
-    both_lag_by_one = config.lag == 1 and (old.get("policy_lag") == 1 or old.get("overlap") is True)
+    flat_settings = flattened(stored_settings)
+    both_lag_by_one = config.lag == 1 and (
+        flat_settings.get("policy_lag") == 1 or flat_settings.get("overlap") is True
+    )
     for name, value in plain_settings(config).items():
         if both_lag_by_one and name in ("policy_lag", "overlap"):  # two names of one setting
             continue
-        was = old.get(name, plain(default_of(name)))
+        was = flat_settings.get(name, plain(default_of(name)))
         if was != value:
             yield name, was, value
 
 
-def check_branch(before: FlatSettings, config: Config, checkpoint: Path) -> None:
-    """Raise ConfigError if settings do not fit the weights and normalizers of `checkpoint`, made with `before`."""
+def check_branch(stored_settings: FlatSettings, config: Config, checkpoint: Path) -> None:
+    """Raise ConfigError if settings do not fit weights and normalizers of `checkpoint`, which has `stored_settings`."""
     if config.prior is not None:
         raise ConfigError(
             f"prior={config.prior_name}: a branch starts with the weights of {checkpoint}, which a clone of the "
@@ -106,7 +117,7 @@ def check_branch(before: FlatSettings, config: Config, checkpoint: Path) -> None
             f"{name}={value}: {checkpoint} was made with {was}, and its weights do not fit another value. Leave it "
             f"out, or start a new run from scratch."
         )
-        for name, was, value in changed_settings(before, config)
+        for name, was, value in changed_settings(stored_settings, config)
         if not about(name).branch
     )
 
@@ -114,15 +125,15 @@ def check_branch(before: FlatSettings, config: Config, checkpoint: Path) -> None
 def _longer(config: Config, was: int, iteration: int) -> str:
     """Describe the effect of a longer run on settings that are annealed."""
     planned = replace(config, total_timesteps=was)
-    before = annealed(config.ppo, min(iteration, planned.iterations) / planned.iterations)
-    now = annealed(config.ppo, iteration / config.iterations)
+    planned_values = annealed(config.ppo, min(iteration, planned.iterations) / planned.iterations)
+    values = annealed(config.ppo, iteration / config.iterations)
     names = {
         "learning_rate": "learning rate",
         "clip_coef": "clipping range",
         "ent_coef": "weight of the entropy",
     }
     changes = " and ".join(
-        f"the {names[name]} rises from {getattr(before, name):.3g} to {getattr(now, name):.3g}"
+        f"the {names[name]} rises from {getattr(planned_values, name):.3g} to {getattr(values, name):.3g}"
         for name in annealed_settings(config.ppo)
     )
     end = f"reaches zero at {config.total_timesteps:,} steps instead of {was:,}"

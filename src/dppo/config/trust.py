@@ -50,7 +50,11 @@ def _describe_import(path: str, kwargs: Any) -> str:
 
 
 def require_trust(
-    stored: FlatSettings, passed: Collection[str], origin: object, *, trust: bool = False
+    stored_settings: FlatSettings,
+    user_settings: Collection[str],
+    origin: object,
+    *,
+    trust: bool = False,
 ) -> None:
     """Raise ConfigError, with a line for each, if settings would import code that is named only by a file.
 
@@ -60,25 +64,25 @@ def require_trust(
         origin: the run that the file belongs to.
         trust: True to refuse only objects of a Python program, which no file can name.
     """
-    refuse(_untrusted(stored, passed, origin, trust))
+    refuse(_untrusted(stored_settings, user_settings, origin, trust))
 
 
 def _untrusted(
-    stored: Mapping[str, Any], passed: Collection[str], origin: object, trust: bool
+    stored_settings: Mapping[str, Any], user_settings: Collection[str], origin: object, trust: bool
 ) -> Iterator[ConfigError]:
-    for name, action in code_named_by(stored).items():
-        if name in passed:
+    for name, action in code_named_by(stored_settings).items():
+        if name in user_settings:
             continue
-        if "<" in str(stored[name]):  # <locals>, <lambda>
+        if "<" in str(stored_settings[name]):  # <locals>, <lambda>
             argument = "model" if name == "model" else "env"
             yield ConfigError(
-                f"{name}={stored[name]}: is an object of a Python program, which {origin} cannot name. Pass the object "
-                f"itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
+                f"{name}={stored_settings[name]}: is an object of a Python program, which {origin} cannot name. Pass "
+                f"the object itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
             )
         elif not trust:
             yield ConfigError(
-                f"{name}={stored[name]}: taken from the settings of {origin}, it {action}. Add `trust=True` if you "
-                f"trust that folder, or name the {NAMING[name]} yourself."
+                f"{name}={stored_settings[name]}: taken from the settings of {origin}, it {action}. Add `trust=True` "
+                f"if you trust that folder, or name the {NAMING[name]} yourself."
             )
 
 

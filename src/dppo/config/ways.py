@@ -57,7 +57,7 @@ class Way:
         return str(self.settings.get("algo", "ppo"))
 
     def within(self, config: Config) -> Config | None:
-        """Return a config with these settings, too; None if they are refused beside its others.
+        """Return `config` with the settings of this way; None if they are invalid with its other settings.
 
         Settings that are chosen for an algorithm are not carried over to another one: the result is None then, too.
         """

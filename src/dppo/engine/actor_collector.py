@@ -135,29 +135,31 @@ class ActorCollector:
     def _report(self, reports: ProgressReports) -> None:
         """Look at the busy actors; once their progress has arrived with the next events, report it."""
         now = self._clock()
-        busy = [actor for actor in self._engine.hosting.running.values() if actor.queue]
+        busy_actors = [actor for actor in self._engine.hosting.running.values() if actor.queue]
         if self._looked_at is None:
             self._looked_at = now
-            for actor in busy:
+            for actor in busy_actors:
                 actor.deadline.look_sent(now)
                 self._transport.do(Look(actor.process))
             return
         requests = self._engine.requests
         request = requests.pending.get(requests.index)  # none while spaces are asked for
-        arrived = [] if request is None else request.made.values()
+        arrived = [] if request is None else request.results.values()
         steps = sum(report.steps for report, _ in arrived)
         starting = sum(actor.is_missing for actor in self._engine.hosting.actors.values())
-        for actor in busy:
+        for actor in busy_actors:
             index = actor.current_question.index
             if index <= requests.index:
-                made = _steps_of(actor) if index == requests.index else 0
-                steps += made
-                starting += not made
+                actor_steps = _steps_of(actor) if index == requests.index else 0
+                steps += actor_steps
+                starting += not actor_steps
         if steps > self._reported_steps:
             self._engine.wait_log.news_at = now
         self._reported_steps = steps
         environments = sum(map(self._environments_of, self._engine.hosting.running.values()))
-        reports.send(steps, len(busy), self._clock() - self._looked_at, starting, environments)
+        reports.send(
+            steps, len(busy_actors), self._clock() - self._looked_at, starting, environments
+        )
         self._looked_at = None
 
     def _environments_of(self, actor: Actor) -> int:

@@ -33,7 +33,7 @@ class ActorPlayers:
         self._thread.start()
 
     def begin(self, number: int, policy: PolicySnapshot | ControllerTurn) -> None:
-        """Begin an evaluation of a policy, or of the user's controller, after those before; does not wait."""
+        """Queue an evaluation of a policy, or of the user's controller, after earlier evaluations; does not wait."""
         self._evaluations.put((number, policy))
 
     def outcomes(self, wait_s: float) -> list[Outcome]:
@@ -76,11 +76,11 @@ class ActorPlayers:
 
     def _leave_out(self, error: Exception) -> None:
         """Leave out all evaluations from now on."""
-        lost = ClusterError(f"evaluations failed: {in_a_line(error)}")
+        failure = ClusterError(f"evaluations failed: {in_a_line(error)}")
         if isinstance(error, ClusterError):
-            lost = error
+            failure = error
         while not self._closing.is_set():
-            self._engine.give_up(lost)
+            self._engine.give_up(failure)
             self._deliver()
             with suppress(Empty):
                 self._engine.begin(*self._evaluations.get(timeout=1.0))

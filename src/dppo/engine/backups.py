@@ -50,40 +50,40 @@ class Backups:
         ]
         left_s = {actor.actor_id: balancing.left_s(actor, now) for actor in owners}
         for owner in sorted(owners, key=lambda actor: (-left_s[actor.actor_id], actor.actor_id)):
-            late = self._late_samplers(owner, index)
-            helpers = idle[: len(late)]
+            late_samplers = self._late_samplers(owner, index)
+            helpers = idle[: len(late_samplers)]
             shares = [
-                (helper, tuple(late[number :: len(helpers)]))
+                (helper, tuple(late_samplers[number :: len(helpers)]))
                 for number, helper in enumerate(helpers)
             ]
             needs_s = [balancing.needs_s(helper, share, rebuilt=True) for helper, share in shares]
             if shares and max(needs_s) < left_s[owner.actor_id]:
                 del idle[: len(helpers)]
-                self.num_requests += len(late)
+                self.num_requests += len(late_samplers)
                 for helper, share in shares:
                     self._helpers.update(dict.fromkeys(share, helper))
                 yield from shares
 
     def _late_samplers(self, owner: Actor, index: int) -> list[int]:
-        late = []
+        samplers = []
         for sampler in owner.current_question.samplers:
             position = self._hosting.positions[sampler]
             is_making = position.maker is owner and position.next_arrival == index
             if is_making and sampler not in self._helpers:
-                late.append(sampler)
-        return late
+                samplers.append(sampler)
+        return samplers
 
     def counted(self, actor: Actor, ask_id: int, answer: Answer) -> list[tuple[SegmentReport, Any]]:
-        """Return the part of an answer that counts, and let its actor go on with these samplers."""
-        made = []
-        for report_and_segment in answer.made:
+        """Return the results of an answer that count, and let its actor go on with their samplers."""
+        results = []
+        for report_and_segment in answer.results:
             report = report_and_segment[0]
             if ask_id > self._void.get((actor.actor_id, report.sampler_id), 0):
-                made.append(report_and_segment)
+                results.append(report_and_segment)
                 self._decide(actor, report)
             else:
                 self.wasted_steps += report.steps
-        return made
+        return results
 
     def _decide(self, actor: Actor, report: SegmentReport) -> None:
         """Let the actor that has sent a segment first go on with the sampler; void what the other one makes."""

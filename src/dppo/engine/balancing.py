@@ -53,31 +53,31 @@ class Balancing:
         timings = answer.timings
         pace = actor.pace
         num_samplers = len(question.samplers)
-        self._segment_steps = max(1, answer.made[0][0].steps)
+        self._segment_steps = max(1, answer.results[0][0].steps)
         in_turn = num_samplers  # samplers that took turns
-        alone = 1.0  # share of the time that one sampler alone would have taken
+        alone_share = 1.0  # share of the time that one sampler alone would have taken
         # with threads, one sampler alone would not have waited for the CPU
-        if answer.used is not None:
+        if answer.cpu_share is not None:
             in_turn = 1
-            alone = 1 - answer.used * (num_samplers - 1) / num_samplers
-            added = answer.used / (num_samplers * alone)
-            self._added_share += (added - self._added_share) / 2
+            alone_share = 1 - answer.cpu_share * (num_samplers - 1) / num_samplers
+            added_share = answer.cpu_share / (num_samplers * alone_share)
+            self._added_share += (added_share - self._added_share) / 2
         if question.index and not question.rebuilds:
             if timings.total_s > timings.replay_s:
                 rest_s = timings.total_s - timings.env_s
-                fastest_env_s = min([report.env_s for report, _ in answer.made])
-                segment_s = alone * rest_s / in_turn + alone * fastest_env_s
+                fastest_env_s = min([report.env_s for report, _ in answer.results])
+                segment_s = alone_share * rest_s / in_turn + alone_share * fastest_env_s
                 pace.add(num_samplers, segment_s)
             return
         if not pace.segment_s:
             return
         # a slow actor is tried again
         if not pace.recent:
-            seconds = alone * (timings.total_s - timings.replay_s) / in_turn
+            seconds = alone_share * (timings.total_s - timings.replay_s) / in_turn
             pace.add(num_samplers, max(seconds / 10, seconds - self._overhead_s()))
             return
         replay_s = pace.segment_s * timings.replayed_steps / self._segment_steps
-        extra_s = alone * timings.total_s - in_turn * pace.segment_s - replay_s
+        extra_s = alone_share * timings.total_s - in_turn * pace.segment_s - replay_s
         rebuilt_in_turn = max(1, min(in_turn, len(question.rebuilds)))
         self._overheads.append(max(0.0, extra_s / rebuilt_in_turn))
 
@@ -181,7 +181,7 @@ class Balancing:
         for actor in running:
             if not actor.samplers and (actor.pace.segment_s or self._added_share < 1):
                 self._retry_slow_actor(actor)
-        slowest_s = paces[-1] if paces else 0.0
+        slowest_s = max(paces, default=0.0)
         is_slow = slowest_s > max(SLOW * self.typical_s, self.typical_s + NOISE_S)
         if is_slow and period_s:
             return self._report_slow_actors(running, period_s)
@@ -221,18 +221,18 @@ class Balancing:
                 break
             self._rebalance(actor, end, now)
 
-    def questions(self, wanted: range, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
-        """Yield actor, index and samplers of each question for the segments `wanted` that can be asked now."""
+    def questions(self, indices: range, now: float) -> Iterator[tuple[Actor, int, tuple[int, ...]]]:
+        """Yield actor, index and samplers of each question for the segments `indices` that can be asked now."""
         slots = self._hosting.slots
         if slots.limited:
             self._hosting.ready(*slots.take_waiting())
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.queue:
-                    self._rebalance(actor, wanted.stop, now)
+                    self._rebalance(actor, indices.stop, now)
                 if actor.waits:
                     continue
-                for index in wanted:
+                for index in indices:
                     granted = slots.grant(actor, self._hosting.askable(actor, index), now)
                     if granted:
                         yield actor, index, granted

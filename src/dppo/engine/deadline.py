@@ -63,12 +63,12 @@ class Deadline:
         This ends: a question asks for a finite number of steps and resets. Return the seconds without progress.
         """
         self.unseen_since = math.inf
-        moves_before = progress.began
+        calls_before = progress.began
         steps_before = 0
         if self.progress is not None:
-            moves_before = self.progress.moves
+            calls_before = self.progress.num_calls
             steps_before = self.progress.steps
-        if progress.moves != moves_before or progress.steps != steps_before:
+        if progress.num_calls != calls_before or progress.steps != steps_before:
             self.limit = limit
             self.due = now + limit[1]
             self.extended = False

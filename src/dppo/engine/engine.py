@@ -129,8 +129,8 @@ class CollectionEngine:
     def on(self, event: Event, now: float) -> list[Command]:
         """Process one event and return the commands that follow from it. Call `tick` after a batch of events."""
         if isinstance(event, Joined | Left):
-            new = Actor(event.actor_id, state=ActorState.LEFT)
-            actor = self._actors.setdefault(event.actor_id, new)
+            new_actor = Actor(event.actor_id, state=ActorState.LEFT)
+            actor = self._actors.setdefault(event.actor_id, new_actor)
             if isinstance(event, Joined):
                 self._join(actor, now)
             else:
@@ -177,11 +177,11 @@ class CollectionEngine:
     def _on_answer(self, actor: Actor, event: Answered, now: float) -> None:
         """Process the answers of an actor in the order of its questions; large answers may arrive late."""
         self.wait_log.news_at = now
-        early = actor.early_answers
-        early[event.ask_id] = event.answer
+        answers = actor.early_answers
+        answers[event.ask_id] = event.answer
         # ids begin with 1, so that an empty queue ends the loop
-        while (ask_id := next(iter(actor.queue), 0)) in early:
-            self._process_answer(actor, ask_id, early.pop(ask_id), now)
+        while (ask_id := next(iter(actor.queue), 0)) in answers:
+            self._process_answer(actor, ask_id, answers.pop(ask_id), now)
 
     def _process_answer(self, actor: Actor, ask_id: int, answer: Reply, now: float) -> None:
         question = actor.queue[ask_id]
@@ -213,15 +213,15 @@ class CollectionEngine:
         # An answer may have waited while the learner computed: that time does not count.
         read_at = min(self.wait_log.news_at, self._ticked_at + TICKS_S)
         self.patience.measure(answer, read_at - actor.deadline.began)
-        made: Sequence[tuple[SegmentReport, Any]] = answer.made
+        results: Sequence[tuple[SegmentReport, Any]] = answer.results
         if self.backups is not None:
-            made = self.backups.counted(actor, ask_id, answer)
+            results = self.backups.counted(actor, ask_id, answer)
         end = self.requests.end
-        for report, _ in made:
+        for report, _ in results:
             self._ledger.record(report)
             self._fatal.record_arrival(report.sampler_id)
             self.hosting.record_arrival(report.sampler_id, question.index, end)
-        self.requests.record_answer(question.index, actor.actor_id, made, answer.timings)
+        self.requests.record_answer(question.index, actor.actor_id, results, answer.timings)
         actor.losses = 0
 
     def _on_error(self, actor: Actor, ask_id: int, error: DppoError, now: float) -> None:
@@ -319,8 +319,8 @@ class CollectionEngine:
         if self.spaces is None:
             self._ask_for_spaces(now)
         elif self.hosting.may_ask:
-            wanted = range(self.requests.index, self.requests.end)
-            for actor, index, samplers in self.balancing.questions(wanted, now):
+            indices = range(self.requests.index, self.requests.end)
+            for actor, index, samplers in self.balancing.questions(indices, now):
                 self._ask(actor, index, samplers, now)
 
     def _ask_for_spaces(self, now: float) -> None:

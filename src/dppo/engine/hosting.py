@@ -151,7 +151,9 @@ class Hosting:
         first = self._first_asked
         if first is None or not first.queue:
             self._first_asked = next(idle, None)
-            return [] if self._first_asked is None else [self._first_asked]
+            if self._first_asked is None:
+                return []
+            return [self._first_asked]
         if now - first.deadline.began <= self._limits.quiet_s:
             return []
         return list(idle)
@@ -179,11 +181,11 @@ class Hosting:
             position.maker = maker
 
     def record_instances(self, actor: Actor, question: Question) -> None:
-        """Record of which samplers a process has environments at once, as its answer to a question shows."""
+        """Record which samplers have environments in a process that has answered `question`."""
         instantiated = question.hosted
         if instantiated != question.samplers:  # others may never have been asked for
-            made = {*actor.instantiated, *question.samplers}
-            instantiated = tuple(sampler for sampler in question.hosted if sampler in made)
+            candidates = {*actor.instantiated, *question.samplers}
+            instantiated = tuple(sampler for sampler in question.hosted if sampler in candidates)
         actor.instantiated = instantiated
         self.most_instantiated = max(self.most_instantiated, len(instantiated))
 
@@ -274,8 +276,8 @@ class Hosting:
     def rehost(self, sampler: int, host: Actor) -> None:
         """Let `host` make the next segments of a sampler."""
         position = self.positions[sampler]
-        before = position.host
-        before.samplers = tuple(hosted for hosted in before.samplers if hosted != sampler)
+        old_host = position.host
+        old_host.samplers = tuple(hosted for hosted in old_host.samplers if hosted != sampler)
         host.samplers = tuple(sorted((*host.samplers, sampler)))
         position.host = host
         self._ready.add(host.actor_id)

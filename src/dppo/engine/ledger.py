@@ -126,7 +126,9 @@ class ReplayLedger:
         if moment is None or self._is_set(moment.carry):
             return 0
         steps = int(moment.carry.episode_lengths.sum())
-        return steps if self.replays or not steps else math.inf
+        if self.replays or not steps:
+            return steps
+        return math.inf
 
     def _is_set(self, carry: SamplerCarry) -> bool:
         return self._sets_states and carry.states is not None
@@ -184,20 +186,20 @@ REQUIRED_FIELDS = CARRY_FIELDS[:5]
 REQUIRED_KINDS = ["i", "f", "i", "f", "u"]
 
 
-def _continued(before: _Moment | None, report: SegmentReport) -> tuple[Pieces, ...]:
+def _continued(last_moment: _Moment | None, report: SegmentReport) -> tuple[Pieces, ...]:
     """Return the actions of each open episode: with the earlier ones, if it was open before the segment."""
-    if before is None:
-        return tuple((new,) for new in report.open_actions)
+    if last_moment is None:
+        return tuple((new_actions,) for new_actions in report.open_actions)
     carry = report.carry
     actions: list[Pieces] = []
-    episodes = zip(before.carry.episodes.tolist(), carry.episodes.tolist(), strict=True)
+    episodes = zip(last_moment.carry.episodes.tolist(), carry.episodes.tolist(), strict=True)
     for env, (episode_before, episode) in enumerate(episodes):
-        new = report.open_actions[env]
+        new_actions = report.open_actions[env]
         goes_on = episode_before == episode
         if goes_on and carry.states is not None:
             # With a state of its own, an endless episode needs no actions, but they can show what led to a fault.
-            goes_on = bool(carry.episode_lengths[env] * new[:1].nbytes <= MAX_ACTION_BYTES)
-        actions.append((*before.actions[env], new) if goes_on else (new,))
+            goes_on = bool(carry.episode_lengths[env] * new_actions[:1].nbytes <= MAX_ACTION_BYTES)
+        actions.append((*last_moment.actions[env], new_actions) if goes_on else (new_actions,))
     return tuple(actions)
 
 

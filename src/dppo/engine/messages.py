@@ -33,7 +33,7 @@ class Limits:
     """Ask idle actors for late segments as well."""
     fewest_actors: int = 1
     """Number of running actors below which no segments are requested."""
-    of_phases: Mapping[str, float | None] = field(default_factory=dict)
+    phase_timeouts_s: Mapping[str, float | None] = field(default_factory=dict)
     """Configured timeouts of a step, a reset and a constructor, by the name of the setting: see `Patience`."""
     most_actors: int = sys.maxsize
     """Maximum number of actors that there may ever be."""
@@ -53,7 +53,7 @@ class Limits:
     """The name of the setting `segment_timeout_s`, and its value."""
 
     def __post_init__(self) -> None:
-        timeouts_s = [self.segment_timeout_s, *self.of_phases.values()]
+        timeouts_s = [self.segment_timeout_s, *self.phase_timeouts_s.values()]
         look_s = min([LONGEST_QUIET_S, *(timeout_s / 4 for timeout_s in timeouts_s if timeout_s)])
         object.__setattr__(self, "look_s", look_s)
         object.__setattr__(self, "segment_limit", ("segment_timeout_s", self.segment_timeout_s))

@@ -38,7 +38,7 @@ class Patience:
         """Return the setting that limits the time of a phase, and that time in seconds; `full`: do not shorten it."""
         phase = COUNTED_AS.get(phase, phase)
         setting = SETTINGS.get(phase, "")
-        configured_s = self._limits.of_phases.get(setting)
+        configured_s = self._limits.phase_timeouts_s.get(setting)
         if configured_s is not None:
             return setting, configured_s
         measured_s = math.inf
@@ -70,7 +70,7 @@ class Patience:
         return self._limit_of(actor, progress)[1]
 
     def _limit_of(self, actor: Actor, progress: Activity) -> Limit:
-        still_imports = progress.moves == 0
+        still_imports = progress.num_calls == 0
         is_made_again = actor.losses > 0 and progress.phase in STARTS
         full = still_imports or is_made_again or self._is_first_or_last(actor)
         return self.limit(progress.phase, full=full)
@@ -92,7 +92,7 @@ class Patience:
         """
         longest_s = self._longest_s
         longest_s[Phase.IDLE] = max(longest_s[Phase.IDLE], after_s - answer.timings.total_s)
-        reports = [report for report, _ in answer.made if not report.incidents]
+        reports = [report for report, _ in answer.results if not report.incidents]
         if not reports or answer.timings.replayed_steps:
             return
         for report in reports:

@@ -106,7 +106,7 @@ class PlayEngine:
         return self._take_commands()
 
     def begin(self, evaluation: int, policy: PolicySnapshot | ControllerTurn) -> None:
-        """Let an evaluation of a policy, or of the user's controller, be played, after those before."""
+        """Queue the episodes of a policy, or of the user's controller, after those of earlier evaluations."""
         episodes = self._limits.episodes
         if isinstance(policy, ControllerTurn) and policy.first_step_only:
             episodes = 1
@@ -221,7 +221,7 @@ class PlayEngine:
             self._commands.append(Log(f"{subject} leaves its episodes to the others: {reason}"))
 
     def _end(self, task: _Task, result: Episode | DppoError) -> None:
-        """Deliver the result of an episode; after a ClusterError, leave out the rest of its evaluation."""
+        """Deliver the result of an episode; after a ClusterError, leave out the later episodes of its evaluation."""
         self._outcomes.append((task.evaluation, task.episode, result))
         if isinstance(result, ClusterError):
             self._tasks = deque(

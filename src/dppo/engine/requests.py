@@ -13,7 +13,7 @@ class Request:
     """The request for one segment of each sampler: the policy that collects them, and what has arrived."""
 
     policy: PolicySnapshot
-    made: dict[int, tuple[SegmentReport, Any]] = field(default_factory=dict)
+    results: dict[int, tuple[SegmentReport, Any]] = field(default_factory=dict)
     """Reports and segments by sampler."""
     timings: dict[int, Timings] = field(default_factory=dict)
     """Sums by the id of the actor."""
@@ -30,7 +30,7 @@ class Requests:
         self.pending: dict[int, Request] = {}
         """Requests by the index of the segments."""
         self._num_samplers = num_samplers
-        self._missing = 0  # segments that have been requested and have not arrived
+        self._num_missing = 0  # segments that have been requested and have not arrived
 
     @property
     def end(self) -> int:
@@ -40,7 +40,7 @@ class Requests:
     @property
     def owed(self) -> bool:
         """True if a segment that has been requested has not arrived."""
-        return self._missing > 0
+        return self._num_missing > 0
 
     def add(self, policy: PolicySnapshot, index: int, now: float) -> bool:
         """Add the segments with this index; return whether no others are pending."""
@@ -50,48 +50,52 @@ class Requests:
             self.began = now
         assert index == self.end, "segments are requested in order"
         self.pending[index] = Request(policy)
-        self._missing += self._num_samplers
+        self._num_missing += self._num_samplers
         return is_only
 
     def record_answer(
-        self, index: int, actor_id: int, made: Sequence[tuple[SegmentReport, Any]], timings: Timings
+        self,
+        index: int,
+        actor_id: int,
+        results: Sequence[tuple[SegmentReport, Any]],
+        timings: Timings,
     ) -> None:
         """Store the part of an answer that counts, and its timings."""
-        if not made:  # the segments may have been taken
+        if not results:  # the segments may have been taken
             return
         request = self.pending[index]
-        self._missing -= len(made)
-        for report_and_segment in made:
+        self._num_missing -= len(results)
+        for report_and_segment in results:
             sampler = report_and_segment[0].sampler_id
-            assert sampler not in request.made, "a segment counts once"
-            request.made[sampler] = report_and_segment
+            assert sampler not in request.results, "a segment counts once"
+            request.results[sampler] = report_and_segment
         earlier = request.timings.get(actor_id)
         request.timings[actor_id] = timings if earlier is None else earlier + timings
 
     def clear(self) -> None:
         """Drop all requests."""
         self.pending.clear()
-        self._missing = 0
+        self._num_missing = 0
 
     @property
     def finished(self) -> bool:
         """True when all segments to be taken next have arrived."""
         return (
             self.index not in self.pending
-            or len(self.pending[self.index].made) == self._num_samplers
+            or len(self.pending[self.index].results) == self._num_samplers
         )
 
     def take(self, now: float, transfer_s: float, incidents: list[Incident]) -> Collected:
-        """Remove the first request; return its segments with these figures."""
+        """Remove the first request; return its segments with these times and incidents."""
         assert self.index in self.pending, "receive() without request()"
         assert self.finished, "some segments have not arrived"
         request = self.pending.pop(self.index)
-        made = [request.made[sampler] for sampler in sorted(request.made)]
+        results = [request.results[sampler] for sampler in sorted(request.results)]
         collected = Collected(
             index=self.index,
             policy=request.policy,
-            reports=[report for report, _ in made],
-            segments=[segment for _, segment in made],
+            reports=[report for report, _ in results],
+            segments=[segment for _, segment in results],
             timings=request.timings,
             collect_s=now - self.began,
             transfer_s=transfer_s,

@@ -31,15 +31,15 @@ class InstanceSlots:
             return samplers
         self._forget_ended(now)
         granted = self._granted.setdefault(actor.process, (actor, set()))[1]
-        new = [sampler for sampler in samplers if sampler not in granted]
-        if self._used() + len(new) > self._max_samplers:
+        new_samplers = [sampler for sampler in samplers if sampler not in granted]
+        if self._used() + len(new_samplers) > self._max_samplers:
             self._take_back_closed()
-        free = max(0, self._max_samplers - self._used())
-        startable = new[:free] if now >= self._next_start else []
+        num_free = max(0, self._max_samplers - self._used())
+        startable = new_samplers[:num_free] if now >= self._next_start else []
         if startable:
             granted.update(startable)
             self._next_start = now + len(startable) * self._start_s
-        if len(startable) < len(new):
+        if len(startable) < len(new_samplers):
             self._waiting[actor.actor_id] = actor
         return tuple(sampler for sampler in samplers if sampler in granted)
 

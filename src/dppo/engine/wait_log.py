@@ -57,18 +57,18 @@ class WaitLog:
             for sampler, position in positions.items()
             if position.next_arrival <= self._index
         )
-        named = samplers_named(owed[:NAMED])
+        samplers = samplers_named(owed[:NAMED])
         if len(owed) > NAMED:
-            named += " ..."
-        late = [positions[sampler].host for sampler in owed]
+            samplers += " ..."
+        late_actors = [positions[sampler].host for sampler in owed]
         segments = (
-            f"waiting for {len(owed)} of {len(positions)} segments for {waited_s:.0f} s ({named})"
-            f"{self._describe_nodes(late)}"
+            f"waiting for {len(owed)} of {len(positions)} segments for {waited_s:.0f} s ({samplers})"
+            f"{self._describe_nodes(late_actors)}"
         )
         parts = [segments, *starts, *_shortened(self._describe_places(now))]
         if hosting.slots.limited:
             parts.append(str(hosting.slots))
-        parts.append(self._describe_limits(late))
+        parts.append(self._describe_limits(late_actors))
         some_idle = any(not actor.queue for actor in hosting.running.values())
         if (
             some_idle
@@ -79,11 +79,13 @@ class WaitLog:
             parts.append(BACKUPS)
         return "; ".join(parts)
 
-    def _describe_nodes(self, late: list[Actor]) -> str:
+    def _describe_nodes(self, late_actors: list[Actor]) -> str:
         """Return the nodes of late actors, "" if all actors are on the same node."""
         if len({actor.node for actor in self._hosting.running.values()}) < 2:
             return ""
-        nodes = sorted({actor.node for actor in late if actor.state is ActorState.RUNNING} - {""})
+        nodes = sorted(
+            {actor.node for actor in late_actors if actor.state is ActorState.RUNNING} - {""}
+        )
         if len(nodes) > NAMED:
             nodes[NAMED:] = ["..."]
         return f" on {', '.join(nodes)}" if nodes else ""
@@ -115,12 +117,12 @@ class WaitLog:
                 standing.append(f"{name}: {progress}{duration}")
         return replaying + standing + unseen
 
-    def _describe_limits(self, late: list[Actor]) -> str:
+    def _describe_limits(self, late_actors: list[Actor]) -> str:
         """Return after how many seconds without progress the late actors are replaced."""
-        limits = sorted({self._patience.longest_wait_s(actor) for actor in late})
+        limits = sorted({self._patience.longest_wait_s(actor) for actor in late_actors})
         seconds = f"{limits[0]:g}"
         if len(limits) > 1:
-            # those of replacements, and of constructors and resets, are longer
+            # limits of replacements, constructors and resets are longer
             seconds += f" to {limits[-1]:g}"
         return f"an actor that makes no progress for {seconds} s is replaced"
 

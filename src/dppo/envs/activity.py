@@ -33,10 +33,10 @@ STARTS = (Phase.MAKE, Phase.BUILD, Phase.RESTART)
 class Activity:
     """A copy of a record. It is made without a lock, so its numbers may be one step apart."""
 
-    moves: int
+    num_calls: int
     """Count of environments made, resets and steps; never decreases."""
     began: int
-    """`moves` when the current question began."""
+    """`num_calls` when the current question began."""
     phase: Phase
     sampler_id: int
     env: int
@@ -81,8 +81,8 @@ class Activity:
 
 CELLS = 10  # int64 each
 BYTES = 8 * CELLS
-_MOVES, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY = range(5)
-_STEPS, _EPISODE, _LENGTH, _MADE, _RESTARTS = range(5, CELLS)
+_CALLS, _BEGAN, _PLACE, _REPLAYED, _TO_REPLAY = range(5)
+_STEPS, _EPISODE, _LENGTH, _ENVIRONMENTS, _RESTARTS = range(5, CELLS)
 
 
 class ActivityRecord:
@@ -110,7 +110,7 @@ class ActivityRecord:
     def begin(self, to_replay: int = 0) -> None:
         """Begin a new question, with `to_replay` steps to replay."""
         cells = self._cells
-        cells[_BEGAN] = cells[_MOVES]
+        cells[_BEGAN] = cells[_CALLS]
         cells[_REPLAYED] = 0
         cells[_TO_REPLAY] = to_replay
         cells[_STEPS] = 0
@@ -123,22 +123,22 @@ class ActivityRecord:
         cells[_PLACE] = place
         cells[_EPISODE] = episode
         cells[_LENGTH] = length
-        cells[_MOVES] += 1
+        cells[_CALLS] += 1
 
     def make(self, place: int) -> None:
         """Record that an environment is about to be made."""
         self.enter(place)
         self._report()
 
-    def made(self, place: int, environments: int) -> None:
+    def count_made(self, place: int, environments: int) -> None:
         """Record a change of activity after a constructor that has made this number of environments."""
         self.enter(place)
-        self._cells[_MADE] += environments
+        self._cells[_ENVIRONMENTS] += environments
 
     def replay(self) -> None:
         """Count a replayed step."""
         cells = self._cells
-        cells[_MOVES] += 1
+        cells[_CALLS] += 1
         cells[_REPLAYED] += 1
         self._on_replay(cells[_REPLAYED], cells[_TO_REPLAY])
 
@@ -149,7 +149,7 @@ class ActivityRecord:
 
         def show() -> None:
             cells[_PLACE] |= Phase.RESTART
-            cells[_MOVES] += 1
+            cells[_CALLS] += 1
 
         with self._lock:
             self._num_restarting += 1
@@ -162,7 +162,7 @@ class ActivityRecord:
                 self._num_restarting -= 1
                 if not self._num_restarting:  # else another thread waits for its program
                     cells[_PLACE] &= ~Phase.RESTART
-                cells[_MOVES] += 1
+                cells[_CALLS] += 1
 
     def stepped(self) -> None:
         """Count an env step."""
@@ -173,16 +173,16 @@ class ActivityRecord:
         if self._on_step is not None:
             self._on_step(self._cells[_STEPS])
 
-    def show(
+    def record_threads(
         self,
-        moves: int,
+        num_calls: int,
         environments: int,
         busy: Activity | None,
         replayed: int,
         steps: int,
         restarts: int,
     ) -> None:
-        """Record the sums over several threads, which have records of their own, and the activity of a busy one."""
+        """Record sums over the records of all threads, and the activity of `busy`, one that has not finished."""
         cells = self._cells
         is_replaying = not steps
         if busy is None:
@@ -194,8 +194,8 @@ class ActivityRecord:
             cells[_EPISODE] = busy.episode
             cells[_LENGTH] = busy.length
             is_replaying = is_replaying or busy.phase is Phase.REPLAY
-        cells[_MOVES] = moves
-        cells[_MADE] = environments
+        cells[_CALLS] = num_calls
+        cells[_ENVIRONMENTS] = environments
         cells[_RESTARTS] = restarts
         cells[_REPLAYED] = replayed
         cells[_STEPS] = steps
@@ -209,11 +209,11 @@ class ActivityRecord:
         return self._cells[_REPLAYED]
 
     def look(self) -> Activity:
-        moves, began, place, *counts = self._cells.tolist()
+        num_calls, began, place, *counts = self._cells.tolist()
         phase = Phase(place & 7)
         if place & Phase.RESTART:
             phase = Phase.RESTART
-        return Activity(moves, began, phase, place >> 32, place >> 4 & 0xFFFFFFF, *counts)
+        return Activity(num_calls, began, phase, place >> 32, place >> 4 & 0xFFFFFFF, *counts)
 
 
 def place_of(phase: Phase, sampler_id: int = 0, env: int = 0) -> int:

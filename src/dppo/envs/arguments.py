@@ -52,11 +52,15 @@ def check_arguments(
         names: those that are checked; None: all.
         setting: the setting that has them.
     """
-    parameters, passed = _signature_of(env_id)
+    parameters, passed_names = _signature_of(env_id)
     if parameters is None:
         return
     checked = env_kwargs if names is None else names
-    refuse(_problems(parameters, env_kwargs.keys() | passed, checked, import_path(env_id), setting))
+    refuse(
+        _problems(
+            parameters, env_kwargs.keys() | passed_names, checked, import_path(env_id), setting
+        )
+    )
 
 
 @contextmanager
@@ -112,24 +116,24 @@ def check_all_arguments(
 
 
 def _problems(
-    parameters: Parameters, passed: set[str], checked: Iterable[str], label: str, setting: str
+    parameters: Parameters, passed_names: set[str], checked: Iterable[str], label: str, setting: str
 ) -> Iterator[ConfigError]:
-    known = [
+    names = [
         name
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     if not _has_kwargs(parameters):
-        listed = ", ".join(name for name in known if name not in PASSED or name in passed)
+        listed = ", ".join(name for name in names if name not in PASSED or name in passed_names)
         for name in checked:
-            if name not in known:
-                fact = unknown_name(f"argument of {label}", name, known)
+            if name not in names:
+                fact = unknown_name(f"argument of {label}", name, names)
                 yield ConfigError(
                     f"{setting}: {fact} It takes {listed or 'none'}.", setting=setting
                 )
-    for name in known:
+    for name in names:
         is_required = parameters[name].default is inspect.Parameter.empty
-        if is_required and name not in passed and name not in PASSED:
+        if is_required and name not in passed_names and name not in PASSED:
             yield ConfigError(
                 f"env_kwargs: {name} is missing, and {label} has no default value for it. Pass it in `env_kwargs`.",
                 setting="env_kwargs",
@@ -179,4 +183,6 @@ def _parameters(factory: Any) -> Parameters | None:
     except (TypeError, ValueError):  # it is written in C
         return None
     # a decorator with **kwargs may take arguments of its own
-    return outer if outer.keys() != inner.keys() else inner
+    if outer.keys() != inner.keys():
+        return outer
+    return inner

@@ -29,7 +29,7 @@ class _Errors:
 
     def print(self, error: BaseException) -> None:
         """Print a traceback, unless one of an error of the same kind was printed before."""
-        kind = f"{type(error).__name__}{_place_in_their_code(error)}"
+        kind = f"{type(error).__name__}{_place_in_user_code(error)}"
         with self._lock:
             self._counts[kind] += 1
             if self._counts[kind] == 1:
@@ -48,14 +48,16 @@ class _Errors:
             self._counts.clear()
 
 
-def _place_in_their_code(error: BaseException) -> str:
-    """Return the place of the innermost line outside dppo, such as that of a call that took too long."""
+def _place_in_user_code(error: BaseException) -> str:
+    """Return file and line of the innermost frame outside dppo, such as a call that took too long."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not Path(frame.filename).is_relative_to(PACKAGE)
     ]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    if frames:
+        return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    return ""
 
 
 _errors = _Errors()

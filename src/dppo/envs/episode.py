@@ -100,15 +100,15 @@ class GroupSettings:
 class SkippedStep(Exception):
     """A sub-environment took no step: its agent is gone, or all that happened was a reset."""
 
-    def __init__(self, *, over: bool, arrival: tuple[Any, Any] | None = None) -> None:
+    def __init__(self, *, is_last: bool, arrival: tuple[Any, Any] | None = None) -> None:
         """Describe what the sub-environment shows now.
 
         Args:
-            over: the next episode of the sub-environment begins after this step.
+            is_last: the next episode of the sub-environment begins after this step.
             arrival: observation and info of an agent that comes back; None: the first observation is shown again.
         """
-        super().__init__(over)
-        self.over = over
+        super().__init__(is_last)
+        self.is_last = is_last
         self.arrival = arrival
 
 
@@ -122,16 +122,16 @@ class CheckedEnv:
         settings: GroupSettings,
         checks: SpaceChecks,
         *,
-        alone: bool = True,
+        is_single: bool = True,
     ) -> None:
         """Take over `env`, number `index` of its group.
 
-        `alone`: False for a sub-environment of a `JointEnv`: its episode depends on the actions of all.
+        `is_single`: False for a sub-environment of a `JointEnv`: its episode depends on the actions of all.
         """
         self.index = index
         self.settings = settings
         self.checks = checks
-        self.alone = alone
+        self.is_single = is_single
         self._open(0)
         self.options: ResetOptions = None
         """Options of the reset of the open episode."""
@@ -214,7 +214,9 @@ class CheckedEnv:
     def _packed(self, returned: Any, info: Any) -> np.ndarray:
         """Return an observation of an open episode as it is stored, with its mask; raise BadResult if it is invalid."""
         obs = self.checks.pack(returned)
-        return obs if self._masks is None else self._masks.attach_mask(obs, info, ended=False)
+        if self._masks is None:
+            return obs
+        return self._masks.attach_mask(obs, info, ended=False)
 
     def reset(self, episode: int, options: ResetOptions = None) -> np.ndarray:
         """Start the episode with this index, and return its first observation; raise as `step` does."""
@@ -287,7 +289,7 @@ class CheckedEnv:
             self.checksum(),
             numbers_in(info),
             deepcopy(self.options),  # observers may change theirs
-            alone=self.alone,
+            is_single=self.is_single,
         )
 
     def checksum(self) -> int:
@@ -305,7 +307,7 @@ class CheckedEnv:
     def _bad(self, phase: str, error: BadResult) -> EnvironmentFault:
         problem = f"returned {error}."
         if error.remedy is not None:
-            problem += f" {error.remedy.text(alone=self.alone)}."
+            problem += f" {error.remedy.text(is_single=self.is_single)}."
         return self._fault(phase, problem)
 
     def _fault(
@@ -325,7 +327,7 @@ class CheckedEnv:
             step,
             last_obs=np.array2string(self.last_obs, threshold=100) if step else "",
             options=deepcopy(self.options),
-            alone=self.alone,
+            alone=self.is_single,
         )
         return EnvironmentFault(f"{self.place(self.episode, step)} {problem}", traceback, place)
 
@@ -337,7 +339,7 @@ class CheckedEnv:
         takes_no_seed = isinstance(error, TypeError) and "'seed'" in str(error)
         has_four_values = isinstance(error, ValueError) and FOUR_VALUES in str(error)
         if (phase == "reset" and takes_no_seed) or (phase == "step" and has_four_values):
-            summary += f". {OLD_API.text(alone=self.alone)}"
+            summary += f". {OLD_API.text(is_single=self.is_single)}"
         elif phase == "step":
             try:
                 self.checks.check_limits(self.settings.spaces.as_returned(self.last_obs))

@@ -39,19 +39,19 @@ class Lives(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._game: Any = env.unwrapped
         self._fires = self._game.get_action_meanings()[1:2] == ["FIRE"]
-        self._left = 0
-        self.lost = False
+        self._lives = 0
+        self.lost_life = False
         """The last step lost a life, and the game goes on."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start a game."""
         obs, info = self.env.reset(seed=seed, options=options)
-        self.lost = False
-        self._left = 0
+        self.lost_life = False
+        self._lives = 0
         if self._fires:
             obs, *_, info = self.step(FIRE)
         else:
-            self._left = self._game.ale.lives()
+            self._lives = self._game.ale.lives()
         return obs, info
 
     def step(self, action: Any) -> Any:
@@ -59,12 +59,12 @@ class Lives(gym.Wrapper[Any, Any, Any, Any]):
         reward: Any
         obs, reward, terminated, truncated, info = self.env.step(action)
         goes_on = not (terminated or truncated)
-        self.lost = goes_on and 0 < self._game.ale.lives() < self._left
-        if self.lost and self._fires:
+        self.lost_life = goes_on and 0 < self._game.ale.lives() < self._lives
+        if self.lost_life and self._fires:
             obs, reward_of_fire, terminated, truncated, info = self.env.step(FIRE)
             reward += reward_of_fire
-            self.lost = not (terminated or truncated)
-        self._left = self._game.ale.lives()
+            self.lost_life = not (terminated or truncated)
+        self._lives = self._game.ale.lives()
         return obs, reward, terminated, truncated, info
 
 
@@ -72,9 +72,9 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
     """Stack frames; a new life starts with copies of its first frame, as an episode does."""
 
     @property
-    def lost(self) -> bool:
+    def lost_life(self) -> bool:
         """The last step lost a life."""
-        return isinstance(self.env, Lives) and self.env.lost
+        return isinstance(self.env, Lives) and self.env.lost_life
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode."""
@@ -87,7 +87,7 @@ class LifeStack(FrameStackObservation[Any, Any, Any]):
         """Take a step."""
         stacked, *outcome = super().step(action)
         self.obs_queue[-1] = np.array(self.obs_queue[-1])
-        if self.lost:
+        if self.lost_life:
             self.obs_queue.extend([self.obs_queue[-1]] * self.stack_size)
             stacked = np.stack(self.obs_queue)
         return stacked, *outcome

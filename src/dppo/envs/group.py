@@ -120,7 +120,7 @@ class EnvGroup:
         """Let the loss of a life terminate for learning; the episode goes on."""
         _, _, _, terminated, _, _ = rows
         for env, checked in enumerate(self._envs):
-            terminated[env] |= checked.env.lost
+            terminated[env] |= checked.env.lost_life
 
     def _follow_interruptions(self, rows: StepRows, log: EnvLog) -> None:
         """Begin the next episodes of sub-environments that were reset with all others of their environment."""
@@ -151,7 +151,7 @@ class EnvGroup:
         if isinstance(error, EnvironmentFault):
             return self._replaced(env, error, log)
         self._progress.stepped()
-        if error.over:
+        if error.is_last:
             return self.begin_episode(env, self._envs[env].episode + 1, log)
         return self._envs[env].last_obs
 
@@ -188,7 +188,7 @@ class EnvGroup:
             except BadResult as outside:
                 far_outside = self._checks.far_outside(returned) if first else None
                 is_wrong = far_outside is not None
-                self._report(far_outside or outside, len(obs) - 1, log, wrong=is_wrong)
+                self._report(far_outside or outside, len(obs) - 1, log, space_is_wrong=is_wrong)
         if self.meter is not None:
             log.info = self.meter.take()
         if first:
@@ -197,8 +197,8 @@ class EnvGroup:
                 returned, offers_mask=self._envs[0].offers_mask
             )
 
-    def _report(self, outside: BadResult, steps: int, log: EnvLog, *, wrong: bool) -> None:
-        """Raise for floats beyond a limit of their space, if the space is `wrong`; else log them.
+    def _report(self, outside: BadResult, steps: int, log: EnvLog, *, space_is_wrong: bool) -> None:
+        """Raise for floats beyond a limit of their space if `space_is_wrong`; else log them.
 
         A wrong space shows in the first segment, by numbers far outside. All others are reported, once, and used,
         because simulators overshoot.
@@ -214,8 +214,8 @@ class EnvGroup:
         else:
             place = checked.place(checked.episode, checked.length - steps + row)
         message = f"{place} returned {outside}."
-        if wrong:
-            remedy = WRONG_SPACE.text(alone=not self.sub_envs.are_joint)
+        if space_is_wrong:
+            remedy = WRONG_SPACE.text(is_single=not self.sub_envs.are_joint)
             raise EnvironmentFault(f"{message} {remedy}.")
         if not self._reported_outside:
             text = f"{message} It is used as it is."

@@ -1,4 +1,4 @@
-"""GuidedEnv: an environment beside a controller, which sees each observation and computes its own action."""
+"""GuidedEnv: an environment with a controller, which sees each observation and computes its own action."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GuidedEnv(CheckedEnv):
     def __init__(
         self, env: Any, index: int, settings: GroupSettings, checks: SpaceChecks, guidance: Guidance
     ) -> None:
-        """Take over `env`, and make its controller."""
+        """Wrap `env`, and make its controller."""
         super().__init__(env, index, settings, checks)
         self._guidance = guidance
         self._guide = guidance.make(env)

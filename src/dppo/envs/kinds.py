@@ -37,10 +37,10 @@ def joint_kind(env: Any) -> str | None:
     return "vector" if is_vector else None
 
 
-def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
+def checked_kind(env: Any, label: str, *, joint: bool = False) -> Any:
     """Return `env`; close it and raise ConfigError if it is not a single environment, nor with `joint` one of several.
 
-    `named`: the setting that made it, for the message.
+    `label`: the setting that made it, for the message.
     """
     problem = None
     if _has_dicts_of_spaces(env):
@@ -52,7 +52,7 @@ def checked_kind(env: Any, named: str, *, joint: bool = False) -> Any:
     if problem:
         if not inspect.isclass(env):
             close_all([env])
-        raise ConfigError(f"{named}: made {problem}")
+        raise ConfigError(f"{label}: made {problem}")
     return env
 
 

@@ -33,11 +33,11 @@ def make_env(env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance = ANY
     """
     factory = env_id if callable(env_id) else factory_of(env_id)
     with ExitStack() as stack:
-        extra = _arguments_asked_for(factory, env_kwargs, instance, stack)
+        arguments = _accepted_arguments(factory, env_kwargs, instance, stack)
         with refusing_arguments(env_id, factory, env_kwargs):
-            made = factory(**_own_copy(env_kwargs), **extra)
-        env = checked_kind(made, f"env_id={import_path(env_id)}", joint=instance.num_sub_envs > 0)
-        if "scratch_dir" in extra or "slots" in extra:
+            result = factory(**_own_copy(env_kwargs), **arguments)
+        env = checked_kind(result, f"env_id={import_path(env_id)}", joint=instance.num_sub_envs > 0)
+        if "scratch_dir" in arguments or "slots" in arguments:
             # An environment may close itself in its reset, to restart its simulator: its folder stays then.
             is_single = isinstance(env, gym.Env) and not joint_kind(env)
             holder: Any = gym.Wrapper(env) if is_single else _Holder(env)
@@ -92,17 +92,17 @@ class _Closing:
         return _Closing, (self._env, ExitStack())
 
 
-def _arguments_asked_for(
+def _accepted_arguments(
     factory: Any, env_kwargs: dict[str, Any], instance: Instance, stack: ExitStack
 ) -> dict[str, Any]:
-    """Return what `factory` has parameters for beside `env_kwargs`; a factory of a registered id has none."""
+    """Return arguments for parameters of `factory` that `env_kwargs` does not have; none for a registered id."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # it is written in C
         return {}
     # the latter by functools.partial
-    passed = env_kwargs.keys() | getattr(factory, "keywords", {}).keys()
-    names = parameters.keys() - passed
+    passed_names = env_kwargs.keys() | getattr(factory, "keywords", {}).keys()
+    names = parameters.keys() - passed_names
     required = {name for name in names if parameters[name].default is inspect.Parameter.empty}
     arguments = {
         name: value for name, value in instance.optional_arguments().items() if name in names
@@ -151,34 +151,34 @@ def in_wrappers(env: Any, wrappers: Iterable[Any]) -> Any:
 
     Raise ConfigError if a wrapper does not return an environment, and WrapperRaised from what it raises.
     """
-    for named in wrappers:
+    for code in wrappers:
         try:
-            env = checked_kind(_wrapped(env, named), f"wrappers={import_path(named)}")
+            env = checked_kind(_wrapped(env, code), f"wrappers={import_path(code)}")
         except BaseException:
             close_all([env])
             raise
     return env
 
 
-def _wrapped(env: Any, named: Any) -> Any:
-    wrapper = wrapper_of(named)
+def _wrapped(env: Any, code: Any) -> Any:
+    wrapper = wrapper_of(code)
     try:
         return wrapper(env)
     except (DppoError, *INTERRUPTIONS):
         raise
     except BaseException as error:
-        raise WrapperRaised(f"the wrapper {import_path(named)}") from error
+        raise WrapperRaised(f"the wrapper {import_path(code)}") from error
 
 
-def wrapper_of(named: Any) -> Callable[[Any], Any]:
+def wrapper_of(code: Any) -> Callable[[Any], Any]:
     """Return a wrapper by its import path, or itself; raise ConfigError if it cannot be imported or called."""
     try:
-        wrapper = imported(named, "Wrapper") if isinstance(named, str) else named
+        wrapper = imported(code, "Wrapper") if isinstance(code, str) else code
     except ImportError as error:
-        raise ConfigError(f"wrappers={named}: {error}.") from None
+        raise ConfigError(f"wrappers={code}: {error}.") from None
     if not callable(wrapper):
         raise ConfigError(
-            f"wrappers={import_path(named)}: is {wrapper!r}. Name a class or function env -> env."
+            f"wrappers={import_path(code)}: is {wrapper!r}. Name a class or function env -> env."
         )
     try:
         signature = inspect.signature(wrapper)
@@ -188,7 +188,7 @@ def wrapper_of(named: Any) -> Callable[[Any], Any]:
         signature.bind(None)
     except TypeError as error:
         raise ConfigError(
-            f"wrappers={import_path(named)}: cannot be called with the environment alone ({error}). Write a function "
+            f"wrappers={import_path(code)}: cannot be called with the environment alone ({error}). Write a function "
             f"env -> env that passes the other arguments, and name it instead."
         ) from None
     return wrapper

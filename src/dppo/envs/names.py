@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from dppo.errors import ConfigError, unknown_name
-from dppo.user_code import imported_module, of_a_program, spelled_alike
+from dppo.user_code import imported_module, program_definition_fact, spelled_alike
 
 EnvId = str | Callable[..., Any]
 ATARI_ID = re.compile(r"([A-Z][A-Za-z]*?)(NoFrameskip|Deterministic)?-v\d")
@@ -151,7 +151,7 @@ def _unknown_in_module(module: str, name: str) -> str:
     if not (name and module):
         return f"names no environment. Write {module or 'module'}:make, if make is the function that returns it."
     if module == "__main__":
-        return f"{of_a_program(name)}."
+        return f"{program_definition_fact(name)}."
     functions = [
         attribute
         for attribute, value in vars(sys.modules[module]).items()

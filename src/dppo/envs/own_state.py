@@ -216,7 +216,7 @@ class OwnStates:
         row[...] = checked.last_obs
         return {"obs": row.tobytes(), **_in_its_thread(checked.env, _state)}
 
-    def _kept(self, name: str) -> Path:
+    def _kept_path(self, name: str) -> Path:
         return self._state_files().kept(name)
 
     def _state_files(self) -> StateFiles:
@@ -263,9 +263,9 @@ class OwnStates:
         self._env_seconds += log.seconds
         share = self._seconds / self._env_seconds
         if share > NOTICEABLE and self._num_taken >= SEGMENTS:
-            each = f"{1e3 * self._seconds / self._num_taken:.1f} ms a segment for {size:,} bytes"
+            cost = f"{1e3 * self._seconds / self._num_taken:.1f} ms a segment for {size:,} bytes"
             self._report_once(
-                f"{self.owner}: get_state takes {each}, {share:.0%} of its time. Raise `num_steps`.",
+                f"{self.owner}: get_state takes {cost}, {share:.0%} of its time. Raise `num_steps`.",
                 log,
             )
 
@@ -300,7 +300,7 @@ class OwnStates:
         from dppo.envs.linked import are_equal
 
         kept_paths: list[Path] = []
-        kept_data = packed(unpacked(state, self._kept), partial(_blank, kept_paths))
+        kept_data = packed(unpacked(state, self._kept_path), partial(_blank, kept_paths))
         return data == kept_data and all(map(are_equal, paths, kept_paths))
 
     def lost_files(self, state: bytes) -> str:
@@ -308,7 +308,7 @@ class OwnStates:
         from dppo.envs.state_files import StateLost
 
         try:
-            unpacked(state, self._kept)
+            unpacked(state, self._kept_path)
         except StateLost as error:
             return str(error)
         return ""
@@ -327,7 +327,7 @@ class OwnStates:
 
     def _set(self, checked: CheckedEnv, state: bytes) -> str:
         try:
-            obs, *parts = unpacked(state, self._kept).values()
+            obs, *parts = unpacked(state, self._kept_path).values()
             _in_its_thread(checked.env, lambda env: _set_state(env, *parts))
             row: np.ndarray = np.frombuffer(obs, self.obs.base).reshape(self.obs.shape)
             state_after = {"obs": obs, **_in_its_thread(checked.env, _state)}
@@ -337,11 +337,13 @@ class OwnStates:
         except BaseException as error:
             return f"its state could not be set: {in_a_line(error)}"
         checked.last_obs = row
-        return "" if is_set else "get_state does not return what set_state has been given"
+        if is_set:
+            return ""
+        return "get_state does not return what set_state has been given"
 
 
 def _blank(paths: list[Path], path: Path) -> str:
-    """Note a path; all are stored under the same name."""
+    """Record a path, and return the name that stands for every path in the state."""
     paths.append(path)
     return ""
 
@@ -371,6 +373,6 @@ def proofs_in(carry: SamplerCarry) -> list[Proof | None]:
         if values is None:
             proofs.append(None)
         else:
-            *before, actions, options = values
-            proofs.append(Proof(EpisodeState(*before), actions, options))
+            *state_values, actions, options = values
+            proofs.append(Proof(EpisodeState(*state_values), actions, options))
     return proofs

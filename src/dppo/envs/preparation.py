@@ -37,7 +37,7 @@ def make_prepared(settings: Env, instance: Instance = ANY_INSTANCE) -> Any:
     if instance.render_mode is None:
         env = make_env(env_id, env_kwargs, instance)
     else:
-        env = _make_shown(env_id, env_kwargs, instance, instance.render_mode)
+        env = _make_rendered(env_id, env_kwargs, instance, instance.render_mode)
     if changes:
         refuse_sub_envs(
             env,
@@ -55,15 +55,15 @@ def make_prepared(settings: Env, instance: Instance = ANY_INSTANCE) -> Any:
             if isinstance(error, ImportError):
                 remedy = pip_install("opencv-python-headless")
                 problem = f"needs OpenCV. Install it: {remedy}"
-            shown = " ".join(map(str, value)) if isinstance(value, tuple | list) else value
-            raise ConfigError(f"{name}={shown}: {problem}.") from None
+            text = " ".join(map(str, value)) if isinstance(value, tuple | list) else value
+            raise ConfigError(f"{name}={text}: {problem}.") from None
     return env
 
 
-def _make_shown(
+def _make_rendered(
     env_id: EnvId, env_kwargs: dict[str, Any], instance: Instance, render_mode: str
 ) -> Any:
-    """Make one environment in this render_mode, whatever `env_kwargs` contain. Its own errors pass.
+    """Make one environment with this render_mode, also if `env_kwargs` has another. Errors of its constructor pass.
 
     Raise ConfigError if it does not take a render_mode.
     """

@@ -36,13 +36,15 @@ class Restorer:
         states = self._states
         carry = self._carry
         if states is not None and carry.states is not None:
-            lost = "" if carry.files is None else states.lost_files(states_in(carry)[env].state)
-            if not lost:
+            problem = "" if carry.files is None else states.lost_files(states_in(carry)[env].state)
+            if not problem:
                 return self._restore_state(states, env, actions, options)
             if actions is None or len(actions) != carry.episode_lengths[env]:
-                return f"{lost}; and {NO_REPLAY}"
-            states.report_lost(lost, self._log)
-        return NO_REPLAY if actions is None else self._replay(env, actions, options)
+                return f"{problem}; and {NO_REPLAY}"
+            states.report_lost(problem, self._log)
+        if actions is None:
+            return NO_REPLAY
+        return self._replay(env, actions, options)
 
     def _enter(self, phase: Phase, env: int, episode: int = 0) -> None:
         settings = self._sub_envs.settings

@@ -33,7 +33,7 @@ class Stillness:
     def __init__(self, owner: Callable[[Activity], str]) -> None:
         """Name the environment of an activity by `owner`: `sampler 0 (CartPole-v1), env 2`."""
         self._owner = owner
-        self._moves = -1
+        self._num_calls = -1
         self._phase = Phase.IDLE
         self._since = 0.0
         self._longest_s = dict.fromkeys(Phase, 0.0)
@@ -41,9 +41,9 @@ class Stillness:
 
     def look(self, activity: Activity, now: float) -> str:
         """Return a line if the call in progress is late, and again each time that it takes twice as long; or ""."""
-        if activity.moves != self._moves:
+        if activity.num_calls != self._num_calls:
             self._longest_s[self._phase] = max(self._longest_s[self._phase], now - self._since)
-            self._moves = activity.moves
+            self._num_calls = activity.num_calls
             self._phase = activity.phase
             self._since = now
             self._due_s = max(FIRST_S, USUAL * self._longest_s[activity.phase])
@@ -55,12 +55,12 @@ class Stillness:
         return f"{self._owner(activity)}: {call} has not returned for {silent_s:.0f} s"
 
 
-def of_samplers(env_name: str) -> Callable[[Activity], str]:
+def name_sampler(env_name: str) -> Callable[[Activity], str]:
     """Make a function that names the active environment of the samplers."""
     return lambda activity: f"sampler {activity.sampler_id} ({env_name}), env {activity.env}"
 
 
-def of_one(env_name: str) -> Callable[[Activity], str]:
+def name_env(env_name: str) -> Callable[[Activity], str]:
     return lambda activity: env_name
 
 
@@ -78,7 +78,7 @@ class SilenceWatch:
         self._record = record
         self._hint = hint
         self._stillness = Stillness(owner)
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dppo silence", daemon=True)
 
     def start(self) -> None:
@@ -87,7 +87,7 @@ class SilenceWatch:
 
     def close(self) -> None:
         """Stop watching."""
-        self._over.set()
+        self._closed.set()
         if self._thread.is_alive():
             self._thread.join(POLL_S)
 
@@ -103,27 +103,27 @@ class SilenceWatch:
         frozen_s = FROZEN_S
         looked_at = time.monotonic()
         try:
-            while not self._over.wait(POLL_S):
+            while not self._closed.wait(POLL_S):
                 frozen_s = longer_patience(frozen_s, time.monotonic() - looked_at)
                 looked_at = time.monotonic()
                 activity = self._record.look()
                 line = self._stillness.look(activity, time.monotonic())
                 if line:
-                    hint = "" if _makes_the_first(activity) else self._hint
+                    hint = "" if _makes_first_env(activity) else self._hint
                     logger.warning("%s%s", line, hint, extra={"at_once": True})
                     if hint:
                         self._hint = ""
-                busy = activity.phase in CALLS
-                if busy or armed:
-                    _expect_python(frozen_s if busy else 0.0)
-                armed = busy
+                is_busy = activity.phase in CALLS
+                if is_busy or armed:
+                    _expect_python(frozen_s if is_busy else 0.0)
+                armed = is_busy
         finally:
             if armed:
                 _expect_python(0.0)
 
 
-def _makes_the_first(activity: Activity) -> bool:
-    """Return whether the first instance of a process is made, beside which there is no other."""
+def _makes_first_env(activity: Activity) -> bool:
+    """Return whether the first environment of the first sampler is being made: the process has no other one."""
     return activity.phase is Phase.MAKE and activity.sampler_id == 0 and activity.env == 0
 
 

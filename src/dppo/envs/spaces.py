@@ -109,15 +109,17 @@ def with_critic_obs(spaces: Spaces, critic_obs: Collection[str]) -> Spaces:
 
 def _check_leaves(space: gym.Space[Any], dropped: Collection[str]) -> None:
     """Refuse leaves that are not arrays of numbers, if the others can do without them."""
-    named = leaf_spaces(space, dropped=dropped)
+    leaves_by_name = leaf_spaces(space, dropped=dropped)
     odd = [
-        name for name, leaf in named.items() if not isinstance(leaf, (*ARRAYS, gym.spaces.OneOf))
+        name
+        for name, leaf in leaves_by_name.items()
+        if not isinstance(leaf, (*ARRAYS, gym.spaces.OneOf))
     ]
-    if odd and len(odd) < len(named):
+    if odd and len(odd) < len(leaves_by_name):
         pronoun = "it" if len(odd) == 1 else "them"
         raise ConfigError(
-            f"observation_space, leaf {odd[0]!r}: is {short(named[odd[0]])}, which is not an array of numbers. Use "
-            f"`drop_obs={' '.join([*dropped, *odd])}` to leave {pronoun} out."
+            f"observation_space, leaf {odd[0]!r}: is {short(leaves_by_name[odd[0]])}, which is not an array of numbers."
+            f" Use `drop_obs={' '.join([*dropped, *odd])}` to leave {pronoun} out."
         )
 
 
@@ -205,10 +207,10 @@ def _droppable_parts(space: gym.Space[Any]) -> list[tuple[str, gym.Space[Any]]] 
 
 def leaf_spaces(space: gym.Space[Any], dropped: Collection[str] = ()) -> dict[str, gym.Space[Any]]:
     """Return the leaves by name, without those `dropped`; a OneOf counts as one leaf."""
-    named = leaves(space, _droppable_parts)
+    leaves_by_name = leaves(space, _droppable_parts)
     return {
         name: leaf
-        for name, leaf in named.items()
+        for name, leaf in leaves_by_name.items()
         if not any(_is_in(name, part) for part in dropped)
     }
 

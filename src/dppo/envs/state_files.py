@@ -81,19 +81,19 @@ class StateFiles:
         """Keep a file or folder as it is now, and return its name; raise `NotKept`, or an OSError."""
         source = self._checked(path)
         self.folder.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f"{NEW}{moment}-", dir=self.folder))
+        new_folder = Path(tempfile.mkdtemp(prefix=f"{NEW}{moment}-", dir=self.folder))
         try:
-            content = new / CONTENT
+            content = new_folder / CONTENT
             content.mkdir()
             self.copied_bytes = link(source, content / source.name)
             text = listing(content)
-            (new / LISTING).write_bytes(text)
+            (new_folder / LISTING).write_bytes(text)
             name = f"{moment}-{_hash(text)}"
-            self._name(new, name)
+            self._name(new_folder, name)
         except NotRegular as error:
             raise NotKept(f"holds the path {path}, and {error}") from None
         finally:
-            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(new_folder, ignore_errors=True)
         self._names.setdefault(moment, []).append(f"{self.folder.name}/{name}")
         return name
 
@@ -120,14 +120,14 @@ class StateFiles:
             f"holds the path {path}, which is neither below the scratch_dir of an environment nor below state_folder"
         )
 
-    def _name(self, new: Path, name: str) -> None:
-        """Give the folder `new` its name; keep an equal folder that has this name, perhaps from another process."""
+    def _name(self, new_folder: Path, name: str) -> None:
+        """Give `new_folder` its name; keep an equal folder that has this name, perhaps from another process."""
         try:
-            new.rename(self.folder / name)
+            new_folder.rename(self.folder / name)
         except OSError:
             if self._problem(name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-                new.rename(self.folder / name)
+                new_folder.rename(self.folder / name)
 
     def kept(self, name: str) -> Path:
         """Return the path of the file or folder that was kept under a name; raise `StateLost`."""
@@ -165,9 +165,9 @@ class StateFiles:
         self._names = {number: names for number, names in self._names.items() if number >= oldest}
         if not self.folder.is_dir():
             return
-        old = [entry for entry in os.scandir(self.folder) if _moment(entry.name) < oldest]
-        if old:
-            remove_unneeded(old, needed_names(self._place.run_dir))
+        outdated = [entry for entry in os.scandir(self.folder) if _moment(entry.name) < oldest]
+        if outdated:
+            remove_unneeded(outdated, needed_names(self._place.run_dir))
 
 
 def _moment(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation, by their names.
+"""Detect wrappers that normalize by running statistics of their own, such as Gymnasium's NormalizeObservation.
 
 Each instance has other statistics: another sampler, an evaluation and a resumed run have different ones, and no
 checkpoint holds them. A policy that learned behind one set of them acts behind another.
@@ -42,13 +42,15 @@ def check_statistics(env: Any, setting: Literal["refuse", "allow"]) -> None:
     try:
         wrappers = running_statistics(env)
         if wrappers:
-            raise ConfigError(f"running_statistics=refuse: {kept_in_words(wrappers)}. {REMEDY}")
+            raise ConfigError(
+                f"running_statistics=refuse: {describe_statistics(wrappers)}. {REMEDY}"
+            )
     except BaseException:
         close_all([env])
         raise
 
 
-def kept_in_words(wrappers: list[str]) -> str:
+def describe_statistics(wrappers: list[str]) -> str:
     """Describe what is wrong with such wrappers, without a full stop."""
     names = " and ".join(wrappers)
     return (

@@ -42,7 +42,7 @@ class _Adapted(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Seed the environment, if it can be, and start an episode; options are not passed on."""
+        """Seed the environment if it has a method `seed`, and start an episode; options are not passed on."""
         super().reset(seed=seed)
         seed_method = getattr(self.env, "seed", None)
         if callable(seed_method):

@@ -94,17 +94,17 @@ def build_sampler(
     owner = f"sampler {sampler_id} ({plan.env.env_name})"
     if progress is None:
         progress = ActivityRecord()
-    made: list[Any] = []
+    envs: list[Any] = []
     restarts: list[Incident] = []
     try:
         make = partial(_make_in_turn, plan, sampler_id, progress, restarts)
         make_all(
-            lambda env: make(env, plan.waits_s if made or works else ()),
+            lambda env: make(env, plan.waits_s if envs or works else ()),
             plan.sampling.envs_per_sampler,
             plan.sampling.standby_envs,
-            made,
+            envs,
         )
-        spaces = spaces_of(plan, made[0])
+        spaces = spaces_of(plan, envs[0])
         settings = GroupSettings(
             owner,
             spaces,
@@ -116,18 +116,18 @@ def build_sampler(
             guidance=_guidance(plan),
             restarts=restarts,
         )
-        sub_envs = sub_envs_of(made, settings, make, plan.sampling.standby_envs)
+        sub_envs = sub_envs_of(envs, settings, make, plan.sampling.standby_envs)
         sub_envs.keep_states(plan.env.env_state, plan.state_place)
         group = EnvGroup(
             sub_envs, _fault_policy(plan), _first_segment(plan, sampler_id, spaces, owner)
         )
     except EnvironmentFault as error:
-        close_all(made)
-        raise error.beside(len(made)) from None
+        close_all(envs)
+        raise error.with_instances(len(envs)) from None
     except BaseException:
-        close_all(made)
+        close_all(envs)
         raise
-    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, len(made))
+    return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, len(envs))
 
 
 def _guidance(plan: SamplerPlan) -> Guidance | None:
@@ -249,7 +249,7 @@ def _make_in_turn(
 
     env = attempted(start, EnvironmentFault, note, enter, waits_s)
     environments = len(env.sub_envs) if isinstance(env, JointEnv) else 1
-    progress.made(place_of(Phase.BUILD, sampler_id, env_index), environments)
+    progress.count_made(place_of(Phase.BUILD, sampler_id, env_index), environments)
     return env
 
 
@@ -270,27 +270,27 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
 
 def _make_env(plan: SamplerPlan, owner: str, instance: Instance) -> Any:
     """Make an environment of a sampler; raise EnvironmentFault if its constructor raises."""
-    env = plan.env
-    with making(owner, instance.sampler_id, instance.env_index, env_name=env.env_name):
-        made = make_prepared(env, instance)
-        check_statistics(made, env.running_statistics)
-        if env.info_keys:
+    settings = plan.env
+    with making(owner, instance.sampler_id, instance.env_index, env_name=settings.env_name):
+        env = make_prepared(settings, instance)
+        check_statistics(env, settings.running_statistics)
+        if settings.info_keys:
             refuse_sub_envs(
-                made,
+                env,
                 "info_keys",
                 "are not read from environments with sub-environments. Leave it out.",
             )
         if plan.sampling.prior is not None:
             refuse_sub_envs(
-                made,
+                env,
                 f"prior={plan.sampling.prior_name}",
                 "a controller acts in single environments, not in vectors or for several agents. Leave it out.",
             )
         try:
-            adapted_env = adapted(made, partial(_make_env, plan, owner, instance))
+            adapted_env = adapted(env, partial(_make_env, plan, owner, instance))
             check_size(adapted_env, plan.sampling.envs_per_sampler, plan.sampling.standby_envs)
         except BaseException:
-            close_all([made])
+            close_all([env])
             raise
         return adapted_env
 

@@ -70,18 +70,18 @@ class SamplerHost:
                 self._check_spaces(requests, spaces)
             samplers[0].agent.build()  # a user's class, in the process state of dppo
             with guarded_steps(self._user_code):
-                made = collect_together(samplers, requests, policy)
+                results = collect_together(samplers, requests, policy)
         changes = take_changes()
         if changes:
-            made[0] = with_notes(*made[0], changes)
+            results[0] = with_notes(*results[0], changes)
         timings = Timings(
             total_s=time.perf_counter() - began,
-            env_s=made_s + sum(report.env_s for report, _ in made),
+            env_s=made_s + sum(report.env_s for report, _ in results),
             replayed_steps=self._progress.replayed,
             replay_s=self._progress.replay_s,
         )
         self._progress.enter(place_of(Phase.IDLE))
-        return Answer(tuple(made), timings)
+        return Answer(tuple(results), timings)
 
     def close(self) -> None:
         """Close all environments; wait for threads for a few seconds at most."""
@@ -111,7 +111,7 @@ class SamplerHost:
                     self._plan, sampler_id, self._progress, works=works
                 )
             except EnvironmentFault as error:
-                raise error.beside(self.instances, len(self._samplers)) from None
+                raise error.with_instances(self.instances, len(self._samplers)) from None
         return self._samplers[sampler_id]
 
     @property
@@ -193,8 +193,8 @@ class ThreadedHost:
         replayed_steps = sum(answer.timings.replayed_steps for answer in answers)
         timings = replace(slowest, replayed_steps=replayed_steps)
         # each thread has made one segment
-        made = tuple(answer.made[0] for answer in answers)
-        return Answer(made, timings, min(1.0, cpu_s / wall_s))
+        results = tuple(answer.results[0] for answer in answers)
+        return Answer(results, timings, min(1.0, cpu_s / wall_s))
 
     def _begin(
         self, requests: Sequence[SegmentRequest], policy: PolicySnapshot, spaces: Spaces | None
@@ -268,8 +268,8 @@ class ThreadedHost:
             while len(done) < len(calls):
                 done = wait(calls, POLL_S, FIRST_EXCEPTION).done
                 self._raise_failures(call for call in calls if call in done)
-                busy = [thread for call, thread in calls.items() if call not in done]
-                self._look(busy, [call.result() for call in done])
+                busy_threads = [thread for call, thread in calls.items() if call not in done]
+                self._look(busy_threads, [call.result() for call in done])
         except BaseException as error:
             self._failure = self._failure or error
             raise self._failure from None
@@ -289,7 +289,7 @@ class ThreadedHost:
             error = call.exception()
             if isinstance(error, EnvironmentFault):
                 other_instances, other_samplers = self._others(error)
-                raise error.beside(other_instances, other_samplers)
+                raise error.with_instances(other_instances, other_samplers)
             if error is not None:
                 raise error
 
@@ -309,21 +309,23 @@ class ThreadedHost:
         being_made = min(1, len(other_threads))
         return being_made, being_made
 
-    def _look(self, busy: list[SamplerThread], results: list[Any]) -> None:
+    def _look(self, busy_threads: list[SamplerThread], results: list[Any]) -> None:
         """Record the summed progress of all threads, and the activity of the first one that is still busy."""
-        looks = [thread.progress.look() for thread in busy]
+        looks = [thread.progress.look() for thread in busy_threads]
         answers = [result for result in results if isinstance(result, Answer)]
         all_looks = [thread.progress.look() for thread in list(self._threads.values())]
-        moves = sum(look.moves for look in all_looks)
+        num_calls = sum(look.num_calls for look in all_looks)
         environments = sum(look.environments for look in all_looks)
-        finished_reports = [answer.made[0][0] for answer in answers]
+        finished_reports = [answer.results[0][0] for answer in answers]
         replayed = sum(look.replayed for look in looks)
         replayed += sum(answer.timings.replayed_steps for answer in answers)
         steps = sum(look.steps for look in looks)
         steps += sum(report.steps for report in finished_reports)
-        first_busy = looks[0] if looks else None
+        first_busy = next(iter(looks), None)
         restarts = sum(look.restarts for look in all_looks)
-        self._progress.show(moves, environments, first_busy, replayed, steps, restarts)
+        self._progress.record_threads(
+            num_calls, environments, first_busy, replayed, steps, restarts
+        )
 
 
 def _steps_to_replay(requests: Sequence[SegmentRequest]) -> int:

@@ -110,8 +110,8 @@ def _lines_of(path: str, pid: int) -> list[str]:
         file.seek(-min(END_BYTES, size), os.SEEK_END)
         text = file.read().decode("utf8", "replace")
     printable = "".join(character if character.isprintable() else "\n" for character in text)
-    of_process = printable.rpartition(f"dppo: process {pid} began")[2]
-    return [line[:END_CHARACTERS] for line in of_process.splitlines() if line.strip()]
+    process_text = printable.rpartition(f"dppo: process {pid} began")[2]
+    return [line[:END_CHARACTERS] for line in process_text.splitlines() if line.strip()]
 
 
 def _last_line(pid: int, status: str = "") -> str:
@@ -256,13 +256,13 @@ def _end_marked(marker: bytes, signal_number: int) -> None:
     """Send a signal to all processes of the actor until they have ended, for GRACE_S at most."""
     began = time.monotonic()
     while time.monotonic() < began + GRACE_S:
-        left, some_begin = look_for(marker)
-        if not left and (not some_begin or time.monotonic() > began + BEGINNING_S):
+        pids, some_begin = look_for(marker)
+        if not pids and (not some_begin or time.monotonic() > began + BEGINNING_S):
             return
-        for pid in left:
+        for pid in pids:
             with suppress(OSError):
                 os.kill(pid, signal_number)
-        time.sleep(POLL_S if left else LOOK_AT_BEGINNING_S)
+        time.sleep(POLL_S if pids else LOOK_AT_BEGINNING_S)
 
 
 def _tidy(marker: str, log: str) -> None:

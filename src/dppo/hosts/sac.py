@@ -57,7 +57,9 @@ def check_observations(spaces: Spaces) -> None:
 def networks_in_words(config: Settings, spaces: Spaces) -> str:
     """Describe the networks of a run with their sizes, in a line; with soft actor-critic, policy and critics."""
     network = choose_network(config.network, spaces)
-    return _policy_and_critics(network, config.sac) if config.algo == "sac" else str(network)
+    if config.algo == "sac":
+        return _policy_and_critics(network, config.sac)
+    return str(network)
 
 
 def _policy_and_critics(network: NetworkChoice, sac: SAC) -> str:

@@ -41,8 +41,8 @@ class Trainer(Protocol):
     def snapshot(self) -> Any:
         """Return what `restore` needs to undo the next update; of a trainer on a GPU, a `TrainerState`."""
 
-    def restore(self, before: Any) -> None:
-        """Undo the update that followed the snapshot `before`."""
+    def restore(self, snapshot: Any) -> None:
+        """Undo the update that followed `snapshot`."""
 
     def rehearse(self, rows: int) -> None:
         """Do the work of a gradient of `rows` rows of zeros, to measure it; nothing changes."""

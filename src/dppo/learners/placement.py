@@ -15,7 +15,7 @@ CLOSE_S = 2.0  # longest wait until Ray has released the resources
 
 
 class Placement:
-    """Reserves the same bundle of resources for each rank, close together."""
+    """Reserves equal bundles of resources for all ranks, close together."""
 
     def __init__(self, bundle: dict[str, float], number: int) -> None:
         self.bundle = bundle

@@ -82,7 +82,9 @@ class TrainerRank:
             network = replace(self.plan.network, model=unpacked_model(self.model))
             plan = replace(self.plan, network=network)
             self._local = LocalTrainer(plan, self.spaces, self._group, restores=False)
-            return "" if expected is None else expected.problem(torch=True)
+            if expected is None:
+                return ""
+            return expected.problem(torch=True)
         except DppoError as error:
             return sendable(error)
 

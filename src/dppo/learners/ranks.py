@@ -117,7 +117,7 @@ class RayTrainers:
         return self._weights
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the optimizer's state. If Ray is lost, a state that is here already is returned all the same."""
+        """Return the optimizer's state. If Ray is lost, return the state that has already arrived, if any."""
         state = self.learned_state()
         if self._replay_buffer is None:
             return state

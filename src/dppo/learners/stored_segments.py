@@ -48,12 +48,14 @@ class StoredSegments(RunStage):
         yield replace(
             experience, segments=[joined(segments) for segments in zip(*iterations, strict=True)]
         )
-        kept = self._used_at(experience.iteration + 1) - 1
-        self._stored = iterations[max(0, len(iterations) - kept) :]
+        num_kept = self._used_at(experience.iteration + 1) - 1
+        self._stored = iterations[max(0, len(iterations) - num_kept) :]
 
     def _used_at(self, iteration: int) -> int:
         """Return the number of iterations, up to this one, whose segments the update of this one trains on."""
-        return iteration + 1 if iteration < self._prior_iterations else self._reuse
+        if iteration < self._prior_iterations:
+            return iteration + 1
+        return self._reuse
 
     def state(self) -> dict[str, np.ndarray]:
         return {

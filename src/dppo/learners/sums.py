@@ -34,7 +34,9 @@ class RankGroup(Parallel):
         """Return a vector of zeros for `sum_`, in shared memory if that makes sums faster."""
         pays = self.size > 2 or (self.size == 2 and tensor.numel() > FEW)
         self.vectors = self._shared_vectors(tensor) if pays and not tensor.is_cuda else None
-        return torch.zeros_like(tensor) if self.vectors is None else self.vectors[self.rank]
+        if self.vectors is None:
+            return torch.zeros_like(tensor)
+        return self.vectors[self.rank]
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks."""
@@ -129,4 +131,6 @@ def open_memory(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
             memory = mmap.mmap(opened.fileno(), size)
     except (OSError, ValueError):
         return None
-    return memory if memory[:TOKEN_BYTES] == token.to_bytes(TOKEN_BYTES, "little") else None
+    if memory[:TOKEN_BYTES] == token.to_bytes(TOKEN_BYTES, "little"):
+        return memory
+    return None

@@ -40,20 +40,20 @@ class Trace(RunStage):
     def around(self, experience: Experience, trainers: Trainers) -> Iterator[Experience]:
         """Take the checksums of an update once it is done."""
         yield experience
-        checksums = {"policy": _of_policy(experience.policy)}
+        checksums = {"policy": _policy_checksum(experience.policy)}
         for column in COLUMNS:
             for number, segment in enumerate(experience.segments):
-                checksums[f"{column}/{number}"] = _of_steps(segment, column)
+                checksums[f"{column}/{number}"] = _column_checksum(segment, column)
         if self._plan.ppo.algo == "ppo":
             for number, segment in enumerate(experience.segments):
-                checksums[f"advantages/{number}"] = self._of_advantages(
+                checksums[f"advantages/{number}"] = self._advantage_checksum(
                     segment, experience.reward_scale
                 )
-        checksums["gradients"] = _of_gradients(trainers.learned_state())
+        checksums["gradients"] = _gradient_checksum(trainers.learned_state())
         checksums["weights"] = _checksum(trainers.weights())
         self._checksums = checksums
 
-    def _of_advantages(self, segment: Segment, reward_scale: float | None) -> str:
+    def _advantage_checksum(self, segment: Segment, reward_scale: float | None) -> str:
         ppo = self._plan.ppo
         advantages = generalized_advantages(
             transitions_of([segment], reward_scale, ppo),
@@ -71,7 +71,7 @@ class Trace(RunStage):
         return {"iteration": row["iteration"], **self._checksums, "global_step": row["global_step"]}
 
 
-def _of_policy(policy: PolicySnapshot) -> str:
+def _policy_checksum(policy: PolicySnapshot) -> str:
     values: list[Any] = [policy.weights]
     for scale in (policy.obs_scale, policy.value_scale):
         if scale is not None:
@@ -80,13 +80,13 @@ def _of_policy(policy: PolicySnapshot) -> str:
     return _checksum(*(value for value in values if value is not None))
 
 
-def _of_gradients(state: Mapping[str, np.ndarray]) -> str:
+def _gradient_checksum(state: Mapping[str, np.ndarray]) -> str:
     """Return the checksum of Adam's running mean of all gradients, of the policy and of critics if there are any."""
     means = [array for name, array in state.items() if name.rpartition(".")[2] == "exp_avg"]
     return _checksum(*means)
 
 
-def _of_steps(segment: Segment, name: str) -> str:
+def _column_checksum(segment: Segment, name: str) -> str:
     """Return 16 bits of the checksum of a column up to each step, then all of it: [4 T + 8] digits."""
     column = getattr(segment, name)
     if column is None:

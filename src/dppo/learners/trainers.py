@@ -127,21 +127,21 @@ class LocalTrainer:
         if not self._restores:
             yield
             return
-        before = self.trainer.snapshot()
+        snapshot = self.trainer.snapshot()
         try:
             yield
         except BaseException:
-            self._restore(before)
+            self._restore(snapshot)
             raise
 
-    def _restore(self, before: TrainerState) -> None:
-        """Undo an update; keep the state before it in this process if the GPU has failed."""
+    def _restore(self, snapshot: TrainerState) -> None:
+        """Undo an update; keep its snapshot in this process if the GPU has failed."""
         try:
-            self.trainer.restore(before)
+            self.trainer.restore(snapshot)
         except RuntimeError:
             if self.device.type == "cpu":
                 raise
-            self._rescued = before
+            self._rescued = snapshot
 
     def weights(self, *, copy: bool = True) -> np.ndarray:
         """Read all weights [P]; without `copy`, updates may overwrite them."""

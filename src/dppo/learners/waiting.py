@@ -112,6 +112,6 @@ def raise_faults(answers: list[Any]) -> None:
     for error in faults.values():
         if len(faults) > 1 and isinstance(error, TrainingDiverged):
             raise TrainingDiverged(
-                "\n".join(f"Learner {rank}: {each}" for rank, each in faults.items())
+                "\n".join(f"Learner {rank}: {fault}" for rank, fault in faults.items())
             )
         raise error

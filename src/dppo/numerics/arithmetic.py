@@ -109,8 +109,8 @@ def use(arithmetic: Arithmetic | None) -> None:
 def as_usual() -> Iterator[Arithmetic | None]:
     """Context in which this thread computes as usual; yields how it did before, as it does afterwards."""
     if changed():
-        with _set_aside() as before:
-            yield before
+        with _set_aside() as arithmetic:
+            yield arithmetic
         return
     try:
         yield None
@@ -121,14 +121,14 @@ def as_usual() -> Iterator[Arithmetic | None]:
 
 @contextmanager
 def _set_aside() -> Iterator[Arithmetic | None]:
-    before = current()
+    arithmetic = current()
     state = errors()
     use(None)
     try:
-        yield before
+        yield arithmetic
     finally:
-        use(before)
-        if _error_state is not None and before is None:
+        use(arithmetic)
+        if _error_state is not None and arithmetic is None:
             _error_state.set(state)
 
 

@@ -98,14 +98,14 @@ def in_force(numerics: str) -> Iterator[dict[str, str]]:
     chosen = _with_filter(VARIABLES | (CONVOLUTIONS if numerics == "strict" else {}))
     if numerics == "native" or not has_avx2() or not numpy_is_portable():
         chosen = {}
-    before = {name: os.environ[name] for name in chosen if name in os.environ}
+    saved_variables = {name: os.environ[name] for name in chosen if name in os.environ}
     os.environ.update(chosen)
     try:
         yield chosen
     finally:
         for name in chosen:
             os.environ.pop(name, None)
-        os.environ.update(before)
+        os.environ.update(saved_variables)
 
 
 def numpy_is_portable() -> bool:

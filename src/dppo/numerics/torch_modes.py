@@ -59,14 +59,14 @@ def modes(**values: Any) -> Iterator[None]:
 
     Only those that change are set: torch imports its compiler for deterministic algorithms, which takes two seconds.
     """
-    before = {name: MODES[name].get() for name in values}
+    saved_values = {name: MODES[name].get() for name in values}
     try:
         for name, value in values.items():
-            if before[name] != value:
+            if saved_values[name] != value:
                 MODES[name].put(value)
         yield
     finally:
-        for name, value in before.items():
+        for name, value in saved_values.items():
             if MODES[name].get() != value:
                 MODES[name].put(value)
 
@@ -96,7 +96,9 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
         or torch.is_inference_mode_enabled()
     ):
         return _defaults(dtype)
-    return nullcontext() if torch.get_default_dtype() == dtype else modes(dtype=dtype)
+    if torch.get_default_dtype() == dtype:
+        return nullcontext()
+    return modes(dtype=dtype)
 
 
 @contextmanager

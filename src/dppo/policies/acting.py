@@ -130,17 +130,18 @@ def check_spaces(trained: Spaces, env: Any, env_name: str) -> None:
     spaces = describe_spaces(
         env, drop_obs=trained.dropped, action_mask=action_mask, obs_dtype=obs_dtype
     )
-    differs = any(
+    is_different = any(
         getattr(spaces, name) != getattr(trained, name)
         for name in ("obs", "categories", "one_of", "mask")
     )
-    if differs or _compared(spaces.actions) != _compared(trained.actions):
-        here = spaces_summary(spaces)
-        there = spaces_summary(trained)
-        if here == there:
-            there += " that differ, as in numbers of choices"
+    if is_different or _compared(spaces.actions) != _compared(trained.actions):
+        env_summary = spaces_summary(spaces)
+        trained_summary = spaces_summary(trained)
+        if env_summary == trained_summary:
+            trained_summary += " that differ, as in numbers of choices"
         raise CheckpointError(
-            f"{env_name} has {here}; the policy was trained with {there}. Use the environment of the run."
+            f"{env_name} has {env_summary}; the policy was trained with {trained_summary}. Use the environment of "
+            f"the run."
         )
 
 

@@ -122,13 +122,18 @@ class PlayedEpisodes:
 
 
 def summary(
-    played: Sequence[Episode], episodes: int, seconds: float | None = None, left_out: int = 0
+    episodes_played: Sequence[Episode],
+    episodes: int,
+    seconds: float | None = None,
+    left_out: int = 0,
 ) -> str:
     """Return `5 of 100 episodes, mean return -1100.7`; with the time that they took, also the time that is left."""
-    ended = len(played) + left_out
+    ended = len(episodes_played) + left_out
     parts = [f"{ended} of {episodes} episodes"]
-    if played:
-        parts.append(f"mean return {fmean(episode.episode_return for episode in played):.1f}")
+    if episodes_played:
+        parts.append(
+            f"mean return {fmean(episode.episode_return for episode in episodes_played):.1f}"
+        )
     if left_out:
         parts.append(f"{left_out} left out")
     if ended and seconds is not None:

@@ -27,17 +27,17 @@ class Controller:
     It can be sent to other processes. An import path is imported again there.
     """
 
-    def __init__(self, named: Any, setting: str = "policy") -> None:
+    def __init__(self, code: Any, setting: str = "policy") -> None:
         """Find the controller; raise ConfigError if there is none, or it cannot be called with an observation.
 
         Args:
             named: `module:name`, `file.py:name`, or a function, a class or an object.
             setting: the setting or argument that names it, for messages.
         """
-        self.name = _name_of(named)
+        self.name = _name_of(code)
         """Import path of the controller, or of the class of an object."""
         self.setting = setting
-        self._named = absolute(named) if isinstance(named, str) else named
+        self._named = absolute(code) if isinstance(code, str) else code
         self._definition: Any = None
         _check(self.definition, str(self))
 
@@ -246,8 +246,8 @@ def _takes_observation(function: Any, *, is_unbound: bool) -> bool:
     return True
 
 
-def _name_of(named: Any) -> str:
-    if isinstance(named, str):
-        return named
-    is_named = inspect.isclass(named) or hasattr(named, "__qualname__")
-    return import_path(named if is_named else type(named))
+def _name_of(code: Any) -> str:
+    if isinstance(code, str):
+        return code
+    is_named = inspect.isclass(code) or hasattr(code, "__qualname__")
+    return import_path(code if is_named else type(code))

@@ -56,7 +56,7 @@ class ControllerActing:
 
 
 def controller_acting_for(controller: Controller, settings: PlaySettings) -> ActingFor:
-    """Return a function that plays with the controller, whatever the snapshot."""
+    """Return a function that plays with the controller and ignores the snapshot."""
     return partial(_unchanged, ControllerActing(controller, settings))
 
 
@@ -70,11 +70,11 @@ def acting_for_both(policy_for: ActingFor, controller_for: ActingFor) -> ActingF
 
 
 def _either(
-    policy_for: ActingFor, controller_for: ActingFor, asked: PolicySnapshot | ControllerTurn
+    policy_for: ActingFor, controller_for: ActingFor, turn: PolicySnapshot | ControllerTurn
 ) -> Acting:
-    if isinstance(asked, ControllerTurn):
-        return controller_for(asked)
-    return policy_for(asked)
+    if isinstance(turn, ControllerTurn):
+        return controller_for(turn)
+    return policy_for(turn)
 
 
 def _unstored_leaves(env: Any) -> list[str]:

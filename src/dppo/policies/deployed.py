@@ -39,7 +39,7 @@ def find_deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
     if not decides:
         return newest
     if best.get("deployed") != "policy" or newest.comparison is None:
-        raise NotBetter(_why_baseline(path, newest), newest.comparison)
+        raise NotBetter(_explain_baseline(path, newest), newest.comparison)
     logger.info("%s: %s", path, newest.comparison)
     best_path = newest.path.with_name(checkpoints.file_name(newest.comparison.iteration or 0))
     if best_path.name == newest.path.name:
@@ -50,22 +50,22 @@ def find_deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
 def comparison_in(best: dict[str, Any]) -> BaselineComparison | None:
     """Return the comparison with a baseline in the content of best.json; None without a valid one."""
     try:
-        return BaselineComparison.of_json(best["baseline"])
+        return BaselineComparison.from_json(best["baseline"])
     except (KeyError, OverflowError, TypeError, ValueError):
         return None
 
 
-def _why_baseline(path: Path, newest: LoadedCheckpoint) -> str:
-    """Say why the baseline is deployed, and how to get the policy all the same."""
+def _explain_baseline(path: Path, newest: LoadedCheckpoint) -> str:
+    """Explain why the baseline is deployed, and how to get the policy."""
     name = flattened(newest.checkpoint.state["config"]).get("baseline")
-    shown = "none has ended yet"
+    fact = "none has ended yet"
     checkpoint = newest.path
     comparison = newest.comparison
     if comparison is not None and comparison.difference is not None:
-        shown = f"the best one differs by {comparison.difference}"
+        fact = f"the best one differs by {comparison.difference}"
         best_path = newest.path.with_name(checkpoints.file_name(comparison.iteration or 0))
         checkpoint = best_path if best_path.exists() else newest.path
     return (
-        f"{path}: no evaluation shows at 95 % that the policy is better than the baseline {name}: {shown}. With "
+        f"{path}: no evaluation shows at 95 % that the policy is better than the baseline {name}: {fact}. With "
         f"never_worse the baseline is deployed: use {name} itself. To use the policy all the same, pass {checkpoint}."
     )

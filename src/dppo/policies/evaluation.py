@@ -14,8 +14,8 @@ from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.closing import close_in_time
 from dppo.envs.names import EnvId
-from dppo.envs.silence import SilenceWatch, of_one
-from dppo.envs.statistics import kept_in_words, running_statistics
+from dppo.envs.silence import SilenceWatch, name_env
+from dppo.envs.statistics import describe_statistics, running_statistics
 from dppo.errors import EnvironmentFault, counted
 from dppo.files import user_path
 from dppo.log import logger
@@ -86,20 +86,20 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
     keys = tuple(player.settings.get("info_keys", ()) if info_keys is None else info_keys)
     arguments = replace(arguments, play=replace(play, info_keys=keys))
     player.check(play)
-    played = PlayedEpisodes(episodes)
-    with ending_on_signals(played.summary) as check_signals, played.logged_on_error():
+    results = PlayedEpisodes(episodes)
+    with ending_on_signals(results.summary) as check_signals, results.logged_on_error():
         if num_actors:
             from dppo.policies.on_actors import play_on_actors
 
-            play_on_actors(player, arguments, played, check_signals)
+            play_on_actors(player, arguments, results, check_signals)
         else:
-            _play_here(player, arguments, played, check_signals)
-    _log_actions_at_bound(player.policy, played.episodes)
-    return _result(player.env_name, played, keys)
+            _play_here(player, arguments, results, check_signals)
+    _log_actions_at_bound(player.policy, results.episodes)
+    return _result(player.env_name, results, keys)
 
 
-def _result(env_name: str, played: PlayedEpisodes, keys: Sequence[str]) -> Evaluation:
-    episodes = played.episodes
+def _result(env_name: str, results: PlayedEpisodes, keys: Sequence[str]) -> Evaluation:
+    episodes = results.episodes
     infos = {
         key: tuple(episode.measured[key] for episode in episodes if key in episode.measured)
         for key in keys
@@ -112,21 +112,21 @@ def _result(env_name: str, played: PlayedEpisodes, keys: Sequence[str]) -> Evalu
         tuple(episode.episode_return for episode in episodes),
         tuple(episode.length for episode in episodes),
         {key: numbers for key, numbers in infos.items() if numbers},
-        tuple(sorted(played.faults)),
+        tuple(sorted(results.faults)),
     )
 
 
 def _play_here(
     player: Player,
     arguments: EvaluationArguments,
-    played: PlayedEpisodes,
+    results: PlayedEpisodes,
     check_signals: Callable[[], None],
 ) -> None:
-    """Play all episodes in an environment of this process, and add them to `played`."""
+    """Play all episodes in an environment of this process, and add them to `results`."""
     progress = ActivityRecord()
     with (
         limit_blas(1),  # as in the evaluations of a run, whose returns are the same
-        SilenceWatch(progress, of_one(player.env_name)),
+        SilenceWatch(progress, name_env(player.env_name)),
         closing(_Stage(player, arguments, progress)) as stage,
     ):
         stage.make()
@@ -137,7 +137,7 @@ def _play_here(
             repeat = player.settings.get("action_repeat", 1)
             film = plugin("video")(arguments.video, stage.env, arguments.episodes, repeat)
         with guarded_steps(f"a step or reset of {player.env_name}"):
-            for so_far in _episodes(stage, played):
+            for so_far in _episodes(stage, results):
                 check_signals()
                 if film is not None:
                     film.env = stage.env
@@ -182,7 +182,7 @@ class _Stage:
             logger.warning(
                 "%s: %s: observations or rewards are not as in training",
                 self._player.env_name,
-                kept_in_words(wrappers),
+                describe_statistics(wrappers),
             )
 
     def close(self) -> None:
@@ -194,19 +194,19 @@ class _Stage:
             close_in_time([env])
 
 
-def _log_actions_at_bound(policy: Policy | Controller, played: list[Episode]) -> None:
+def _log_actions_at_bound(policy: Policy | Controller, episodes: list[Episode]) -> None:
     if not isinstance(policy, Policy):
         return
-    element = element_at_bound(policy.spaces.actions, played)
+    element = element_at_bound(policy.spaces.actions, episodes)
     if element is not None and element.is_frequent:
         logger.warning("%s", element)
 
 
-def _episodes(stage: _Stage, played: PlayedEpisodes) -> Iterator[Episode]:
-    """Play episodes: yield each after its reset and after each step, add it to `played`, report every few seconds."""
+def _episodes(stage: _Stage, results: PlayedEpisodes) -> Iterator[Episode]:
+    """Play and add to `results`; yield each episode after its reset and each step; log summaries."""
     began = time.monotonic()
     reported = began
-    for episode in range(played.total):
+    for episode in range(results.total):
         try:
             if stage.env is None:
                 stage.make()
@@ -215,12 +215,12 @@ def _episodes(stage: _Stage, played: PlayedEpisodes) -> Iterator[Episode]:
                 if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
                     reported = time.monotonic()
                     current = f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
-                    summary = played.summary(reported - began)
+                    summary = results.summary(reported - began)
                     logger.info("%s; the current one: %s", summary, current)
         except EnvironmentFault as fault:
             if stage.is_callers:
                 raise
-            played.leave_out(episode, fault)
+            results.leave_out(episode, fault)
             stage.close()
         else:
-            played.episodes.append(so_far)
+            results.episodes.append(so_far)

@@ -32,10 +32,10 @@ HUNG_S = 600.0  # time limit of a step, a reset or a constructor
 def play_on_actors(
     player: Player,
     arguments: EvaluationArguments,
-    played: PlayedEpisodes,
+    results: PlayedEpisodes,
     check_signals: Callable[[], None],
 ) -> None:
-    """Play each episode on the next free actor; add the episodes to `played`, sorted at the end.
+    """Play each episode on the next free actor; add the episodes to `results`, sorted at the end.
 
     Raises:
         ConfigError: the environment cannot be sent to actors, or the cluster has no room for the actors.
@@ -72,7 +72,7 @@ def play_on_actors(
             closing(players_on_ray(episode_player, session, limits, logs)) as players,
         ):
             players.begin(0, snapshot)
-            _collect(players, played, (check_signals, session.check))
+            _collect(players, results, (check_signals, session.check))
 
 
 def _session(
@@ -105,23 +105,23 @@ def _episode_player(player: Player, arguments: EvaluationArguments) -> EpisodePl
 
 
 def _collect(
-    players: ActorPlayers, played: PlayedEpisodes, checks: Sequence[Callable[[], None]]
+    players: ActorPlayers, results: PlayedEpisodes, checks: Sequence[Callable[[], None]]
 ) -> None:
-    """Add the results of all episodes to `played`, and sort them by index; log a summary every few seconds."""
+    """Add the results of all episodes to `results`, and sort them by index; log a summary every few seconds."""
     began = time.monotonic()
     reported_at = began
-    while not played.is_complete:
+    while not results.is_complete:
         for check in checks:
             check()
         for _, index, outcome in players.outcomes(WAIT_S):
             if isinstance(outcome, EnvironmentFault):
-                played.leave_out(index, outcome)
+                results.leave_out(index, outcome)
             elif isinstance(outcome, DppoError):
                 raise outcome
             else:
-                played.episodes.append(outcome)
+                results.episodes.append(outcome)
         now = time.monotonic()
         if now - reported_at >= REPORT_EVERY_S:
             reported_at = now
-            logger.info("%s", played.summary(now - began))
-    played.episodes.sort(key=lambda episode: episode.index)
+            logger.info("%s", results.summary(now - began))
+    results.episodes.sort(key=lambda episode: episode.index)

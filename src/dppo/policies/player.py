@@ -222,25 +222,25 @@ def _player_of_run(
         not_better = error
         run_files = find(run)
     state = run_files.checkpoint.state
-    passed = dict(objects)
+    user_settings = dict(objects)
     if env is not None:
-        passed["env_id"] = env
+        user_settings["env_id"] = env
     if model is not None:
-        passed["model"] = model
-    passed["prior"] = None  # acts at the start of training only
+        user_settings["model"] = model
+    user_settings["prior"] = None  # acts at the start of training only
     if not_better is None:
-        passed["baseline"] = None  # does not play
-    stored = {"env_kwargs": {}} | _settings_with(run, env, env_kwargs)
-    stored |= {"model": model_name(run_files, model)} | _wrappers_of(state, env)
-    _check_program(stored, passed, state, run)
-    require_trust(stored, passed, run, trust=trust)
-    settings = stored | passed
+        user_settings["baseline"] = None  # does not play
+    stored_settings = {"env_kwargs": {}} | _settings_with(run, env, env_kwargs)
+    stored_settings |= {"model": model_name(run_files, model)} | _wrappers_of(state, env)
+    _check_program(stored_settings, user_settings, state, run)
+    require_trust(stored_settings, user_settings, run, trust=trust)
+    settings = stored_settings | user_settings
     if "env_id" not in settings or not isinstance(settings["env_kwargs"], dict):
         raise CheckpointError(
             f"{run}: has settings that are not of dppo. Pass `env_id` and `env_kwargs`."
         )
-    _log_code(settings, passed, run)
-    loaded = policy_from(run_files, passed.get("model"))
+    _log_code(settings, user_settings, run)
+    loaded = policy_from(run_files, user_settings.get("model"))
     kwargs = dict(settings["env_kwargs"])
     player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
     if not_better is None:
@@ -250,13 +250,13 @@ def _player_of_run(
     return replace(player, policy=Controller(settings["baseline"], "baseline"))
 
 
-def _log_code(settings: FlatSettings, passed: FlatSettings, run: Path) -> None:
+def _log_code(settings: FlatSettings, user_settings: FlatSettings, run: Path) -> None:
     """Log the code that will be imported, and whether the user passed it or the run names it."""
     lines = []
     for name, action in code_named_by(settings).items():
         source = str(run)
-        if name in passed:
-            source = f"{name}={passed[name]}"
+        if name in user_settings:
+            source = f"{name}={user_settings[name]}"
         lines.append(f"{source} {action}.")
     for line in dict.fromkeys(lines):  # a prior may also be the baseline
         logger.info("%s", line)
@@ -287,9 +287,9 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     run_kwargs = stored.get("env_kwargs", {})
     if not isinstance(run_kwargs, dict):
         return stored
-    lost = {name for _, name, _ in objects_in({"env_kwargs": run_kwargs})}
+    object_names = {name for _, name, _ in objects_in({"env_kwargs": run_kwargs})}
     is_own = env is None or _is_of_run(env, stored.get("env_id"))
-    is_replaced = bool(lost) and (lost <= user_kwargs.keys() or not is_own)
+    is_replaced = bool(object_names) and (object_names <= user_kwargs.keys() or not is_own)
     # raises ConfigError for a lost argument
     settings = settings_to_resume(run, {"env_kwargs": {}} if is_replaced else None)
     if is_own:
@@ -334,16 +334,20 @@ def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dic
 
 
 def _check_program(
-    stored: FlatSettings, passed: FlatSettings, state: Mapping[str, Any], run: Path
+    stored_settings: FlatSettings, user_settings: FlatSettings, state: Mapping[str, Any], run: Path
 ) -> None:
-    """Raise ConfigError if `stored` names a definition of another program; the message names its file."""
+    """Raise ConfigError if `stored_settings` name a definition of another program; the message names its file."""
     program = sys.modules["__main__"]
     not_in_commands = {"wrappers", "baseline", "prior"}  # the command has no flags for them
-    definitions = definitions_of_program(stored, {*passed, *not_in_commands})
+    definitions = definitions_of_program(stored_settings, {*user_settings, *not_in_commands})
     names = [name.removeprefix(MAIN) for several in definitions.values() for name in several]
     if not all(hasattr(program, name.partition(".")[0]) for name in names):
-        left = {setting: value for setting, value in stored.items() if setting not in passed}
-        raise refusal(run, left, definitions, state.get("program"), ["eval", str(run)])
+        unchanged = {
+            setting: value
+            for setting, value in stored_settings.items()
+            if setting not in user_settings
+        }
+        raise refusal(run, unchanged, definitions, state.get("program"), ["eval", str(run)])
 
 
 def _wrappers_of(state: Mapping[str, Any], env: Any) -> dict[str, Any]:

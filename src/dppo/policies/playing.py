@@ -31,13 +31,13 @@ from dppo.streams import Stream
 from dppo.user_code import in_a_line
 
 
-def mean_of(meters: Sequence[InfoMeter]) -> dict[str, EpisodeInfo]:
-    """Average over sub-environments, such as agents, that have a number."""
+def mean_infos(meters: Sequence[InfoMeter]) -> dict[str, EpisodeInfo]:
+    """Average each info over the sub-environments, such as agents, that report it."""
     by_key: dict[str, list[EpisodeInfo]] = {}
     for meter in meters:
         for key, info in meter.sums.items():
-            of_env = EpisodeInfo(info.total, info.total / info.steps, info.last)
-            by_key.setdefault(key, []).append(of_env)
+            mean_info = EpisodeInfo(info.total, info.total / info.steps, info.last)
+            by_key.setdefault(key, []).append(mean_info)
     return {
         key: EpisodeInfo(*map(fmean, zip(*infos, strict=True))) for key, infos in by_key.items()
     }
@@ -95,7 +95,7 @@ class Playing:
         yield self._episode(episode, all(successes) if successes else None)
 
     def _step(self, actions: Sequence[Any], successes: list[bool]) -> bool:
-        """Step all sub-environments, and add what those report that end; return whether all end in this step."""
+        """Step all sub-environments, and record the success of episodes that end; return whether all of them end."""
         num_sub_envs = len(self._sub_envs.envs)
         if len(actions) < num_sub_envs:  # the other sub-environments of a vector take some action
             actions = [*actions] * num_sub_envs
@@ -107,7 +107,7 @@ class Playing:
             try:
                 _, _, terminated, truncated, info = sub_env.step(argument)
             except SkippedStep as skipped:
-                num_ended += int(skipped.over)
+                num_ended += int(skipped.is_last)
                 continue
             meter.add(info)
             if terminated or truncated:
@@ -124,7 +124,7 @@ class Playing:
             episode_return=fmean(sub_env.episode_return for sub_env in self._played_envs),
             length=self._played_envs[0].length,
             success=success,
-            measured=mean_of(self._meters),
+            measured=mean_infos(self._meters),
             at_bounds=self._acting.at_bounds,
         )
 
@@ -217,7 +217,7 @@ class EpisodePlayer:
     def _make(self) -> Any:
         if self.progress is not None:
             self.progress.enter(place_of(Phase.MAKE))
-        env = self._env_settings
+        env_settings = self._env_settings
         instance = Instance(
             self._num_samplers,
             self.number,
@@ -226,12 +226,12 @@ class EpisodePlayer:
             layout=self.layout,
             progress=self.progress or ActivityRecord(),
         )
-        with making(f"evaluation ({env.env_name})", env_name=env.env_name):
-            made = make_prepared(env, instance)
-            check_statistics(made, env.running_statistics)
+        with making(f"evaluation ({env_settings.env_name})", env_name=env_settings.env_name):
+            env = make_prepared(env_settings, instance)
+            check_statistics(env, env_settings.running_statistics)
         if self.progress is not None:
             self.progress.enter(place_of(Phase.IDLE))
-        return made
+        return env
 
     def close(self) -> None:
         """Close the environment; the next episode makes another one."""

@@ -107,10 +107,10 @@ class Policy:
         or is not used by this policy; or `state` does not fit, or there is no memory.
         """
         rows, single = _rows_of(obs, self.spaces)
-        before = self._before(state, len(rows), single=single)
+        states = self._before(state, len(rows), single=single)
         self._check_mask_argument(action_mask)
         rows = self._with_masks(rows, action_mask, single=single)
-        actions, outputs = self.decide(rows, before, generator)
+        actions, outputs = self.decide(rows, states, generator)
         memory = outputs.state
         if single:
             action = self.spaces.actions.each(actions)[0]
@@ -124,7 +124,7 @@ class Policy:
 
     @property
     def _takes_masks(self) -> bool:
-        """True if masks are passed beside observations, and are no part of them."""
+        """True if masks are passed separately, not as a part of observations."""
         return self.spaces.mask in ("method", "info")
 
     def start(self, rows: int) -> np.ndarray | None:
@@ -136,19 +136,19 @@ class Policy:
     def decide(
         self,
         rows: np.ndarray,
-        before: np.ndarray | None,
+        states: np.ndarray | None,
         generator: np.random.Generator | None = None,
     ) -> tuple[np.ndarray, NetworkOutputs]:
         """Return actions, not brought into bounds, and the outputs, for observations as stored [n]; see `act`."""
         if generator is None:
-            return self._agent.decide(rows, before)
+            return self._agent.decide(rows, states)
         if not isinstance(generator, np.random.Generator):
             raise ValueError(
                 f"generator={generator!r} is not a NumPy generator. Pass np.random.default_rng(1), and the same one "
                 f"to each call."
             )
         noise = self._agent.distribution.noise(generator, 1, len(rows), self._agent.spec.dtype)[0]
-        return self._agent.act(rows, noise, before)
+        return self._agent.act(rows, noise, states)
 
     def _before(self, state: np.ndarray | None, rows: int, *, single: bool) -> np.ndarray | None:
         if state is None:
@@ -259,7 +259,7 @@ def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     if single:
         return np.array([pack(obs)], spaces.returned), True
     try:
-        many = [row_of(obs, index, spaces.dropped) for index in range(len(first))]
+        obs_rows = [row_of(obs, index, spaces.dropped) for index in range(len(first))]
         names = leaves(spaces.returned)
         if len({len(rows) for name, rows in leaves(obs).items() if name in names}) > 1:
             raise IndexError
@@ -267,7 +267,7 @@ def _packed_rows(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
         raise BadResult(
             f"{len(first)} observations in one leaf, and another number in another"
         ) from None
-    return np.array([pack(row) for row in many], spaces.returned), False
+    return np.array([pack(row) for row in obs_rows], spaces.returned), False
 
 
 def _filled(rows: np.ndarray, obs: np.dtype[Any]) -> np.ndarray:

@@ -42,12 +42,12 @@ _inside = local()
 
 @contextmanager
 def dppo_computes() -> Iterator[None]:
-    """Context in which this thread computes as usual, whatever the program has set, which environments will find."""
-    with arithmetic.as_usual() as before:
-        if before is not None:
-            _users.arithmetic = before
-            _users.first_arithmetic = before
-            note_changes("the program", before.words)
+    """Context in which this thread computes as usual; environments still get the arithmetic of the program."""
+    with arithmetic.as_usual() as program_arithmetic:
+        if program_arithmetic is not None:
+            _users.arithmetic = program_arithmetic
+            _users.first_arithmetic = program_arithmetic
+            note_changes("the program", program_arithmetic.words)
         yield
 
 
@@ -119,11 +119,11 @@ def _give_back() -> None:
 
 
 def _put_values() -> None:
-    """Set what code of users has set before, unless the program has set it meanwhile."""
+    """Set the values of users' code again before it runs, except values that the program has changed meanwhile."""
     for state, current in zip(STATES, _users.states_before, strict=True):
         if state.name in _users.values:
-            before, value = _users.values.pop(state.name)
-            if state.put is not None and value is not None and before == current:
+            value_before, value = _users.values.pop(state.name)
+            if state.put is not None and value is not None and value_before == current:
                 state.put(value)
 
 
@@ -153,18 +153,22 @@ def _take_back(by: str) -> None:
 def _take_back_values(states_after: list[Any]) -> list[str]:
     """Restore the states of dppo; return the names of those that code of users has changed."""
     states = zip(STATES, _users.states_before, states_after, strict=True)
-    return [state.name for state, before, after in states if _take_back_one(state, before, after)]
+    return [
+        state.name
+        for state, value_before, value_after in states
+        if _take_back_one(state, value_before, value_after)
+    ]
 
 
-def _take_back_one(state: ProcessState, before: Any, after: Any) -> bool:
-    """Restore dppo's value from `before` code of users ran; return whether it has left another one, worth a note."""
-    is_gone = is_closed(after)
-    if after == before and not is_gone:
+def _take_back_one(state: ProcessState, value_before: Any, value_after: Any) -> bool:
+    """Restore dppo's value after code of users has run; return whether a change by that code is worth a note."""
+    is_gone = is_closed(value_after)
+    if value_after == value_before and not is_gone:
         return False
     if state.put is not None:
-        state.put(before)
+        state.put(value_before)
         if state.given_back and not is_gone:
-            _users.values[state.name] = before, after
+            _users.values[state.name] = value_before, value_after
     return state.noted
 
 
@@ -180,11 +184,11 @@ class Change:
 
 
 def note_changes(by: str, names: list[str]) -> None:
-    """Note that code of a user has changed what has these names, unless it is known."""
-    new = tuple(name for name in names if name not in _users.noted)
-    if new:
-        _users.noted.update(new)
-        _users.changes.append(Change(by, new))
+    """Record that code of a user has changed the states of these names, except changes recorded before."""
+    new_names = tuple(name for name in names if name not in _users.noted)
+    if new_names:
+        _users.noted.update(new_names)
+        _users.changes.append(Change(by, new_names))
 
 
 def forget_notes() -> None:
@@ -200,7 +204,7 @@ def separate_run() -> Iterator[None]:
     Without it, an environment would begin in the folder to which one of an earlier run has gone. A run within an
     observer of another one leaves that one's states and notes as they were.
     """
-    of_others = _users.values, _users.noted, _users.changes
+    saved_state = _users.values, _users.noted, _users.changes
     arithmetic_before = _users.arithmetic
     _users.values = dict(_users.imported)
     _users.arithmetic = _users.first_arithmetic
@@ -209,7 +213,7 @@ def separate_run() -> Iterator[None]:
     try:
         yield
     finally:
-        _users.values, _users.noted, _users.changes = of_others
+        _users.values, _users.noted, _users.changes = saved_state
         _users.values |= _users.imported
         _users.arithmetic = arithmetic_before or _users.first_arithmetic
 
@@ -257,8 +261,8 @@ class Guard:
             return
         if self.process != FORKS.number:
             leave(error)
-        left = arithmetic.current()
+        arithmetic_after = arithmetic.current()
         arithmetic.use(None)
-        if left is not None and left != self.arithmetic:
-            note_changes(f"a step or reset of {self._by}", left.words)
-        self.arithmetic = left
+        if arithmetic_after is not None and arithmetic_after != self.arithmetic:
+            note_changes(f"a step or reset of {self._by}", arithmetic_after.words)
+        self.arithmetic = arithmetic_after

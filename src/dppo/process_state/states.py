@@ -74,7 +74,7 @@ def _set_handlers(handlers: list[Any]) -> None:
                 signal.signal(number, handler)
 
 
-def _of_torch(get: Callable[[Any], Any], usual: Any) -> Any:
+def _torch_mode(get: Callable[[Any], Any], usual: Any) -> Any:
     """Return a mode of torch; None if it is as usual, or torch is not loaded, or is being loaded by another thread."""
     torch = sys.modules.get("torch")
     if torch is None or getattr(torch.__spec__, "_initializing", False):
@@ -134,23 +134,25 @@ STATES = (
     ),
     # Computations of torch are shielded at their place: `numerics.torch_modes`.
     ProcessState(
-        "torch's grad mode", partial(_of_torch, lambda torch: torch.is_grad_enabled(), usual=True)
+        "torch's grad mode", partial(_torch_mode, lambda torch: torch.is_grad_enabled(), usual=True)
     ),
     ProcessState(
         "torch's inference mode",
-        partial(_of_torch, lambda torch: torch.is_inference_mode_enabled(), usual=False),
+        partial(_torch_mode, lambda torch: torch.is_inference_mode_enabled(), usual=False),
     ),
     ProcessState(
         "torch's dtype",
-        partial(_of_torch, lambda torch: str(torch.get_default_dtype()), usual="torch.float32"),
+        partial(_torch_mode, lambda torch: str(torch.get_default_dtype()), usual="torch.float32"),
     ),
     ProcessState(
         "torch's use of oneDNN",
-        partial(_of_torch, lambda torch: torch._C._get_mkldnn_enabled(), usual=True),
+        partial(_torch_mode, lambda torch: torch._C._get_mkldnn_enabled(), usual=True),
     ),
     ProcessState(
         "torch's deterministic algorithms",
-        partial(_of_torch, lambda torch: torch.are_deterministic_algorithms_enabled(), usual=False),
+        partial(
+            _torch_mode, lambda torch: torch.are_deterministic_algorithms_enabled(), usual=False
+        ),
     ),
 )
 

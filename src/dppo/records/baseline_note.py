@@ -52,7 +52,7 @@ class BaselineNote(Observer):
 
     def note(self, row: Row) -> str:
         """Return the note that is due after `row`, the next one of the run; "" if none is."""
-        difference = Difference.of_row(row)
+        difference = Difference.from_row(row)
         if difference is None:
             return ""
         evaluated = _Evaluated(row["eval/episodic_return"], int(row["eval/global_step"]))
@@ -75,15 +75,15 @@ class BaselineNote(Observer):
         return text
 
     def _text(self, evaluated: _Evaluated, row: Row, difference: Difference) -> str:
-        before = "" if self._level is None else f", {self._level}"
+        level_before = "" if self._level is None else f", {self._level}"
         return (
             f"the policy has fallen below the baseline {self._config.baseline_name}: mean return {evaluated} env "
-            f"steps{before}; baseline {number(row['eval/baseline_return'])}, difference "
+            f"steps{level_before}; baseline {number(row['eval/baseline_return'])}, difference "
             f"{signed(difference.mean)} (95 % {difference.interval}). "
-            f"{self._kept()}.{self._advice()}"
+            f"{self._deployed_policy()}.{self._advice()}"
         )
 
-    def _kept(self) -> str:
+    def _deployed_policy(self) -> str:
         if not self._config.never_worse:
             flag = as_setting_and_flag("never_worse", True)
             return (

@@ -124,7 +124,9 @@ def _gain_by_overlap(split: TimeSplit) -> str:
 
 
 def _ratio(before_s: float, after_s: float) -> float:
-    return before_s / after_s if after_s > 0 else float("inf")
+    if after_s > 0:
+        return before_s / after_s
+    return float("inf")
 
 
 def _duration(seconds: float) -> str:

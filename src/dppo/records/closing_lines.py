@@ -111,7 +111,7 @@ def _cause(error: Exception) -> str:
 
 
 def _errors_are_printed_here() -> bool:
-    """Return whether stdout and stderr are the same terminal or file, where the whole error follows these lines."""
+    """Return whether stdout and stderr are one terminal or file: the whole error then follows these lines."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):  # a stream without a file

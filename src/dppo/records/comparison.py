@@ -57,14 +57,14 @@ class BaselineComparison:
         return f"{text} Deployed, as never_worse={self.never_worse}: {deployed}."
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values for `of_json`; NaN, which JSON does not have, becomes None."""
+        """Return JSON values for `from_json`; NaN, which JSON does not have, becomes None."""
         return asdict(self) | {
             "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
             "difference": None if self.difference is None else self.difference.as_json(),
         }
 
     @classmethod
-    def of_json(cls, stored: Any) -> BaselineComparison:
+    def from_json(cls, stored: Any) -> BaselineComparison:
         """Return what `as_json` has stored; raise KeyError, TypeError or ValueError for anything else."""
         mean_return = stored["mean_return"]
         iteration = stored["iteration"]
@@ -74,7 +74,7 @@ class BaselineComparison:
             name=str(stored["name"]),
             mean_return=math.nan if mean_return is None else float(mean_return),
             iteration=None if iteration is None else int(iteration),
-            difference=None if difference is None else Difference.of_json(difference),
+            difference=None if difference is None else Difference.from_json(difference),
             never_worse=bool(stored["never_worse"]),
             version=None if version is None else str(version),
         )

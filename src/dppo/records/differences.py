@@ -34,7 +34,7 @@ class Difference:
     """True if episodes with the same seed were compared; False: Welch's interval of independent episodes."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values for `of_json`; infinity, which JSON does not have, becomes None."""
+        """Return JSON values for `from_json`; infinity, which JSON does not have, becomes None."""
         values = asdict(self)
         return values | {
             "low": self.low if math.isfinite(self.low) else None,
@@ -42,7 +42,7 @@ class Difference:
         }
 
     @classmethod
-    def of_json(cls, stored: Any) -> Difference:
+    def from_json(cls, stored: Any) -> Difference:
         """Return what `as_json` has stored; raise KeyError, TypeError or ValueError for anything else."""
         return cls(
             mean=float(stored["mean"]),
@@ -53,7 +53,7 @@ class Difference:
         )
 
     @classmethod
-    def of_row(cls, row: Row) -> Difference | None:
+    def from_row(cls, row: Row) -> Difference | None:
         """Return the difference in the row of an evaluation; None if it was not compared with a baseline."""
         if "eval/baseline_difference" not in row:
             return None
@@ -67,7 +67,7 @@ class Difference:
         )
 
     def as_metrics(self) -> Row:
-        """Return the metrics that the row of an evaluation has for `of_row`; without an interval, no ends of it."""
+        """Return the metrics that the row of an evaluation has for `from_row`; without an interval, no ends of it."""
         row = {"eval/baseline_difference": self.mean}
         if math.isfinite(self.low):
             row["eval/baseline_difference_low"] = self.low

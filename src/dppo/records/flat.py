@@ -27,7 +27,7 @@ class Score(NamedTuple):
     success: float
 
     @staticmethod
-    def of_row(row: Row) -> "Score | None":
+    def from_row(row: Row) -> "Score | None":
         """Read the score from a row of metrics; None if no episode has ended."""
         mean = row.get(RETURN, math.nan)
         if not math.isfinite(mean):
@@ -41,7 +41,7 @@ class Score(NamedTuple):
         )
 
     @staticmethod
-    def of_evaluation(row: Row) -> "Score | None":
+    def from_evaluation(row: Row) -> "Score | None":
         """Read the score of the evaluation that a row of metrics reports; None if it reports none."""
         mean = row.get("eval/episodic_return", math.nan)
         episodes = row.get("eval/episodes", 0)
@@ -77,10 +77,10 @@ def flat_note(
         return None
     last = scores[-1]
     is_solved = any(_solves(score, solved_at) for score in (last, *evaluations[-1:]))
-    before = [score for score in scores if score.step <= (1 - SHARE) * last.step]
-    if is_solved or not before:
+    earlier_scores = [score for score in scores if score.step <= (1 - SHARE) * last.step]
+    if is_solved or not earlier_scores:
         return None
-    first = before[-1]
+    first = earlier_scores[-1]
     old_episodes = min(WINDOW, first.episodes)
     new_episodes = min(WINDOW, last.episodes - first.episodes)
     if min(old_episodes, new_episodes) < MIN_EPISODES:
@@ -108,10 +108,10 @@ def _solves(score: Score, solved_at: float | None) -> bool:
 
 def _have_risen(evaluations: Sequence[Score], step: float) -> bool:
     """Return whether the last evaluation is better than the last one until `step`, by more than the standard error."""
-    before = [evaluation for evaluation in evaluations if evaluation.step <= step]
-    if not before:
+    earlier_scores = [evaluation for evaluation in evaluations if evaluation.step <= step]
+    if not earlier_scores:
         return False
-    first = before[-1]
+    first = earlier_scores[-1]
     last = evaluations[-1]
     error = math.sqrt(first.std**2 / first.episodes + last.std**2 / last.episodes)
     return last.mean - first.mean > error

@@ -151,7 +151,7 @@ class LearningNotes(Observer):
 
     def follow(self, row: Row) -> list[str]:
         """Take in `row`, the next one of the run; return the notes that are due after it."""
-        _keep(Score.of_evaluation(row), self._evaluations)
+        _keep(Score.from_evaluation(row), self._evaluations)
         # a second row of an iteration adds an evaluation, and repeats the figures of training
         if row["iteration"] == self._iteration:
             return []
@@ -193,7 +193,7 @@ class LearningNotes(Observer):
 
     def _track(self, figures: _Figures, row: Row) -> None:
         """Update the first, lowest, highest and best figures so far."""
-        _keep(Score.of_row(row), self._scores)
+        _keep(Score.from_row(row), self._scores)
         mean_return = figures.mean_return
         if math.isnan(self._first_entropy):
             self._first_entropy = figures.entropy

@@ -136,11 +136,11 @@ class Result:
     @property
     def objects(self) -> dict[str, Any]:
         """The environment, the wrappers and the model that were given as objects, which only this process can name."""
-        named = {name: getattr(self.config, name, None) for name in NAMING}
-        several = {
-            name: value if isinstance(value, tuple) else (value,) for name, value in named.items()
+        values = {name: getattr(self.config, name, None) for name in NAMING}
+        elements = {
+            name: value if isinstance(value, tuple) else (value,) for name, value in values.items()
         }
-        return {name: value for name, value in named.items() if any(map(callable, several[name]))}
+        return {name: value for name, value in values.items() if any(map(callable, elements[name]))}
 
     @property
     def metrics(self) -> list[dict[str, float]]:

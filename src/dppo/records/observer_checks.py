@@ -30,9 +30,9 @@ def checked_observers(observers: Iterable[Any]) -> list[Observer]:
         raise ConfigError(f"observers={name}(...): is one observer. Pass a list: [{name}(...)].")
     if not isinstance(observers, Iterable):
         raise ConfigError(f"observers={observers!r}: is not a list. Pass a list of observers.")
-    several = list(observers)
-    refuse(error for observer in several for error in _problems(observer))
-    return several
+    observer_list = list(observers)
+    refuse(error for observer in observer_list for error in _problems(observer))
+    return observer_list
 
 
 def _problems(observer: Any) -> Iterator[ConfigError]:
@@ -60,7 +60,7 @@ def _uncalled(kind: type) -> Iterator[ConfigError]:
         alike = theirs.get(name)
         if alike is None and name.startswith(("on_", "closing_")):  # not a private helper
             close_names = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.8)
-            alike = close_names[0] if close_names else None
+            alike = next(iter(close_names), None)
         if alike is not None:
             yield ConfigError(
                 f"observers: a run never calls {kind.__name__}.{name}. Name it {alike}, or in another way if you call "
@@ -70,15 +70,15 @@ def _uncalled(kind: type) -> Iterator[ConfigError]:
 
 def _uncallable(observer: Observer, method: str) -> Iterator[ConfigError]:
     """Yield a ConfigError if a method does not take the arguments with which a run calls it."""
-    passed = list(inspect.signature(getattr(Observer, method)).parameters)[1:]  # without self
+    parameters = list(inspect.signature(getattr(Observer, method)).parameters)[1:]  # without self
     try:
         signature = inspect.signature(getattr(observer, method))
     except (TypeError, ValueError):  # not written in Python
         return
     try:
-        signature.bind(*passed)
+        signature.bind(*parameters)
     except TypeError as error:
-        arguments = ", ".join(["self", *passed])
+        arguments = ", ".join(["self", *parameters])
         yield ConfigError(
             f"observers: {type(observer).__name__}.{method}{signature} cannot be called: {error}. Write "
             f"def {method}({arguments})."

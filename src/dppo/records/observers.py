@@ -102,14 +102,14 @@ class Observers:
         ]
         return next(iter(stopping), None)
 
-    def _note_keys(self, user: Observer, added: Collection[Any]) -> None:
+    def _note_keys(self, user: Observer, keys: Collection[Any]) -> None:
         """Log once that keys which an observer adds to its row are dropped."""
-        if added and not self._has_noted_keys:
+        if keys and not self._has_noted_keys:
             self._has_noted_keys = True
             logger.warning(
                 "%s.on_iteration has added %s to its row, which is a copy: no file of the run gets it",
                 type(user).__qualname__,
-                ", ".join(sorted(map(str, added))),
+                ", ".join(sorted(map(str, keys))),
             )
 
     def end(self, result: Result | None, error: BaseException | None) -> None:

@@ -87,7 +87,9 @@ def _place(address: str, number: int, folder: str) -> str:
     if not address:
         path = str(Path(folder).absolute() / "dppo.socket")
         # a free port of this machine where the path is too long for a socket
-        return f"unix:{path}" if len(path.encode()) < MAX_UNIX_PATH else "tcp:127.0.0.1:0"
+        if len(path.encode()) < MAX_UNIX_PATH:
+            return f"unix:{path}"
+        return "tcp:127.0.0.1:0"
     start, _, port = address.rpartition(":")
     if not address.startswith("tcp:") or not port.isdecimal():
         raise SolverError(f"address={address}: write tcp:HOST:PORT")
@@ -212,7 +214,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         self._seed = 0
         self._options: dict[str, Any] = {}
         self._actions: list[np.ndarray] = []  # actions of the episode so far
-        self._last_numbers: np.ndarray | None = None  # observation after these actions
+        self._last_obs: np.ndarray | None = None  # observation after these actions
         self._restarts = 0  # restarts of the solver in the episode
 
     def reset(
@@ -232,7 +234,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
             self._restarts += 1
             with self._start.restarting(error, place, self._restarts) as show:
                 step = self._begin_again(place, show)
-        self._last_numbers = step.numbers
+        self._last_obs = step.obs
         return self._observation(step), self._info(step)
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -241,19 +243,19 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
         Raises:
             SolverError: the solver ended, and ended again after a restart; or the replayed episode differs.
         """
-        numbers = np.array(action, self._opening.dtype)
-        if numbers.shape != self.action_space.shape:
+        action_array = np.array(action, self._opening.dtype)
+        if action_array.shape != self.action_space.shape:
             raise ValueError(
-                f"the action has the shape {numbers.shape}, not {self.action_space.shape}"
+                f"the action has the shape {action_array.shape}, not {self.action_space.shape}"
             )
         try:
-            step = self._live().act(numbers)
+            step = self._live().act(action_array)
         except SolverEnded as error:
-            step = self._replay(error, numbers)
-        self._actions.append(numbers)
+            step = self._replay(error, action_array)
+        self._actions.append(action_array)
         ended = bool(step.end & TERMINATED)
         truncated = bool(step.end & TRUNCATED)
-        self._last_numbers = step.numbers
+        self._last_obs = step.obs
         return self._observation(step), step.reward, ended, truncated, self._info(step)
 
     def _live(self) -> Session:
@@ -285,7 +287,7 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
                 raise SolverError(f"the solver ended in each replay {place} {next_error}") from None
             self._restart_and_replay(next_error, place, attempts - 1)
             return
-        if self._last_numbers is None or step.numbers.tobytes() != self._last_numbers.tobytes():
+        if self._last_obs is None or step.obs.tobytes() != self._last_obs.tobytes():
             raise SolverError(
                 f"the solver ended {place} {error}\nIt was started again, but the same actions led to another "
                 f"observation than before: its episodes do not follow from the seed and the actions"
@@ -307,17 +309,19 @@ class SolverEnv(gym.Env[Any, np.ndarray]):
 
     def _observation(self, step: SolverStep) -> Any:
         if not isinstance(self.observation_space, gym.spaces.Dict):
-            return step.numbers.reshape(self._opening.observation[0].shape)
+            return step.obs.reshape(self._opening.observation[0].shape)
         observation = {}
         start = 0
         for part in self._opening.observation:
-            numbers = step.numbers[start : start + part.size]
-            observation[part.name] = numbers.reshape(part.shape)
+            values = step.obs[start : start + part.size]
+            observation[part.name] = values.reshape(part.shape)
             start += part.size
         return observation
 
     def _info(self, step: SolverStep) -> dict[str, Any]:
-        return {**step.info, RESTARTS: self._restarts} if self._restarts else step.info
+        if self._restarts:
+            return {**step.info, RESTARTS: self._restarts}
+        return step.info
 
     def close(self) -> None:
         """Send the reply to stop, wait 10 s for the end of the program, then kill it; a second call does nothing."""
@@ -348,7 +352,7 @@ class RestartingSolverEnv(SolverEnv):
             self._path.unlink(missing_ok=True)
         self._saves += 1
         self._path = self._folder / f"restart-{self._saves}"
-        self._check(self._asked("save", self._path), self._last_numbers)
+        self._check(self._asked("save", self._path), self._last_obs)
         if not self._path.exists():
             raise SolverError(f"the solver wrote nothing at {self._path}, which dppo_path is")
         shape = self.action_space.shape or ()
@@ -358,7 +362,7 @@ class RestartingSolverEnv(SolverEnv):
             "seed": self._seed,
             "options": self._options,
             "actions": actions.reshape(-1, *shape),
-            "last": self._last_numbers,
+            "last": self._last_obs,
             "restarts": self._restarts,
         }
 
@@ -370,18 +374,20 @@ class RestartingSolverEnv(SolverEnv):
         self._seed = state["seed"]
         self._options = state["options"]
         self._actions = list(state["actions"].astype(self._opening.dtype))
-        self._last_numbers = step.numbers
+        self._last_obs = step.obs
         self._restarts = state["restarts"]
 
     def _asked(self, verb: str, path: Path) -> SolverStep:
         try:
             session = self._live()
-            return session.save(str(path)) if verb == "save" else session.load(str(path))
+            if verb == "save":
+                return session.save(str(path))
+            return session.load(str(path))
         except SolverEnded as error:
             raise SolverError(f"the solver ended when it was to {verb} {path} {error}") from None
 
     def _check(self, step: SolverStep, last: np.ndarray | None) -> None:
-        if last is None or step.numbers.tobytes() != last.tobytes():
+        if last is None or step.obs.tobytes() != last.tobytes():
             raise SolverError(
                 "the solver hands over another observation with its restart file than before: the file lacks "
                 "something, or the solver advanced when it was to save"
@@ -392,7 +398,9 @@ def _boxes(parts: Sequence[Part], dtype: np.dtype) -> gym.Space[Any]:
     boxes: dict[str, gym.Space[Any]] = {
         part.name: gym.spaces.Box(part.low, part.high, part.shape, dtype.type) for part in parts
     }
-    return gym.spaces.Dict(boxes) if len(parts) > 1 else boxes[parts[0].name]
+    if len(parts) > 1:
+        return gym.spaces.Dict(boxes)
+    return boxes[parts[0].name]
 
 
 def _action_box(parts: Sequence[Part], dtype: np.dtype) -> gym.spaces.Box:

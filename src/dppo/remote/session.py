@@ -34,8 +34,8 @@ class SolverEnded(Exception):
 class SolverStep(NamedTuple):
     """Data of a step from a solver."""
 
-    numbers: np.ndarray
-    """Numbers of all parts of the observation, one part after the other."""
+    obs: np.ndarray
+    """The numbers of all parts of the observation, one part after the other."""
     reward: float
     end: int
     info: dict[str, Any]
@@ -56,7 +56,7 @@ class Session:
         count = sum(part.size for part in self.opening.observation)
         buffer = bytearray(self._state.size + count * self.opening.dtype.itemsize)
         self._buffer = memoryview(buffer)
-        self._numbers = np.frombuffer(buffer, self.opening.dtype, count, self._state.size)
+        self._obs = np.frombuffer(buffer, self.opening.dtype, count, self._state.size)
         self._has_begun = False
 
     def reset(self, seed: int, options: dict[str, Any]) -> SolverStep:
@@ -102,7 +102,7 @@ class Session:
         except OSError:
             ending = None if self._program is None else self._program.ending()
             raise SolverEnded(ending) from None
-        return SolverStep(self._numbers.astype(self._native), reward, end, info)
+        return SolverStep(self._obs.astype(self._native), reward, end, info)
 
     def close(self, wait_s: float = STOP_S) -> None:
         """Send the reply to stop, wait for the program, and end all processes of its session."""

@@ -77,7 +77,7 @@ class Baseline:
             logger.info("baseline %s: mean return %s", self.name, stored)
 
     @classmethod
-    def of_run(cls, run: RunContext) -> Baseline:
+    def from_run(cls, run: RunContext) -> Baseline:
         """Return the baseline of a run that is about to train, with the returns that its folder has stored."""
         return cls(
             run.config,
@@ -178,7 +178,7 @@ def _version(config: Config) -> str | None:
     if None in sources:
         return None
     settings = plain_settings(config)
-    named = [name for name in names_of("env") if about(name).resume != "free"]
-    named += ["baseline", "eval_env_kwargs", "eval_episodes", "seed", "num_samplers"]
-    described = [sources, {name: settings[name] for name in named}]
+    names = [name for name in names_of("env") if about(name).resume != "free"]
+    names += ["baseline", "eval_env_kwargs", "eval_episodes", "seed", "num_samplers"]
+    described = [sources, {name: settings[name] for name in names}]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

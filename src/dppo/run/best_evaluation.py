@@ -35,26 +35,26 @@ class BestEvaluation:
 
     def __init__(self, *, never_worse: bool = False) -> None:
         self.result: EvaluationScore | None = None
-        self._before: EvaluationScore | None = None
+        self._previous: EvaluationScore | None = None
         self._never_worse = never_worse
 
     def add(self, score: EvaluationScore) -> None:
         """Compare a result. Of equal ones the earlier is the best, whichever has ended first."""
         if self.result is None or self._rank(score) > self._rank(self.result):
-            self._before = self.result
+            self._previous = self.result
             self.result = score
 
     def drop(self, number: int) -> None:
         """Take the previous best evaluation as the best again, if iteration `number` made the best one."""
         if self.result is not None and self.result.iteration == number:
-            self.result = self._before
+            self.result = self._previous
 
     def _rank(self, score: EvaluationScore) -> tuple[bool, float, int]:
         is_proven = self._never_worse and score.is_improvement
         return is_proven, score.mean_return, -score.iteration
 
 
-def chosen_of(state: Any) -> EvaluatedCheckpoints | None:
+def evaluated_checkpoints(state: Any) -> EvaluatedCheckpoints | None:
     """Return the checkpoints to keep for evaluations, whose `state` is in the last one; None if there are none."""
     try:
         if not state:
@@ -66,7 +66,7 @@ def chosen_of(state: Any) -> EvaluatedCheckpoints | None:
         stored = state.get("comparison")
         if stored is None:
             return EvaluatedCheckpoints(scores)
-        return EvaluatedCheckpoints(scores, BaselineComparison.of_json(stored).in_best_json())
+        return EvaluatedCheckpoints(scores, BaselineComparison.from_json(stored).in_best_json())
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the evaluations of the checkpoint cannot be read ({error!r})."

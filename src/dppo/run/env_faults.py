@@ -22,12 +22,12 @@ class EnvFaults:
     def __init__(
         self,
         ledger: ReplayLedger,
-        allowed: str = "unlimited",
+        setting: str = "unlimited",
         budget: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
-        """Survive `budget`, a number of faults and the seconds in which they may happen; `allowed` is its setting."""
+        """Survive `budget`, a number of faults and the seconds for them; `setting` is the text of the user."""
         self._ledger = ledger
-        self._allowed = allowed
+        self._allowed = setting
         self._max_faults, self._window_s = budget
         self._times: deque[float] = deque()
         self._kinds: Counter[str] = Counter()
@@ -92,12 +92,12 @@ class EnvFaults:
         """Return `fault` with the actions of earlier segments, which the ledger knows."""
         if fault is None or fault.actions is None or fault.complete:
             return fault
-        before = self._ledger.actions_before(
+        earlier_actions = self._ledger.actions_before(
             fault.sampler_id, fault.segment, fault.env, fault.episode
         )
-        if before is None:
+        if earlier_actions is None:
             return fault
-        return replace(fault, actions=np.concatenate([before, fault.actions]))
+        return replace(fault, actions=np.concatenate([earlier_actions, fault.actions]))
 
     def _too_many(self, last: Incident) -> EnvironmentFault:
         assert last.fault is not None

@@ -82,7 +82,7 @@ class Evaluations(Observer):
         self._notices = Notices()
         if isinstance(players, InProcessPlayers):
             players.on_step = self._on_step
-        self._begun = False  # True if an evaluation has begun since the last checkpoint
+        self._has_begun = False  # True if an evaluation has begun since the last checkpoint
         self._refusal: ConfigError | None = None  # raised once the row of the iteration is written
         self._faults = 0
         self._open: dict[int, OpenEvaluation] = {}  # iteration of the policy -> evaluation
@@ -95,7 +95,7 @@ class Evaluations(Observer):
         self._element_at_bound: ElementAtBound | None = None
         self._unsaved = set[int]()  # iterations whose checkpoint could not be written
         if self._config.baseline is not None:
-            self._baseline = Baseline.of_run(run)
+            self._baseline = Baseline.from_run(run)
             self._begin_baseline(self._baseline)
         state = run.folder.resumed_from.get("evaluations")
         if state is not None:
@@ -167,8 +167,8 @@ class Evaluations(Observer):
 
     def take_begun(self) -> bool:
         """Return whether an evaluation has begun since the last call: its policy must be in a checkpoint."""
-        begun = self._begun
-        self._begun = False
+        begun = self._has_begun
+        self._has_begun = False
         return begun
 
     def notes(self) -> list[str]:
@@ -197,7 +197,7 @@ class Evaluations(Observer):
         is_last = number >= self._config.iterations
         if is_last or self._is_due(number, steps):
             self._begin(number, steps, self._learner.snapshot())
-            self._begun = True
+            self._has_begun = True
         self._steps = steps
         self._row = row
         try:
@@ -248,12 +248,12 @@ class Evaluations(Observer):
         difference = None
         stored = state.get("comparison")
         if stored is not None and self._baseline is not None:
-            difference = self._baseline.difference_in(BaselineComparison.of_json(stored))
+            difference = self._baseline.difference_in(BaselineComparison.from_json(stored))
         score = EvaluationScore(float(mean_return), int(number), int(steps), difference)
         self._best.add(score)
 
     def _begin_baseline(self, baseline: Baseline) -> None:
-        """Begin the episodes of the baseline, and on actors before them its first step, unless they are stored."""
+        """Begin the episodes of the baseline unless they are stored; on actors, play its first step before."""
         if baseline.is_over:
             return
         if self._config.num_actors != 0:
@@ -269,7 +269,7 @@ class Evaluations(Observer):
             )
 
     def _report(self, results: list[Row]) -> None:
-        """Write a row of its own for each result: the rest of the present row, with these metrics."""
+        """Write a row for each result: a copy of the current row, with the metrics of the result."""
         for result in results:
             usual = {name: self._row[name] for name in self._row if not name.startswith("eval/")}
             self._row = usual | result | self._learner.incident_metrics()
@@ -369,9 +369,9 @@ class Evaluations(Observer):
         """Remove the evaluations that are over, in their order; return their metrics."""
         if not self._baseline_is_over():
             return []
-        over = [number for number, evaluation in self._open.items() if evaluation.is_played]
+        numbers = [number for number, evaluation in self._open.items() if evaluation.is_played]
         results = []
-        for number in over:
+        for number in numbers:
             evaluation = self._open.pop(number)
             self._count_faults(evaluation)
             result = result_of(number, evaluation, self._baseline, self._config, self._actions)

@@ -187,8 +187,10 @@ class PartsFactory:
             return self._ray_players(self._player(spaces, spec), self.session)
         players = [self._player(spaces, spec, number) for number in range(config.evaluators)]
         timeout_s = run.eval_timeout_s
-        here = InProcessPlayers(players, run.eval_episodes, timeout_s, self.stop.interruptible)
-        return self.stack.enter_context(closing(here))
+        in_process = InProcessPlayers(
+            players, run.eval_episodes, timeout_s, self.stop.interruptible
+        )
+        return self.stack.enter_context(closing(in_process))
 
     def _player(self, spaces: Spaces, spec: NetworkSpec, number: int = 0) -> EpisodePlayer:
         """Return a player of episodes, whose environment has this number among those of evaluations."""

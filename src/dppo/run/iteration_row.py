@@ -61,7 +61,9 @@ MAX_ACTORS = 64  # whose memory is in a row
 
 
 def row_maker(info_keys: Sequence[str]) -> RowMaker:
-    return RowsWithInfo(info_keys) if info_keys else iteration_row
+    if info_keys:
+        return RowsWithInfo(info_keys)
+    return iteration_row
 
 
 def iteration_row(
@@ -123,12 +125,12 @@ class RowsWithInfo:
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = keys
-        self._missing = set(keys)
+        self._missing_keys = set(keys)
 
     def __call__(
         self, iteration: Iteration, learner: PPOLearner, times: TrainingTimes
     ) -> dict[str, float]:
-        """Do `iteration_row`; log once which keys are missing when the first episodes have ended."""
+        """Return `iteration_row`; log once which keys are missing when the first episodes have ended."""
         row = iteration_row(iteration, learner, times)
         reports = iteration.collected.reports
         for key in self._keys:
@@ -138,16 +140,16 @@ class RowsWithInfo:
                 row[f"info/{key}"] = sum(info.total for info in measured) / steps
                 row[f"info/{key}_min"] = min(info.least for info in measured)
                 row[f"info/{key}_max"] = max(info.largest for info in measured)
-                self._missing.discard(key)
-        if self._missing and any(report.episodes for report in reports):
-            missing = " ".join(sorted(self._missing))
-            known = ", ".join(sorted(learner.recent[-1].info)) or "none"
+                self._missing_keys.discard(key)
+        if self._missing_keys and any(report.episodes for report in reports):
+            missing = " ".join(sorted(self._missing_keys))
+            keys = ", ".join(sorted(learner.recent[-1].info)) or "none"
             logger.warning(
                 "info_keys=%s: no number of this name in any info so far; the last info had %s",
                 missing,
-                known,
+                keys,
             )
-            self._missing = set()
+            self._missing_keys = set()
         return row
 
 
@@ -166,13 +168,13 @@ def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
     """
     collected = iteration.collected
     timings = collected.timings.values()
-    busy = [timing.total_s for timing in timings]
+    totals_s = [timing.total_s for timing in timings]
     shown_s = min(collected.collect_s, iteration_s - iteration.update_s)
-    shown = 1.0
-    if sum(busy):
-        shown = max(0.0, 1 - (collected.collect_s - shown_s) / fmean(busy))
-    env_s = shown * fmean(timing.env_s for timing in timings)
-    act_s = shown * fmean(busy) - env_s
+    share = 1.0
+    if sum(totals_s):
+        share = max(0.0, 1 - (collected.collect_s - shown_s) / fmean(totals_s))
+    env_s = share * fmean(timing.env_s for timing in timings)
+    act_s = share * fmean(totals_s) - env_s
     wait_s = max(0.0, shown_s - env_s - act_s - collected.transfer_s)
     split = {
         "env": env_s,
@@ -188,5 +190,5 @@ def _shares(iteration: Iteration, iteration_s: float) -> dict[str, float]:
         **{f"perf/{name}_s": value for name, value in split.items()},
         "perf/iteration_s": iteration_s,
         "perf/collect_s": collected.collect_s,
-        "perf/slowest_actor_s": max(busy),
+        "perf/slowest_actor_s": max(totals_s),
     }

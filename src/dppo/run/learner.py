@@ -183,17 +183,19 @@ class PPOLearner:
         self._new_incidents.clear()
         return incidents
 
-    def _collect_again(self, lost: Collected, error: SegmentsLost, stop: StopSignals) -> Collected:
-        """Collect the same segments again, and those behind them that were in flight."""
+    def _collect_again(
+        self, collected: Collected, error: SegmentsLost, stop: StopSignals
+    ) -> Collected:
+        """Collect the lost segments again, and later segments that were in flight."""
         logger.warning("%s; they are collected again", error)
-        self._take([Incident(IncidentKind.SEGMENTS_LOST, str(error)), *lost.incidents])
+        self._take([Incident(IncidentKind.SEGMENTS_LOST, str(error)), *collected.incidents])
         self._collector.renew()
-        for index in range(lost.index, self._last_requested + 1):
+        for index in range(collected.index, self._last_requested + 1):
             self._collector.request(self.policies[index].snapshot, index)
         return self.env_faults.checked(self._collector.receive(stop), again=True)
 
     def _commit(
-        self, collected: Collected, statistics: Statistics, of_trainers: Sequence[Incident]
+        self, collected: Collected, statistics: Statistics, trainer_incidents: Sequence[Incident]
     ) -> None:
         """Make these segments part of the run, in sampler order rather than in order of arrival."""
         self.statistics = statistics
@@ -205,18 +207,20 @@ class PPOLearner:
             if report.incidents:
                 self._report(report.incidents)
         self._take(collected.incidents)
-        self._take(of_trainers)
+        self._take(trainer_incidents)
         self.policies.pop(collected.index)
         self.iteration += 1
 
     def _report(self, incidents: Sequence[Incident]) -> None:
         """Log the incidents of a sampler; all other incidents were logged when they happened."""
-        new = [incident for incident in incidents if incident.message not in self._reported]
-        for incident in new:
+        new_incidents = [
+            incident for incident in incidents if incident.message not in self._reported
+        ]
+        for incident in new_incidents:
             if incident.kind in SHARED_KINDS:
                 self._reported.add(incident.message)
             self.env_faults.log(incident)
-        self._take(new)
+        self._take(new_incidents)
 
     def _report_changes(self) -> None:
         """Report state of this process that code of users has changed, which actors may report again."""

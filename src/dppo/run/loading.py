@@ -54,13 +54,13 @@ def _keep_frozen(origin: LoadedCheckpoint, parts: Parts, config: Config) -> None
         has_own = settings.get("freeze_norm_after") is not None
         if settings.get("prior") is None or has_own:
             return
-        before = Settings(**settings)
-        if not (before.norm_obs or before.norm_reward):
+        stored_settings = Settings(**settings)
+        if not (stored_settings.norm_obs or stored_settings.norm_reward):
             return
-        frozen_after = steps_of_prior(before)
-    left = max(0, frozen_after - state["global_step"])
-    parts.learner.inherit_freeze(left)
-    when = f"after {left:,} env steps" if left else "from the start"
+        frozen_after = steps_of_prior(stored_settings)
+    steps_left = max(0, frozen_after - state["global_step"])
+    parts.learner.inherit_freeze(steps_left)
+    when = f"after {steps_left:,} env steps" if steps_left else "from the start"
     logger.info(
         "Normalization: its statistics stay as they are %s, as in the run that it starts from; %s updates them.",
         when,
@@ -103,8 +103,8 @@ def _warn_of_other_numerics(state: dict[str, Any], numerics: Expected) -> None:
     stored = state.get("numerics")
     if stored is None:
         return
-    before = Fingerprint(**stored["own"])
+    stored_numerics = Fingerprint(**stored["own"])
     probe = Probe(**stored["probe"] | {"widths": tuple(stored["probe"]["widths"])})
-    explanation = before.explanation(numerics.own)
+    explanation = stored_numerics.explanation(numerics.own)
     if explanation and probe == numerics.probe:  # a branch may have other sizes
         logger.warning("from here on, results differ by rounding: %s", printable(explanation))

@@ -32,7 +32,7 @@ class OpenEvaluation:
         return [episode for _, episode in sorted(self.played.items()) if episode is not None]
 
     def check_kwargs(self, eval_env_kwargs: Mapping[str, Any], error: DppoError) -> None:
-        """Raise ConfigError if no episode was played, at last for this error of a constructor with these arguments."""
+        """Raise ConfigError if every constructor raised with `eval_env_kwargs`; `error` is that of the last one."""
         if not (eval_env_kwargs and self.is_played) or self.episodes():
             return
         if isinstance(error, EnvironmentFault) and error.in_constructor:

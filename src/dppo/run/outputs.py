@@ -67,11 +67,11 @@ def check_code(config: Config) -> None:
     if config.model is not None:
         checks.append(partial(model_class, config.model))
     for name in ("baseline", "prior"):
-        named = getattr(config, name)
-        if named is not None:
+        code = getattr(config, name)
+        if code is not None:
             from dppo.policies.controller import Controller
 
-            checks.append(partial(Controller, named, name))
+            checks.append(partial(Controller, code, name))
     refuse(refusals_of(checks))
 
 

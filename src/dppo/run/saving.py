@@ -19,7 +19,7 @@ from dppo.records.files.row_sums import RowSums
 from dppo.records.files.run_files import CHECKPOINTS
 from dppo.records.files.run_folder import describe_process
 from dppo.run import needed_states
-from dppo.run.best_evaluation import chosen_of
+from dppo.run.best_evaluation import evaluated_checkpoints
 from dppo.run.evaluations import Evaluations
 from dppo.run.iteration_row import mean_return
 from dppo.run.outputs import call_disk
@@ -73,7 +73,7 @@ class RunCheckpoints:
         if len(self._learner.recent) >= MIN_EPISODES:
             score = mean_return(self._learner.recent)
         folder = self._folder.path / CHECKPOINTS
-        chosen = chosen_of(evaluations)
+        evaluated = evaluated_checkpoints(evaluations)
         write = partial(
             checkpoints.save,
             folder,
@@ -81,10 +81,10 @@ class RunCheckpoints:
             checkpoints.Checkpoint(state.arrays, values),
             keep=self._keep,
             score=score,
-            chosen=chosen,
+            evaluated=evaluated,
         )
         if last:
-            write = partial(checkpoints.making_room, write, folder, chosen)
+            write = partial(checkpoints.making_room, write, folder, evaluated)
         files = needed_states.names_in(state.arrays["samplers"])
         if files:
             name = checkpoints.file_name(self._learner.iteration)

@@ -29,10 +29,10 @@ def prior_source(config: Config) -> dict[str, str | None]:
 def warn_of_other_prior(state: Mapping[str, Any], config: Config) -> None:
     """Log a warning if the prior's file has changed in the middle of the iterations that the prior collects."""
     collected = config.collected_by_prior
-    before = state.get(PRIOR)
-    if before is None or not 0 < state["iteration"] < collected:
+    stored_source = state.get(PRIOR)
+    if stored_source is None or not 0 < state["iteration"] < collected:
         return
-    if prior_source(config)[PRIOR] != before:
+    if prior_source(config)[PRIOR] != stored_source:
         logger.warning(
             "prior=%s: its file has changed after %s of the %s iterations that it collects, so the policy learns from "
             "both versions. Restore the file, or start again, in another folder.",

@@ -96,7 +96,7 @@ class RunState:
         trainers = learner.trainers
         trainers.load(trainers.spec.flatten(self.arrays["model"]), optimizer)
         learner.statistics = learner.statistics.loaded(self.arrays["normalizer"])
-        learner.value_scale = ValueScale.of_state(optimizer)
+        learner.value_scale = ValueScale.from_state(optimizer)
 
     def _capture_env_options(self, learner: PPOLearner) -> None:
         """Store the options of the policies to come, and of the current policy, which may differ."""

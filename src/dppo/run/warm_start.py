@@ -101,7 +101,7 @@ def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
     from dppo.ppo.learning.popart import value_layer  # imports torch
 
     weights = dict(arrays.get("model", {}))
-    scale = ValueScale.of_state(arrays.get("optimizer", {}))
+    scale = ValueScale.from_state(arrays.get("optimizer", {}))
     if scale is not None:
         for kind, name in value_layer(weights).items():
             shift = scale.mean if kind == "bias" else 0.0
@@ -109,30 +109,33 @@ def _in_units_of_rewards(arrays: Mapping[str, Weights]) -> Weights:
     return weights
 
 
-def _fitting(here: Weights, there: Weights, origin: LoadedCheckpoint) -> tuple[Weights, list[str]]:
-    """Replace weights `here` by weights `there` with the same name and shape; also return lines for the log."""
+def _fitting(
+    weights: Weights, origin_weights: Weights, origin: LoadedCheckpoint
+) -> tuple[Weights, list[str]]:
+    """Replace `weights` by `origin_weights` with the same name and shape; also return lines for the log."""
     rows = []
     fitting = set[str]()
-    for name in here | there:
-        shape_here = _shape(here, name)
-        shape_there = _shape(there, name)
+    for name in weights | origin_weights:
+        shape_here = _shape(weights, name)
+        shape_there = _shape(origin_weights, name)
         if shape_here == shape_there:
             fitting.add(name)
         shapes = f"{name}, {shape_here} here and {shape_there} there"
         rows.append(_line(shapes, is_taken=name in fitting))
-    if not any(here[name].ndim > 1 for name in fitting):
-        fact = f"no weights fit: none of its {counted(len(there), 'parameter')} has the name and shape of a layer here"
+    if not any(weights[name].ndim > 1 for name in fitting):
+        parameters = counted(len(origin_weights), "parameter")
+        fact = f"no weights fit: none of its {parameters} has the name and shape of a layer here"
         advice = "Use the network settings of that run, or leave `init_from` out"
         raise ConfigError("\n".join([f"init_from={origin.path}: {fact}.", *rows, f"{advice}."]))
-    if not all(np.isfinite(there[name]).all() for name in fitting):
+    if not all(np.isfinite(origin_weights[name]).all() for name in fitting):
         raise CheckpointError(
             f"{origin.path}: has weights that are not finite. Use another checkpoint."
         )
-    num_taken = sum(here[name].size for name in fitting)
-    num_weights = sum(array.size for array in here.values())
+    num_taken = sum(weights[name].size for name in fitting)
+    num_weights = sum(array.size for array in weights.values())
     numbers = f"{num_taken:,} of {num_weights:,} numbers"
-    title = f"Starting with {len(fitting)} of {counted(len(here), 'parameter')} ({numbers}) of {origin.path}:"
-    return here | {name: there[name] for name in fitting}, [title, *rows]
+    title = f"Starting with {len(fitting)} of {counted(len(weights), 'parameter')} ({numbers}) of {origin.path}:"
+    return weights | {name: origin_weights[name] for name in fitting}, [title, *rows]
 
 
 def _line(part: str, *, is_taken: bool) -> str:

@@ -117,7 +117,9 @@ class ReplayBuffer:
     @property
     def num_envs(self) -> int:
         """E; 0 before the first rows."""
-        return self._columns["valid"].shape[1] if self._columns else 0
+        if self._columns:
+            return self._columns["valid"].shape[1]
+        return 0
 
     def append(self, segments: Sequence[Segment], *, keeps_intended: bool = False) -> None:
         """Keep the rows of segments, which are in sampler order.
@@ -150,8 +152,8 @@ class ReplayBuffer:
     def _capacity(self) -> int:
         return len(self._columns["valid"])
 
-    def _reserve(self, capacity: int, new: Mapping[str, np.ndarray]) -> None:
-        """Make room for `capacity` steps of columns like the `new` ones.
+    def _reserve(self, capacity: int, template: Mapping[str, np.ndarray]) -> None:
+        """Make room for `capacity` steps of columns like those of `template`.
 
         The system provides the memory of a step when it is written.
         """
@@ -159,7 +161,7 @@ class ReplayBuffer:
             return
         steps = np.arange(self._first, self._end)
         columns = {}
-        for name, column in new.items():
+        for name, column in template.items():
             columns[name] = np.empty((capacity, *column.shape[1:]), column.dtype)
             if self.num_steps:
                 columns[name][steps % capacity] = self._columns[name][steps % self._capacity]
@@ -171,8 +173,8 @@ class ReplayBuffer:
         steps, envs = np.divmod(self._exits.places, len(starts))
         for number in np.flatnonzero(steps == self._end - 1):
             env = envs[number]
-            same = self._exits.obs[number].tobytes() == starts[env].tobytes()
-            continued[number] = same and valid[env]
+            is_same = self._exits.obs[number].tobytes() == starts[env].tobytes()
+            continued[number] = is_same and valid[env]
         return continued
 
     def transitions(self) -> np.ndarray:

@@ -29,11 +29,11 @@ class Lease:
         self._locks: dict[int, socket.socket] = {}
         until = time.monotonic() + wait_s
         while not self._take(number):
-            free = len(self._locks)
+            num_free = len(self._locks)
             self.close()
             if time.monotonic() >= until:
                 raise NoCores(
-                    f"{counted(number, 'core')} are needed, and {free} are free: this process may use "
+                    f"{counted(number, 'core')} are needed, and {num_free} are free: this process may use "
                     f"{cores_in_words()}, and other environments have the others. Use fewer actors or samplers here, "
                     f"lower `ranks_per_env` or `cores_per_rank`, or share cores with `cores_per_rank=0`"
                 )

@@ -224,8 +224,8 @@ class Keeper:
             is_silent = error.errno == errno.ETIMEDOUT
         self._guards[guard] += received
         while b"\n" in self._guards[guard]:
-            line, _, left = self._guards[guard].partition(b"\n")
-            self._guards[guard] = left
+            line, _, remainder = self._guards[guard].partition(b"\n")
+            self._guards[guard] = remainder
             report = json.loads(line)
             if report.pop("secret", "") != self._secret:
                 received = b""  # not a guard of this launch

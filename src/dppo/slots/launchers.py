@@ -128,4 +128,6 @@ def _family(program: str) -> Literal["open-mpi", "hydra"]:
             f"{program} --version failed ({error}). Repair the MPI of this machine"
         ) from None
     version = answer.stdout.lower()
-    return "open-mpi" if "open mpi" in version or "openrte" in version else "hydra"
+    if "open mpi" in version or "openrte" in version:
+        return "open-mpi"
+    return "hydra"

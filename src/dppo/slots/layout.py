@@ -48,7 +48,9 @@ class Layout:
     @property
     def cores(self) -> int:
         """Cores that an environment has to itself."""
-        return 0 if self.is_plain else self.ranks * self.cores_per_rank
+        if self.is_plain:
+            return 0
+        return self.ranks * self.cores_per_rank
 
     @property
     def ranks_per_node(self) -> int:

@@ -67,8 +67,8 @@ class Slots:
         cores = [*self._lease.cores]
         for lease in self._elsewhere:
             cores += lease.cores
-        each = self.layout.cores // self.layout.ranks
-        return [cores[rank * each : (rank + 1) * each] for rank in range(self.layout.ranks)]
+        per_rank = self.layout.cores // self.layout.ranks
+        return [cores[rank * per_rank : (rank + 1) * per_rank] for rank in range(self.layout.ranks)]
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that start the ranks of a program here, each bound to its cores.

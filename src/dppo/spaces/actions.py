@@ -130,8 +130,8 @@ class BoxActions(Actions):
         low = np.where(is_mapped, self.low, -1).astype(np.float64)
         high = np.where(is_mapped, self.high, 1).astype(np.float64)
         object.__setattr__(self, "_ends", (low, high))
-        some = None if self.bounds == "clip" or is_mapped.all() else is_mapped
-        object.__setattr__(self, "_is_mapped", some)
+        mapped = None if self.bounds == "clip" or is_mapped.all() else is_mapped
+        object.__setattr__(self, "_is_mapped", mapped)
 
     def mapped(self) -> np.ndarray:
         """Return which elements [*A] are mapped to their bounds: with clip, none; otherwise, those of finite bounds."""

@@ -14,7 +14,7 @@ from dppo.spaces.actions import (
 
 
 def clipped_off_centre(actions: Actions) -> str | None:
-    """Describe the bounds of actions that are clipped although a new policy does not cover them; None without any.
+    """Describe the bounds of clipped actions that a new policy does not cover; None if there are none.
 
     Elements without two finite bounds are left out, as no setting maps them.
     """
@@ -77,12 +77,12 @@ def _describe_unmapped(box: BoxActions) -> str:
     elements = np.flatnonzero(~box.mapped())
     if not len(elements):
         return ""
-    named = ", ".join(map(str, elements[:MAX_LISTED_COUNTS]))
+    listing = ", ".join(map(str, elements[:MAX_LISTED_COUNTS]))
     if len(elements) > MAX_LISTED_COUNTS:
-        named += f" and {len(elements) - MAX_LISTED_COUNTS} others"
+        listing += f" and {len(elements) - MAX_LISTED_COUNTS} others"
     noun = "Element" if len(elements) == 1 else "Elements"
     verb = "is" if len(elements) == 1 else "are"
-    return f" {noun} {named} of an action {verb} not mapped, for lack of two finite bounds."
+    return f" {noun} {listing} of an action {verb} not mapped, for lack of two finite bounds."
 
 
 def bounds_described(actions: Actions) -> dict[str, str | None]:

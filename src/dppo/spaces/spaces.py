@@ -84,7 +84,9 @@ class Spaces:
     @property
     def returned(self) -> np.dtype[Any]:
         """The dtype of one observation as the environment returns it."""
-        return self.obs["obs"] if self._mask_is_apart else self.obs
+        if self._mask_is_apart:
+            return self.obs["obs"]
+        return self.obs
 
     def as_returned(self, obs: np.ndarray) -> np.ndarray:
         """Return a view of stored observations [...] as the environment returned them."""
@@ -98,7 +100,7 @@ class Spaces:
 
     @property
     def _mask_is_apart(self) -> bool:
-        """True if the mask is no part of the observation, and is stored beside the field `obs`."""
+        """True if the mask is no part of the observation, and has a field of its own next to `obs`."""
         return self.mask in ("method", "info")
 
     @property

@@ -224,13 +224,13 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
         groups.setdefault(labels, []).append(run)
     short_labels = [short_label for short_label, _ in groups]
     are_unique = len(set(short_labels)) == len(short_labels)
-    named = []
+    labelled = []
     for (short_label, full_label), members in groups.items():
         label = short_label if are_unique else full_label
         if not label:  # no setting differs
             label = str(members[0].settings.get("env_id"))
-        named.append(CurveGroup(printable(label), members))
-    return named
+        labelled.append(CurveGroup(printable(label), members))
+    return labelled
 
 
 def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:

@@ -77,7 +77,7 @@ class Seed:
     config: Config
     folder: Path
     state: str = "waiting"
-    kept: str = ""
+    kept_text: str = ""
     """Settings of a finished run that differ from those asked for, in words."""
     process: subprocess.Popen[bytes] | None = None
     printed_state: str = ""
@@ -97,7 +97,7 @@ class Seed:
             line += f" {done / total:4.0%} of {total:,} steps, return {number(row.get(RETURN))}"
             if self.state == "running" and has_trained(row, self.config.collected_by_prior):
                 line += f", {duration((total - done) / (row.get('charts/SPS') or 1.0))} left"
-        return line.rstrip() + self.kept
+        return line.rstrip() + self.kept_text
 
     def start(self) -> None:
         """Train in a process that Ctrl-C reaches through this one, and that saves and ends when this one is killed."""
@@ -212,7 +212,7 @@ def _last_line(log: Path) -> str:
 
 
 def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
-    """Return the runs, in folders beside each other, and mark those that have finished."""
+    """Return the runs, each in a folder of its own inside the user's, and mark those that have finished."""
     first = Config(**{**settings, "seed": seeds[0]})
     refuse_objects(settings, "which the processes of several seeds cannot be given")
     parent = (first.run_dir or new_folder(first.env_name, first.name, "seeds")).absolute()
@@ -226,14 +226,16 @@ def _planned(settings: Mapping[str, Any], seeds: Sequence[int]) -> list[Seed]:
         run = Seed(replace(first, seed=seed, run_dir=folder), folder)
         if has_any(folder):
             state = find(folder).checkpoint.state
-            before = settings_to_resume(folder)
-            changes_on_resume(before, run.config, folder, state["iteration"], several=True)
+            stored_settings = settings_to_resume(folder)
+            changes_on_resume(
+                stored_settings, run.config, folder, state["iteration"], is_of_seeds=True
+            )
             open_evaluations = (state.get("evaluations") or {}).get("open")
             if state["iteration"] >= first.iterations and not open_evaluations:
                 run.state = "done"
-                run.kept = "".join(
+                run.kept_text = "".join(
                     f", keeps {name}={as_typed(was)}, not {as_typed(value)}"
-                    for name, was, value in changed_settings(before, run.config)
+                    for name, was, value in changed_settings(stored_settings, run.config)
                     if name not in NOT_COMPARED
                 )
         runs.append(run)
@@ -258,8 +260,8 @@ def _run(runs: Sequence[Seed], at_once: int, console: Console) -> signal.Signals
     """Run all that have not finished; return the signal that stopped them."""
     signal_sent = False
     num_left = sum(run.state == "waiting" for run in runs)
-    several = SeveralRuns(num_left, runs[0].config.total_steps, at_once=at_once)
-    whole_time = WholeTime(several, console.print)
+    runs_left = SeveralRuns(num_left, runs[0].config.total_steps, at_once=at_once)
+    whole_time = WholeTime(runs_left, console.print)
     live = None
     if console.is_terminal:
         live = Live(console=console, auto_refresh=False)

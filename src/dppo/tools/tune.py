@@ -97,8 +97,8 @@ def main(argv: list[str]) -> int:
         num_left = num_trials - len(_trials(study, FINISHED))
         if num_left > 0:
             enough = optuna.study.MaxTrialsCallback(num_trials, states=finished_states)
-            several = SeveralRuns(num_left, config.total_steps, "trial", some_stop_early=True)
-            whole_time = WholeTime(several, partial(print, flush=True))
+            trials_left = SeveralRuns(num_left, config.total_steps, "trial", some_stop_early=True)
+            whole_time = WholeTime(trials_left, partial(print, flush=True))
             with ending_on_signals(progress) as check_signals:
                 try:
                     study.optimize(
@@ -217,11 +217,11 @@ def _study(out: Path, names: Collection[str], tuned: Collection[str], config: Co
         for name, value in settings.items()
         if name in names and about(name).resume != "free"
     }
-    before = study.user_attrs.get("settings", shared)
+    stored_settings = study.user_attrs.get("settings", shared)
     differing = [
-        f"{name}={before.get(name, 'not given')}"
-        for name in sorted(before.keys() | (shared.keys() - set(tuned)))
-        if before.get(name, "not given") != shared.get(name, "not given")
+        f"{name}={stored_settings.get(name, 'not given')}"
+        for name in sorted(stored_settings.keys() | (shared.keys() - set(tuned)))
+        if stored_settings.get(name, "not given") != shared.get(name, "not given")
     ]
     if differing and _trials(study, [*FINISHED, "RUNNING"]):
         wait = ""

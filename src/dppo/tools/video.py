@@ -111,8 +111,8 @@ class Video:
         picture = np.full(shape, GRAY, np.uint8)
         for tile, images in enumerate(self._images):
             if images:
-                shown = images[min(number, len(images) - 1)]
-                data = zlib.decompress(shown)
+                compressed = images[min(number, len(images) - 1)]
+                data = zlib.decompress(compressed)
                 image = np.frombuffer(data, np.uint8).reshape(height, width, 3)
                 if number >= len(images):
                     image = image // 2

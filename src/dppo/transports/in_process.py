@@ -12,7 +12,7 @@ from dppo.engine.collector import Collected, Collector, OnProgress
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.progress import ProgressReports
 from dppo.envs.activity import ActivityRecord, replaying
-from dppo.envs.silence import SilenceWatch, of_samplers
+from dppo.envs.silence import SilenceWatch, name_sampler
 from dppo.hosts.host import host_of
 from dppo.hosts.plans import SamplerPlan
 from dppo.log import logger
@@ -45,7 +45,7 @@ class InProcessCollector(Collector):
         record = ActivityRecord(on_replay=ReplayLog(), on_step=self._report)
         self._record = record
         self._new_host = partial(host_of, plan, record)
-        self._silence = SilenceWatch(record, of_samplers(plan.env.env_name), hint)
+        self._silence = SilenceWatch(record, name_sampler(plan.env.env_name), hint)
         self._host = self._new_host()
         self._threads = limit_blas(1)
         self.expected: Expected | None = None  # this process has computed it
@@ -86,7 +86,7 @@ class InProcessCollector(Collector):
                 requests, policy, self._spaces if rebuilt or index == 0 else None
             )
         self._next = index + 1
-        reports, segments = zip(*answer.made, strict=True)
+        reports, segments = zip(*answer.results, strict=True)
         for report in reports:
             self._ledger.record(report)
         collect_s = time.monotonic() - began
@@ -119,14 +119,14 @@ class ReplayLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._logged_at = 0.0
-        self._before = math.inf
+        self._last_replayed = math.inf
 
     def __call__(self, replayed: int, to_replay: int) -> None:
         """Take note of the steps replayed so far; if they are fewer than before, a new replay has begun."""
         now = self._clock()
-        if replayed < self._before:
+        if replayed < self._last_replayed:
             self._logged_at = now
-        self._before = replayed
+        self._last_replayed = replayed
         if now - self._logged_at >= REPLAY_LOG_S:
             self._logged_at = now
             logger.warning("%s", replaying(replayed, to_replay))

@@ -107,5 +107,7 @@ def action_nearest_zero(space: gym.Space[Any]) -> Any:
         return tuple(action_nearest_zero(part) for part in space.spaces)
     if isinstance(space, ARRAYS):
         nearest = np.clip(0, *limits_of(space)).astype(space.dtype)
-        return int(nearest) if isinstance(space, gym.spaces.Discrete) else nearest
+        if isinstance(space, gym.spaces.Discrete):
+            return int(nearest)
+        return nearest
     raise TypeError(f"{short(space)} has no zero")

@@ -1,4 +1,4 @@
-"""FirstSegment: what is odd about the observations of the first segment, although they are valid."""
+"""FirstSegment: warnings about observations of the first segment that are valid but unusual."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -72,13 +72,13 @@ class FirstSegment:
         return watched
 
     def take_findings(self, obs: np.ndarray, *, offers_mask: bool) -> list[Incident]:
-        """Return what is odd about the observations [n, E, *O] of the segment, and forget those remembered.
+        """Return warnings about unusual observations [n, E, *O] of the segment, and forget remembered observations.
 
         `offers_mask`: the info of a reset has an action mask.
         """
         spaces = self.spaces
         is_first = self.sampler_id == 0
-        lost = precision_lost(self.precise, spaces.returned)
+        lost_precision = precision_lost(self.precise, spaces.returned)
         self.precise = {}
         problems: dict[IncidentKind, str | None] = {}
         if is_first and self.masks and offers_mask and spaces.mask is None:
@@ -86,9 +86,9 @@ class FirstSegment:
             if not spaces.actions.choices:
                 note = MASK_OF_NO_USE.format(actions=spaces.actions)
             problems[IncidentKind.MASK_NOT_USED] = note
-        problems[IncidentKind.PRECISION_LOST] = lost
+        problems[IncidentKind.PRECISION_LOST] = lost_precision
         # large, small and lost numbers have the same remedy
-        if is_first and not lost:
+        if is_first and not lost_precision:
             if self.scales:
                 problems[IncidentKind.LARGE_OBSERVATIONS] = large_numbers(obs)
             problems[IncidentKind.SMALL_OBSERVATIONS] = self._small(obs)
@@ -101,14 +101,14 @@ class FirstSegment:
 
     def _small(self, obs: np.ndarray) -> str | None:
         if self.normalizes:
-            return small_beside_others(obs, self.spaces.normalized)
+            return small_element(obs, self.spaces.normalized)
         if self.scales:
             return small_numbers(obs)
         return None
 
 
 def precision_lost(precise: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> str | None:
-    """Describe the first element of which float32 loses the variation in numbers; None if there is none."""
+    """Describe the first element whose variation float32 rounds away; None if there is none."""
     stored = leaves(obs)
     for name, numbers in precise.items():
         # parts of a OneOf
@@ -118,9 +118,9 @@ def precision_lost(precise: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> 
         stacked = np.stack(numbers)
         spread = stacked.std(axis=0)
         error = np.sqrt(np.square(stacked - stacked.astype(np.float32)).mean(axis=0))
-        bad = np.argwhere((spread > MIN_SPREAD) & (error > MAX_LOSS * spread))
-        if len(bad) and dtype != np.float64:
-            index = tuple(bad[0].tolist())
+        indices = np.argwhere((spread > MIN_SPREAD) & (error > MAX_LOSS * spread))
+        if len(indices) and dtype != np.float64:
+            index = tuple(indices[0].tolist())
             column = stacked[(slice(None), *index)]
             step = float(np.spacing(np.float32(np.abs(column).max())))
             uses = {"f": "stored", "i": "read by the network", "u": "read by the network"}
@@ -159,8 +159,8 @@ def small_numbers(obs: np.ndarray) -> str | None:
     return None
 
 
-def small_beside_others(obs: np.ndarray, names: Collection[str] | None) -> str | None:
-    """Describe the first element that varies, but far too little beside the largest one; None if there is none.
+def small_element(obs: np.ndarray, names: Collection[str] | None) -> str | None:
+    """Describe the first element that varies far less than the largest one; None if there is none.
 
     All elements of observations [n, E, *O] are normalized with one addition to their variances: see `Moments`.
 

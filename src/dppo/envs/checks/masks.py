@@ -49,7 +49,7 @@ def mask_source(
 
 
 def _is_in_observation(obs: np.dtype[Any], actions: Actions) -> bool:
-    """Return whether a part of the observation is the mask; raise ConfigError for one of that name that is none."""
+    """Return whether a part of the observation is the mask; raise ConfigError if it is only named like one."""
     names = obs.names or ()
     if MASK not in names or len(names) == 1:
         return False

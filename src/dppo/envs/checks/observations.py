@@ -52,25 +52,25 @@ class SpaceChecks:
         self.pack_last = self.pack if limits else pack
         self._spaces = [{name: getattr(env, name) for name in SPACES} for env in envs]
         first = self._spaces[0]
-        for index, known in enumerate(self._spaces):
-            for name, space in known.items():
+        for index, env_spaces in enumerate(self._spaces):
+            for name, space in env_spaces.items():
                 if space != first[name]:
                     raise EnvironmentFault(
                         f"{owner}, env {index}: has {name}={short(space)}, but env 0 has {short(first[name])}. All "
                         f"environments of a run must have equal spaces."
                     )
 
-    def change(self, env: int, now: gym.Env[Any, Any]) -> str | None:
+    def change(self, env: int, env_now: gym.Env[Any, Any]) -> str | None:
         """Describe how the spaces of an environment have changed; None if they are equal."""
-        known = self._spaces[env]
-        for name, old in known.items():
-            new = getattr(now, name)
-            if new is not old and new != old:
+        env_spaces = self._spaces[env]
+        for name, old_space in env_spaces.items():
+            new_space = getattr(env_now, name)
+            if new_space is not old_space and new_space != old_space:
                 return (
-                    f"changed {name} from {short(old)} to {short(new)}. Spaces must not change after the environment "
-                    f"is made."
+                    f"changed {name} from {short(old_space)} to {short(new_space)}. Spaces must not change after the "
+                    f"environment is made."
                 )
-            known[name] = new  # equal, and compared faster from here on
+            env_spaces[name] = new_space  # equal, and compared faster from here on
         return None
 
     def check_limits(self, obs: np.ndarray) -> None:

@@ -23,9 +23,9 @@ class Remedy(NamedTuple):
     by_hand: str
     """An instruction for any environment."""
 
-    def text(self, *, alone: bool) -> str:
+    def text(self, *, is_single: bool) -> str:
         """Return the advice for a single environment, or for a sub-environment."""
-        if alone:
+        if is_single:
             return f"{self.fact}{self.by_wrapper}, or {self.by_hand}"
         return f"{self.fact}{self.by_hand[0].upper()}{self.by_hand[1:]}"
 
@@ -75,9 +75,9 @@ def _wrong_form(answer: Any, *, step: bool) -> str:
     return f"{form} instead of ({', '.join(parts)})"
 
 
-def leaf_named(name: str, whole: str = "an observation") -> str:
+def leaf_named(name: str, noun: str = "an observation") -> str:
     if not name:
-        return whole
+        return noun
     return f"observation leaf {name!r}"
 
 
@@ -193,8 +193,8 @@ def _check_range(array: np.ndarray, dtype: np.dtype[Any], label: str) -> None:
     for extreme in (int(array.min()), int(array.max())):
         if not limits.min <= extreme <= limits.max:
             index = int(np.flatnonzero(array == extreme)[0])
-            allowed = f"{dtype} from {limits.min} to {limits.max}"
-            raise BadResult(f"{label} that is {extreme} at index {index}, outside {allowed}")
+            limits_text = f"{dtype} from {limits.min} to {limits.max}"
+            raise BadResult(f"{label} that is {extreme} at index {index}, outside {limits_text}")
 
 
 def _check_finite(array: np.ndarray, dtype: np.dtype[Any], label: str) -> None:
@@ -205,9 +205,9 @@ def _check_finite(array: np.ndarray, dtype: np.dtype[Any], label: str) -> None:
     largest = min(LARGEST, np.finfo(dtype).max)
     # Ten times as fast as isfinite for few numbers; only a large sum of squares needs a look at each.
     if not flat.dot(flat) <= largest:
-        wrong = np.flatnonzero(~(np.abs(flat) <= largest))
-        if len(wrong):
-            raise BadResult(f"{label} that is {flat[wrong[0]]} at index {int(wrong[0])}")
+        indices = np.flatnonzero(~(np.abs(flat) <= largest))
+        if len(indices):
+            raise BadResult(f"{label} that is {flat[indices[0]]} at index {int(indices[0])}")
 
 
 def reward_of(returned: Any) -> float:

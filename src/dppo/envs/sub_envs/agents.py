@@ -17,15 +17,15 @@ class JointAgents(JointEnv):
 
     shared = True
 
-    def __init__(self, made: Any, make: Callable[[], Any]) -> None:
-        """Take over `made`; raise ConfigError if its agents have different spaces."""
-        self._names: list[str] = list(made.possible_agents)
+    def __init__(self, env: Any, make: Callable[[], Any]) -> None:
+        """Take over `env`; raise ConfigError if its agents have different spaces."""
+        self._names: list[str] = list(env.possible_agents)
         # agents whose episode has ended, until the next reset, or until the environment no longer lists them
         self._ended = set[str]()
-        super().__init__(made, make, len(self._names))
-        self.unread_masks = callable(getattr(made, METHOD, None))
-        self.observation_space = _common_space(made, self._names, "observation_space")
-        self.action_space = _common_space(made, self._names, "action_space")
+        super().__init__(env, make, len(self._names))
+        self.unread_masks = callable(getattr(env, METHOD, None))
+        self.observation_space = _common_space(env, self._names, "observation_space")
+        self.action_space = _common_space(env, self._names, "action_space")
 
     def step(self, actions: Sequence[Any]) -> None:
         """Step the agents whose episodes are open; if none remains, begin the next episode."""
@@ -40,17 +40,17 @@ class JointAgents(JointEnv):
         # an environment may still list an agent whose episode has ended
         self._ended |= {name for name in acting if terminated[name] or truncated[name]}
         remaining = self._listed() - self._ended
-        lost = acting - remaining - self._ended
-        if lost:
+        lost_agents = acting - remaining - self._ended
+        if lost_agents:
             raise BadResult(
-                f"no end of agent {min(lost)!r}, which was among `agents` and left it. Return True as its `terminated` "
-                f"or `truncated` in the step in which it ends"
+                f"no end of agent {min(lost_agents)!r}, which was among `agents` and left it. Return True as its "
+                f"`terminated` or `truncated` in the step in which it ends"
             )
-        over = not remaining
+        is_last = not remaining
         # an agent that is no longer listed may come back, and acts again then
         self._ended &= set(self.env.agents)
         self._check_agents("observation", obs, remaining)
-        if over:
+        if is_last:
             # the reset below may write to the same objects
             obs = deepcopy(obs)
             infos = {name: copy(info) for name, info in infos.items()}
@@ -67,12 +67,12 @@ class JointAgents(JointEnv):
             elif name in remaining:
                 # the agent has joined, and acts from the next step on
                 sub_env.step_result = SkippedStep(
-                    over=False, arrival=(obs[name], infos.get(name, {}))
+                    is_last=False, arrival=(obs[name], infos.get(name, {}))
                 )
                 sub_env.is_waiting = False
             else:
-                sub_env.step_result = SkippedStep(over=over)
-        if over and not self.plays_once:
+                sub_env.step_result = SkippedStep(is_last=is_last)
+        if is_last and not self.plays_once:
             self._begin_all(self.next_seed(0))
 
     def _listed(self) -> set[str]:
@@ -120,8 +120,8 @@ class JointAgents(JointEnv):
         )
 
 
-def _common_space(made: Any, names: Sequence[str], kind: str) -> Any:
-    space_of = getattr(made, kind)
+def _common_space(env: Any, names: Sequence[str], kind: str) -> Any:
+    space_of = getattr(env, kind)
     common = space_of(names[0])
     for name in names[1:]:
         space = space_of(name)

@@ -13,15 +13,17 @@ from dppo.envs.sub_envs.vector import JointVector
 from dppo.errors import ConfigError
 
 
-def adapted(made: Any, make: Callable[[], Any]) -> Any:
+def adapted(env: Any, make: Callable[[], Any]) -> Any:
     """Return a vector environment, or one of several agents, as a `JointEnv`, and any other environment as it is.
 
     `make` returns another one. Raise ConfigError if its sub-environments cannot be stepped.
     """
-    kind = joint_kind(made)
+    kind = joint_kind(env)
     if kind is None:
-        return made
-    return JointAgents(made, make) if kind == "agents" else JointVector(made, make)
+        return env
+    if kind == "agents":
+        return JointAgents(env, make)
+    return JointVector(env, make)
 
 
 def check_size(env: Any, num_envs: int, standby: int) -> None:
@@ -47,21 +49,21 @@ def check_size(env: Any, num_envs: int, standby: int) -> None:
         )
 
 
-def make_all(make: Callable[[int], Any], num_envs: int, standby: int, made: list[Any]) -> None:
-    """Make the environments of a sampler, or the one that steps all; add each to `made`, also before an error."""
+def make_all(make: Callable[[int], Any], num_envs: int, standby: int, envs: list[Any]) -> None:
+    """Make the environments of a sampler, or the one that steps all; add each to `envs`, also before an error."""
     for env in [*range(num_envs)] * (1 + standby):
-        made.append(make(env))
-        if isinstance(made[0], JointEnv):
+        envs.append(make(env))
+        if isinstance(envs[0], JointEnv):
             return
 
 
 def sub_envs_of(
-    made: list[Any],
+    envs: list[Any],
     settings: GroupSettings,
     make: Callable[[int], Any] | None = None,
     standby: int = 0,
 ) -> SubEnvs:
     """Return the sub-environments of environments that were made by `make_all` or `adapted`: see `SerialSubEnvs`."""
-    if isinstance(made[0], JointEnv):
-        return JointSubEnvs(made[0], settings)
-    return SerialSubEnvs(made, settings, make, standby)
+    if isinstance(envs[0], JointEnv):
+        return JointSubEnvs(envs[0], settings)
+    return SerialSubEnvs(envs, settings, make, standby)

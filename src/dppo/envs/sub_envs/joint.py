@@ -99,8 +99,8 @@ class JointEnv(ABC):
     next_seed: Callable[[int], int]
     """Returns the seed of the next episode of a sub-environment."""
 
-    def __init__(self, made: Any, make: Callable[[], JointEnv], num_sub_envs: int) -> None:
-        self.env = made
+    def __init__(self, env: Any, make: Callable[[], JointEnv], num_sub_envs: int) -> None:
+        self.env = env
         self._make = make
         self.sub_envs = [SubEnv(self, index) for index in range(num_sub_envs)]
         self.restarts = 0
@@ -127,7 +127,7 @@ class JointEnv(ABC):
         except BaseException as error:
             self.error = error
             for sub_env in self.sub_envs:
-                sub_env.step_result = SkippedStep(over=False)
+                sub_env.step_result = SkippedStep(is_last=False)
             raise
 
     def remake(self, index: int) -> SubEnv:
@@ -177,7 +177,7 @@ class JointSubEnvs(SubEnvs):
             joint.sub_envs, settings.spaces, settings.owner, limits=settings.limits
         )
         self.envs = [
-            CheckedEnv(sub_env, sub_env.index, settings, checks, alone=False)
+            CheckedEnv(sub_env, sub_env.index, settings, checks, is_single=False)
             for sub_env in joint.sub_envs
         ]
         for checked in self.envs:
@@ -228,19 +228,19 @@ class JointSubEnvs(SubEnvs):
         for checked in self.envs:
             checked.episode -= 1  # the reset of the replay begins the next one
         self._replay(group, carry, actions, log)
-        differ = [
+        diverged = [
             (checked.episode, checked.length, checked.checksum())
             != (carry.episodes[env], carry.episode_lengths[env], carry.checksums[env])
             for env, checked in enumerate(self.envs)
         ]
         if self._joint.shared:
-            differ = [any(differ)] * len(self.envs)
-        for sub_env, differs in zip(self._joint.sub_envs, differ, strict=True):
-            sub_env.is_waiting = sub_env.is_waiting and not differs
+            diverged = [any(diverged)] * len(self.envs)
+        for sub_env, has_diverged in zip(self._joint.sub_envs, diverged, strict=True):
+            sub_env.is_waiting = sub_env.is_waiting and not has_diverged
         reason = (
             "the replay ended in another state: the environment is not deterministic given its seed"
         )
-        return [reason if differs else "" for differs in differ]
+        return [reason if has_diverged else "" for has_diverged in diverged]
 
     def _replay(
         self,
@@ -283,7 +283,9 @@ class JointSubEnvs(SubEnvs):
     def shown_obs(self, env: int) -> np.ndarray:
         """Return the latest observation of a sub-environment; if it waits, the first one of the ended episode."""
         checked = self.envs[env]
-        return checked.first_obs if self._joint.sub_envs[env].is_waiting else checked.last_obs
+        if self._joint.sub_envs[env].is_waiting:
+            return checked.first_obs
+        return checked.last_obs
 
     def played_envs(self) -> list[CheckedEnv]:
         """Return all agents, or the first sub-environment of a vector: the others have episodes of their own."""

@@ -91,7 +91,7 @@ class SerialSubEnvs(SubEnvs):
         return self.envs[env].reset(episode, options)
 
     def avoid(self, fatal: Sequence[FatalStep]) -> None:
-        """Let these steps raise in place of being taken, whichever environment of a slot plays the episode."""
+        """Let these steps raise instead of stepping any environment of the slot that plays the episode."""
         for checked in self._all:
             for step in fatal:
                 if step.env == checked.index:
@@ -109,7 +109,9 @@ class SerialSubEnvs(SubEnvs):
             self._states.begin(self.envs, log.index)
 
     def states(self, log: EnvLog) -> dict[str, np.ndarray]:
-        return {} if self._states is None else self._states.take(self.envs, log)
+        if self._states is None:
+            return {}
+        return self._states.take(self.envs, log)
 
     def restore(
         self,

@@ -27,14 +27,14 @@ class JointVector(JointEnv):
     ends an episode, in the mode NEXT_STEP in the following step, in which the sub-environment is skipped.
     """
 
-    def __init__(self, made: Any, make: Callable[[], Any]) -> None:
-        """Take over `made`; raise ConfigError if it does not declare when it resets its sub-environments."""
-        super().__init__(made, make, int(made.num_envs))
+    def __init__(self, env: Any, make: Callable[[], Any]) -> None:
+        """Take over `env`; raise ConfigError if it does not declare when it resets its sub-environments."""
+        super().__init__(env, make, int(env.num_envs))
         self._num_sub_envs = len(self.sub_envs)
-        self.observation_space = made.single_observation_space
-        self.action_space = made.single_action_space
-        base = made.unwrapped
-        self._mode = made.metadata.get("autoreset_mode")
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        base = env.unwrapped
+        self._mode = env.metadata.get("autoreset_mode")
         if self._mode not in list(AutoresetMode):
             raise ConfigError(
                 f"env_id: made a vector environment with metadata['autoreset_mode']={self._mode!r}, and it has to be "
@@ -53,7 +53,7 @@ class JointVector(JointEnv):
         shared memory."""
         self._seeded = self._mode is AutoresetMode.DISABLED or (self._obeys and not self._same_step)
         """Each episode has a seed of its own."""
-        self.spec = made.spec if self._seeded else SimpleNamespace(nondeterministic=True)
+        self.spec = env.spec if self._seeded else SimpleNamespace(nondeterministic=True)
 
     def step(self, actions: Sequence[Any]) -> None:
         """Step the vector, and reset sub-environments whose episodes end."""
@@ -71,7 +71,7 @@ class JointVector(JointEnv):
             obs, sub_env_info = self._result(self.last_obs, info if reads_info else {}, sub_env)
             if sub_env.is_waiting:
                 sub_env.reset_result = obs, sub_env_info
-                sub_env.step_result = SkippedStep(over=True)
+                sub_env.step_result = SkippedStep(is_last=True)
                 continue
             if ended and self._same_step:
                 if "final_obs" not in info:
@@ -95,7 +95,7 @@ class JointVector(JointEnv):
         if not self._seeded:
             self._reset_all(seed)
         elif self.last_obs is None:
-            seeds = {each.index: self.next_seed(each.index) for each in self.sub_envs}
+            seeds = {other.index: self.next_seed(other.index) for other in self.sub_envs}
             self._reset(seeds | {sub_env.index: seed})
         else:
             self._reset({sub_env.index: seed})
@@ -110,7 +110,7 @@ class JointVector(JointEnv):
         self._note_resets(self.sub_envs, info)
 
     def _reset(self, seeds: Mapping[int, int]) -> None:
-        """Reset these sub-environments and no others, at once where each may have a seed of its own."""
+        """Reset only these sub-environments: in one call if the vector accepts a seed for each."""
         if self._takes_seeds:
             self._reset_sub_envs(seeds, [seeds.get(sub_env.index) for sub_env in self.sub_envs])
             return
@@ -122,11 +122,11 @@ class JointVector(JointEnv):
     def _reset_sub_envs(self, indices: Iterable[int], seed: Any) -> None:
         mask = np.isin(np.arange(len(self.sub_envs)), list(indices))
         # the reset may write to the same array
-        before = None if self._obeys else copy(self.last_obs)
+        obs_before = None if self._obeys else copy(self.last_obs)
         self.last_obs, info = self._checked_reset(
             self.env.reset(seed=seed, options={"reset_mask": mask})
         )
-        if isinstance(before, np.ndarray) and (before != self.last_obs)[~mask].any():
+        if isinstance(obs_before, np.ndarray) and (obs_before != self.last_obs)[~mask].any():
             raise ValueError(
                 "reset(options={'reset_mask': ...}) changed observations of sub-environments outside of the mask"
             )

@@ -56,7 +56,7 @@ class Environments(Protocol):
         """
 
     def follow(self, *, is_on: bool) -> None:
-        """Let the controllers beside the environments follow the episodes, or leave them off; set before an episode."""
+        """Switch the controllers of the environments on or off; call this between episodes."""
 
     def intended(self) -> np.ndarray:
         """Return the actions [E, *A] that the controllers would take next, as actions of the policy."""

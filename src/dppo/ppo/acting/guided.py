@@ -1,4 +1,4 @@
-"""GuidedExploration: controllers beside the environments act in the first segments of a run."""
+"""GuidedExploration: controllers of the environments act in the first segments of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dppo.ppo.networks.network import NetworkOutputs
 
 @dataclass(frozen=True, eq=False)
 class GuidedExploration(Exploration):
-    """The segments in which controllers beside the environments act, with noise."""
+    """The segments in which controllers of the environments act, with noise."""
 
     phase: ControllerPhase
     segments: int
@@ -30,7 +30,9 @@ class GuidedExploration(Exploration):
         envs = [sampler.envs for sampler in rollout.samplers]
         for group in envs:
             group.follow(is_on=is_on)
-        return GuidedAgent(rollout.agent, envs, self.phase.log_std).act if is_on else None
+        if is_on:
+            return GuidedAgent(rollout.agent, envs, self.phase.log_std).act
+        return None
 
     def _is_on(self, rollout: Rollout) -> bool:
         return rollout.snapshot.version < self.phase.versions
@@ -50,7 +52,7 @@ class GuidedExploration(Exploration):
 
 
 class GuidedAgent:
-    """Act as the controllers beside environments would, with noise, in place of the policy.
+    """Act with the noisy actions of the environments' controllers, in place of the policy.
 
     The actions are samples of a distribution around the controller's actions, so that their log-probabilities
     are as true as a policy's.

@@ -64,16 +64,16 @@ class PinkNoise:
 
     def __init__(self, white: WhiteNoise) -> None:
         self._white = white
-        self._kept = (-1, 0)  # block whose noise is kept, and its steps; none yet
+        self._key = (-1, 0)  # block whose noise is kept, and its steps; none yet
         self._noise = np.empty(0)
 
     def of_segment(self, index: int, steps: int) -> Float[np.ndarray, "{steps} envs size"]:
         segments_of_block = math.ceil(BLOCK_STEPS / steps)
         block, number = divmod(index, segments_of_block)
-        wanted = (block, segments_of_block * steps)
-        if wanted != self._kept:
-            self._noise = self._of_block(*wanted)
-            self._kept = wanted
+        key = (block, segments_of_block * steps)
+        if key != self._key:
+            self._noise = self._of_block(*key)
+            self._key = key
         start = number * steps
         return self._noise[start : start + steps]
 

@@ -210,10 +210,10 @@ class _Memory:
 
     def keep(self, t: int, states: np.ndarray, done: np.ndarray) -> None:
         """Keep the `states` after step `t`; reset those whose episode is `done`."""
-        after = self.after[:, t]
-        after[...] = states
+        states_after = self.after[:, t]
+        states_after[...] = states
         following = self.before[:, t + 1]
-        following[...] = after
+        following[...] = states_after
         following[done] = 0.0
 
 

@@ -44,7 +44,9 @@ class WideExploration(Exploration):
     @override
     def act_in(self, rollout: Rollout) -> Act | None:
         flags = [self.covers(request.sampler_id, request.index) for request in rollout.requests]
-        return WideAgent(rollout.agent, np.array(flags)).act if any(flags) else None
+        if any(flags):
+            return WideAgent(rollout.agent, np.array(flags)).act
+        return None
 
     @override
     def covers_episode(self, sampler_id: int, episode: Episode, segments: range) -> bool:
@@ -59,7 +61,9 @@ class WideExploration(Exploration):
         """Return the noise of a segment, which is held now and then where the sampler explores widely."""
         generator = white.generators(index)
         noise = white.draw(generator, steps)
-        return hold(noise, generator) if self.covers(sampler_id, index) else noise
+        if self.covers(sampler_id, index):
+            return hold(noise, generator)
+        return noise
 
 
 def hold(

@@ -75,15 +75,15 @@ class Joint(Distribution):
     @override
     def head_at(self, actions: Shaped[np.ndarray, "*rows A"], log_std: np.ndarray) -> Head:
         bound = []
-        free = []
+        free_parts = []
         deviations = _columns(log_std, self._action_widths)
         columns = self._parts_of_actions(actions, str(log_std.dtype))
         for part, part_actions, part_log_std in zip(self.parts, columns, deviations, strict=True):
             part_head = part.head_at(part_actions, part_log_std)
             bound_size = part.head_size - part.free_size
             bound.append(part_head[..., :bound_size])
-            free.append(part_head[..., bound_size:])
-        return np.concatenate([*bound, *free], axis=-1)
+            free_parts.append(part_head[..., bound_size:])
+        return np.concatenate([*bound, *free_parts], axis=-1)
 
     @override
     def targets(
@@ -142,12 +142,14 @@ class Joint(Distribution):
 
     def heads(self, head: Any, concatenate: Callable[[tuple[Any, ...], int], Any]) -> list[Any]:
         """Split heads [..., H] into those of the parts; `concatenate` joins arrays or tensors along an axis."""
-        bound = _columns(head, self._bound_sizes)
-        free = _columns(
+        bound_parts = _columns(head, self._bound_sizes)
+        free_parts = _columns(
             head[..., self.head_size - self.free_size :], [part.free_size for part in self.parts]
         )
         heads = []
-        for part, bound_columns, free_columns in zip(self.parts, bound, free, strict=True):
+        for part, bound_columns, free_columns in zip(
+            self.parts, bound_parts, free_parts, strict=True
+        ):
             if part.free_size:
                 heads.append(concatenate((bound_columns, free_columns), -1))
             else:

@@ -103,9 +103,9 @@ class Categorical(_Choices):
     @override
     def scores(self, head: TorchHead, actions: Int64[Tensor, " rows"]) -> Scores:
         log_probs = head.log_softmax(dim=1)
-        of_actions = log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
+        action_log_probs = log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
         entropies = -(log_probs.exp() * log_probs).sum(dim=1)
-        return of_actions, entropies
+        return action_log_probs, entropies
 
     @override
     def scores_with_gradient(

@@ -113,7 +113,9 @@ def normalized_part(obs: np.ndarray, names: Collection[str] | None = None) -> np
 
     `names`: of several leaves, those to normalize; None: all that are continuous.
     """
-    return obs if obs.dtype.names is None else _side_by_side(obs, names)
+    if obs.dtype.names is None:
+        return obs
+    return _side_by_side(obs, names)
 
 
 def _side_by_side(obs: np.ndarray, names: Collection[str] | None) -> np.ndarray:
@@ -122,7 +124,9 @@ def _side_by_side(obs: np.ndarray, names: Collection[str] | None) -> np.ndarray:
         by_name[name].reshape(len(obs), columns.stop - columns.start)
         for name, columns in _columns(obs.dtype, names)
     ]
-    return np.concatenate(parts, axis=1) if parts else np.zeros((len(obs), 0))
+    if parts:
+        return np.concatenate(parts, axis=1)
+    return np.zeros((len(obs), 0))
 
 
 def _columns(

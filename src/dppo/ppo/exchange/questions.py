@@ -41,19 +41,19 @@ class Question:
 class Answer:
     """All segments that an actor collected for one question."""
 
-    made: tuple[tuple[SegmentReport, Any], ...]
+    results: tuple[tuple[SegmentReport, Any], ...]
     """A report and a `Segment` for each request, in the order of the question; a reference in place of the segment if
     the arrays stay with Ray."""
     timings: Timings
-    used: float | None = None
-    """With threads, share of a CPU that the process used while all samplers worked side by side."""
+    cpu_share: float | None = None
+    """With threads, the share of a CPU that the process used while all samplers worked side by side."""
 
     def mismatch(self, question: Question) -> str:
         """Describe how the segments differ from the ones that `question` asks for; "" if they do not."""
-        asked = [(sampler, question.index, question.version) for sampler in question.samplers]
-        got = [(report.sampler_id, report.index, report.policy_version) for report, _ in self.made]
-        if got == asked:
+        expected = [(sampler, question.index, question.version) for sampler in question.samplers]
+        got = [
+            (report.sampler_id, report.index, report.policy_version) for report, _ in self.results
+        ]
+        if got == expected:
             return ""
-        return (
-            f"sent the wrong segments: {got} instead of {asked} (sampler, segment, policy version)"
-        )
+        return f"sent the wrong segments: {got} instead of {expected} (sampler, segment, policy version)"

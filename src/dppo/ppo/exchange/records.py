@@ -187,7 +187,7 @@ class Episode:
     # whether wide exploration or a controller chose some of its actions, so that its return is not the policy's
     explored: bool = field(default=False, compare=False)
     # False: an episode of a sub-environment, which depends on the others
-    alone: bool = field(default=True, compare=False)
+    is_single: bool = field(default=True, compare=False)
 
     def segments(self, last: int, num_steps: int) -> range:
         """Return the indices of the segments of `num_steps` steps that it was in; it ended in the `last`."""

@@ -139,7 +139,7 @@ class ValueScale:
         return ValueScale(mean, std if is_signal else max(MIN_VALUE_STD, std))
 
     @staticmethod
-    def of_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:
+    def from_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:
         """Return the scale of a trainer with this state; None if it normalizes no values, or has had no targets yet."""
         targets = moments_of_targets(state)
         return ValueScale.of(targets) if targets.count else None
@@ -209,8 +209,8 @@ class Statistics:
         return replace(self, **loaded)
 
     def _moments(self) -> dict[str, Moments]:
-        named = {"obs": self.obs, "returns": self.returns}
-        return {name: moments for name, moments in named.items() if moments is not None}
+        statistics = {"obs": self.obs, "returns": self.returns}
+        return {name: moments for name, moments in statistics.items() if moments is not None}
 
     def obs_scale(self) -> ObsScale | None:
         """Compute the scale of observations; None if they are not normalized."""

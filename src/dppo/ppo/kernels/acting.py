@@ -33,8 +33,8 @@ class NumpyMLP(ActingNetwork):
 
         def stacked(parameter: str) -> np.ndarray:
             """Return the places of a parameter of each trunk: weights [K, inputs, units], biases [K, 1, units]."""
-            of_trunks = [places[f"{trunk}.{parameter}"].T for trunk in trunks]
-            return np.stack([np.atleast_2d(array) for array in of_trunks])
+            arrays = [places[f"{trunk}.{parameter}"].T for trunk in trunks]
+            return np.stack([np.atleast_2d(array) for array in arrays])
 
         self._layer_places = []
         for number in range(len(spec.layers.hidden_sizes)):
@@ -101,10 +101,10 @@ def _with_columns(head: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Append the same `columns` to each row of `head` [..., H]."""
     width = head.shape[-1]
     shape = (*head.shape[:-1], width + len(columns))
-    whole = np.empty(shape, head.dtype)
-    whole[..., :width] = head
-    whole[..., width:] = columns
-    return whole
+    joined = np.empty(shape, head.dtype)
+    joined[..., :width] = head
+    joined[..., width:] = columns
+    return joined
 
 
 class NumpyMemory(ActingNetwork):

@@ -34,6 +34,6 @@ def without_call_overhead(module: nn.Module) -> nn.Module:
     return module
 
 
-def _call_forward(module: nn.Module, *inputs: Any, **named: Any) -> Any:
+def _call_forward(module: nn.Module, *inputs: Any, **keywords: Any) -> Any:
     """Call the `forward` that this module has been given, without torch's `__call__`."""
-    return module.forward(*inputs, **named)
+    return module.forward(*inputs, **keywords)

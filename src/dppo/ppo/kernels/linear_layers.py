@@ -149,8 +149,8 @@ def _chain_forward(
     parameters: list[Tensor] = []
     for layer in layers:
         # `torch.func.functional_call` may have replaced them for this call
-        named = layer.__dict__["_parameters"]
-        parameters += [named["weight"], named["bias"]]
+        layer_parameters = layer.__dict__["_parameters"]
+        parameters += [layer_parameters["weight"], layer_parameters["bias"]]
     if input.dim() != 2 or not numpy_can_multiply(input, parameters[0]):
         return nn.Sequential.forward(module, input)  # type: ignore[no-untyped-call]
     return _chain(input, [_arrays_of(layer) for layer in layers], activations, parameters)

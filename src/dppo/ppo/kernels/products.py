@@ -47,7 +47,9 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.n
     """
     multiplications = len(a) * b.size
     num_threads = torch.get_num_threads() if multiplications >= MIN_SHARED_WORK else 1
-    return np.dot(a, b, out) if num_threads == 1 else _shared_product(a, b, out, num_threads)
+    if num_threads == 1:
+        return np.dot(a, b, out)
+    return _shared_product(a, b, out, num_threads)
 
 
 def _shared_product(

@@ -63,4 +63,6 @@ def gaussian_scores(
 
 def _as_column(grad_entropies: Tensor | float) -> Tensor | float:
     """Make a vector [rows] a column, and leave a number as it is."""
-    return grad_entropies.unsqueeze(1) if isinstance(grad_entropies, Tensor) else grad_entropies
+    if isinstance(grad_entropies, Tensor):
+        return grad_entropies.unsqueeze(1)
+    return grad_entropies

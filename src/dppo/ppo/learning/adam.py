@@ -64,7 +64,7 @@ class FlatAdam:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update the weights in place from the stored gradient."""
-        before = self._weights[self._slowed].clone() if self._share < 1 else None
+        weights_before = self._weights[self._slowed].clone() if self._share < 1 else None
         adam(
             [self._weights],
             [self._gradient],
@@ -77,8 +77,8 @@ class FlatAdam:
             eps=self._eps,
             **OPTIONS,
         )
-        if before is not None:
-            self._weights[self._slowed].sub_(before).mul_(self._share).add_(before)
+        if weights_before is not None:
+            self._weights[self._slowed].sub_(weights_before).mul_(self._share).add_(weights_before)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return both moments [P] and the number of steps, under torch's names; the next step may overwrite them."""

@@ -99,7 +99,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Move the batch to `device`; return the batch itself if it is there."""
-        return self if device.type == self.logprobs.device.type else self._moved(device)
+        if device.type == self.logprobs.device.type:
+            return self
+        return self._moved(device)
 
     def _moved(self, device: torch.device) -> Batch:
         def moved(tensor: Tensor) -> Tensor:
@@ -265,7 +267,9 @@ def make_batch(
         sequence_length=length,
         recurrent=None if first.states is None else recurrent_inputs(segments, length),
     )
-    return batch if transitions.valid is None else _weighted(batch, rows(valid))
+    if transitions.valid is None:
+        return batch
+    return _weighted(batch, rows(valid))
 
 
 def _weighted(batch: Batch, valid: Tensor) -> Batch:

@@ -227,11 +227,11 @@ def _minibatches(
 def start_from_deviations(model: PPOModel, log_std: np.ndarray) -> None:
     """Give a policy the deviations of a controller's noise, where they do not depend on observations."""
     distribution = model.spec.distribution
-    free = free_deviations(model.spec)
+    deviations = free_deviations(model.spec)
     size = distribution.free_size
-    if free.start == free.stop or not size:
+    if deviations.start == deviations.stop or not size:
         return
     dtype = model.spec.dtype
     actions = np.zeros(distribution.action_shape, distribution.action_dtype(dtype))
     head = distribution.head_at(actions, log_std.astype(dtype))
-    model.parameters.weights.data[free] = torch.from_numpy(head[-size:])
+    model.parameters.weights.data[deviations] = torch.from_numpy(head[-size:])

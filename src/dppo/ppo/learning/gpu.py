@@ -41,7 +41,7 @@ def repeatable_on(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.get_deterministic_debug_mode()
+    saved_mode = torch.get_deterministic_debug_mode()
     settings = [
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn, "benchmark", False),
@@ -58,7 +58,7 @@ def repeatable_on(device: torch.device) -> Iterator[None]:
         with torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.set_deterministic_debug_mode(before)
+        torch.set_deterministic_debug_mode(saved_mode)
         for (place, name, _), value in zip(settings, values_before, strict=True):
             setattr(place, name, value)
 
@@ -143,11 +143,11 @@ def _describe_memory(device: torch.device) -> str:
         return "the memory of this machine"
     try:
         name = torch.cuda.get_device_name(device)
-        free, total = torch.cuda.mem_get_info(device)
+        free_bytes, total = torch.cuda.mem_get_info(device)
     except RuntimeError:  # it has failed altogether
         return "the memory of the GPU"
     ours = torch.cuda.memory_reserved(device)
-    elsewhere = in_gigabytes(max(0, total - free - ours))
+    elsewhere = in_gigabytes(max(0, total - free_bytes - ours))
     return (
         f"the memory of the GPU ({name}, {in_gigabytes(total)}, of which tensors of this process hold "
         f"{in_gigabytes(ours)}, and CUDA and other processes {elsewhere})"
@@ -156,8 +156,8 @@ def _describe_memory(device: torch.device) -> str:
 
 def gpu_memory_line(needed: int, rows: UpdateRows, device: torch.device) -> str:
     """Return what an update needs of the memory of a GPU, and what to do if there is less."""
-    free, _ = torch.cuda.mem_get_info(device)
-    available = free + torch.cuda.memory_reserved(device)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    available = free_bytes + torch.cuda.memory_reserved(device)
     name = torch.cuda.get_device_name(device)
     line = (
         f"GPU: {name}; an update takes about {in_gigabytes(needed)} of its memory, {in_gigabytes(available)} are "

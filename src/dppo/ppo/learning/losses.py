@@ -60,9 +60,11 @@ def clipped_value_loss(
     squared = error.square()
     clipped_squared = (old_values + moved.clamp(-clip_coef, clip_coef) - returns).square()
     # Within the clipping range both squares are equal up to rounding, and so are their gradients.
-    free = (squared >= clipped_squared) | (moved.abs() <= clip_coef)
+    is_unclipped = (squared >= clipped_squared) | (moved.abs() <= clip_coef)
     losses = torch.max(squared, clipped_squared)
-    return 0.5 * weighted_mean(losses, weights), _weighted(error * free / len(error), weights)
+    return 0.5 * weighted_mean(losses, weights), _weighted(
+        error * is_unclipped / len(error), weights
+    )
 
 
 def approximate_kl(
@@ -80,11 +82,15 @@ def approximate_kl(
 
 def weighted_mean(losses: Rows, weights: Rows | None) -> Float[Tensor, ""]:
     """Return the mean of `losses` times `weights`, which must be one on average."""
-    return losses.mean() if weights is None else (losses * weights).mean()
+    if weights is None:
+        return losses.mean()
+    return (losses * weights).mean()
 
 
 def _weighted(gradient: Rows, weights: Rows | None) -> Rows:
-    return gradient if weights is None else gradient * weights
+    if weights is None:
+        return gradient
+    return gradient * weights
 
 
 @dataclass(frozen=True, slots=True)

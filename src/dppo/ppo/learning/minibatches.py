@@ -11,7 +11,7 @@ from dppo.ppo.learning.parallel import Parallel, moments_of_all
 
 
 def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
-    """Return the batch with weights if that of any rank has them, so that all ranks compute the same means.
+    """Return the batch, with weights if the batch of any rank has them: all ranks then compute equal means.
 
     Whether an episode terminates, and the range of rewards, become those of all ranks.
     """
@@ -22,8 +22,8 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
         dtype=torch.float64,
         device=batch.logprobs.device,
     )
-    of_all = parallel.gather(facts).amax(dim=0).tolist()
-    weighted, terminates, minus_smallest, largest = of_all
+    largest_facts = parallel.gather(facts).amax(dim=0).tolist()
+    weighted, terminates, minus_smallest, largest = largest_facts
     rewards = (-minus_smallest, largest)
     batch = replace(batch, terminates=bool(terminates), rewards=rewards)
     if weighted and batch.weights is None:
@@ -72,8 +72,8 @@ def _weighted(minibatches: list[Batch], parallel: Parallel) -> Iterator[tuple[Ba
     """Scale the weights of each minibatch by its transitions on all ranks; leave out minibatches without any."""
     weights = [minibatch.weights for minibatch in minibatches if minibatch.weights is not None]
     counts = torch.stack([column.sum() for column in weights])
-    of_ranks = parallel.gather(counts)
-    totals = of_ranks.sum(dim=0).tolist()
+    rank_counts = parallel.gather(counts)
+    totals = rank_counts.sum(dim=0).tolist()
     for minibatch, column, transitions in zip(minibatches, weights, totals, strict=True):
         if transitions:
             scale = len(minibatch) * parallel.size / transitions

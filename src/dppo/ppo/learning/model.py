@@ -98,4 +98,6 @@ class PPOModel:
 def free_deviations(spec: NetworkSpec) -> slice:
     """Return the place of state-independent log standard deviations in the flat vector; an empty slice without any."""
     places = spec.unflatten(np.arange(spec.num_parameters)).get("log_std")
-    return slice(0, 0) if places is None else slice(places.flat[0], places.flat[-1] + 1)
+    if places is None:
+        return slice(0, 0)
+    return slice(places.flat[0], places.flat[-1] + 1)

@@ -47,7 +47,9 @@ def _weighted_row_moments(samples: Tensor, weights: Tensor) -> Tensor:
 def moments_of_all(samples: Tensor, weights: Tensor | None, parallel: Parallel) -> Tensor:
     """Return the moments [k, 3] of the samples of all ranks, as `row_moments` does."""
     moments = row_moments(samples, weights)
-    return moments if parallel.size == 1 else merged_moments(parallel.gather(moments))
+    if parallel.size == 1:
+        return moments
+    return merged_moments(parallel.gather(moments))
 
 
 def merged_moments(parts: Tensor) -> Tensor:

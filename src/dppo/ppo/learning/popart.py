@@ -40,12 +40,12 @@ class PopArt:
         weights = self._model.parameters.weights.data
         unchanged = weights.clone()
         batch = zero_batch(self._model.spec, 1, 1).to(weights.device)
-        before = self._model.values(batch.obs, batch.recurrent)
+        values_before = self._model.values(batch.obs, batch.recurrent)
         weights[self._weight] *= 2
         weights[self._bias] = 2 * weights[self._bias] + 1
-        after = self._model.values(batch.obs, batch.recurrent)
+        values_after = self._model.values(batch.obs, batch.recurrent)
         weights.copy_(unchanged)
-        if not torch.allclose(after, 2 * before + 1, rtol=1e-2, atol=1e-2):
+        if not torch.allclose(values_after, 2 * values_before + 1, rtol=1e-2, atol=1e-2):
             raise ConfigError(
                 "norm_value=True: the network changes what its layer `value` returns, so that values would jump with "
                 "their unit. Return the numbers of that layer as they are, or use `norm_value=False`."
@@ -60,16 +60,16 @@ class PopArt:
         """Count the targets of `batch` on all ranks, change the unit, and return the batch with values in it."""
         (moments,) = moments_of_all(batch.returns.double()[None], batch.weights, parallel)
         count, mean, m2 = moments.tolist()
-        before = self.scale
+        old_scale = self.scale
         self._moments = self._moments.merge(Moments(count, np.array(mean), np.array(m2)))
-        after = self.scale
+        new_scale = self.scale
         with torch.no_grad():
             flat = self._model.parameters.weights
-            flat[self._weight] *= before.std / after.std
-            flat[self._bias] *= before.std / after.std
-            flat[self._bias] += (before.mean - after.mean) / after.std
-        values = after.standardize(batch.values)
-        returns = after.standardize(batch.returns)
+            flat[self._weight] *= old_scale.std / new_scale.std
+            flat[self._bias] *= old_scale.std / new_scale.std
+            flat[self._bias] += (old_scale.mean - new_scale.mean) / new_scale.std
+        values = new_scale.standardize(batch.values)
+        returns = new_scale.standardize(batch.returns)
         return replace(batch, values=values, returns=returns)
 
     def state(self) -> dict[str, np.ndarray]:

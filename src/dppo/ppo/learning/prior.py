@@ -45,7 +45,7 @@ class Prior(Stage):
     _weights: np.ndarray | None = None
     """[P] of the clone; None before there is one, and after the last iteration near it."""
     _obs_scale: ObsScale | None = None
-    _begun: int = 0
+    _policy_start: int = 0
     """The first iteration of training near the clone."""
 
     def instead(self, experience: Experience, trainer: StagedTrainer) -> Update | None:
@@ -80,7 +80,7 @@ class Prior(Stage):
         trainer.restart_optimizer()
         self._weights = model.parameters.weights.numpy(force=True).copy()
         self._obs_scale = obs_scale
-        self._begun = experience.iteration + 1
+        self._policy_start = experience.iteration + 1
         figures = {"clone_kl": clone.kl, "explained_variance": clone.explained_variance}
         if scale is not None:
             figures |= scale.figures()
@@ -89,7 +89,7 @@ class Prior(Stage):
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
         """Return the batch with the log-probabilities of its actions under the clone."""
         fading = FADING * self.phase.versions
-        share = 1 - (experience.iteration - self._begun) / fading
+        share = 1 - (experience.iteration - self._policy_start) / fading
         if self._weights is None or share <= 0:
             self._weights = None
             return batch
@@ -110,12 +110,14 @@ class Prior(Stage):
 
     def objective(self, objective: Objective) -> Objective:
         """Add the distance from the clone to a loss, while there is a clone."""
-        return objective if self._weights is None else NearClone(objective)
+        if self._weights is None:
+            return objective
+        return NearClone(objective)
 
     def state(self) -> dict[str, np.ndarray]:
         if self._weights is None:
             return {}
-        state = {f"{PREFIX}weights": self._weights, f"{PREFIX}begun": np.array(self._begun)}
+        state = {f"{PREFIX}weights": self._weights, f"{PREFIX}begun": np.array(self._policy_start)}
         if self._obs_scale is not None:
             state[f"{PREFIX}obs_mean"] = self._obs_scale.mean
             state[f"{PREFIX}obs_std"] = self._obs_scale.std
@@ -127,7 +129,7 @@ class Prior(Stage):
         self._obs_scale = None
         if self._weights is None:
             return
-        self._begun = int(state[f"{PREFIX}begun"])
+        self._policy_start = int(state[f"{PREFIX}begun"])
         mean = state.get(f"{PREFIX}obs_mean")
         if mean is not None:
             self._obs_scale = ObsScale(mean, state[f"{PREFIX}obs_std"])

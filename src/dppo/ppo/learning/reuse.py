@@ -96,9 +96,9 @@ def adapted_factor(factor: float, distance: float, clip: float) -> float:
 
 
 def joined(segments: Sequence[Segment]) -> Segment:
-    """Return successive segments of one sampler as one, so that advantages count on all that followed an older row.
+    """Join successive segments of a sampler, so that the advantages of old rows include all later rows.
 
-    Where a segment does not start from the observation that the one before led to, as after a loss, the older episode
+    Where a segment does not start from the last successor of the previous one, as after a loss, the older episode
     counts as truncated there.
     """
     columns = {
@@ -116,12 +116,12 @@ def joined(segments: Sequence[Segment]) -> Segment:
             last.tobytes() != start.tobytes() for last, start in zip(led_to, starts, strict=True)
         ]
         columns["truncated"][end] |= restarted & ~segment.terminated[-1]
-    whole = Segment(**columns)
+    joined_segment = Segment(**columns)
     # Successors that are rows of the whole segment are left out.
-    missing = whole.followed[np.concatenate([segment.followed for segment in segments])]
+    missing = joined_segment.followed[np.concatenate([segment.followed for segment in segments])]
     successors = {
         name: columns[name][missing]
         for name in ("successors", "successor_states")
         if name in columns
     }
-    return replace(whole, **successors)
+    return replace(joined_segment, **successors)

@@ -64,7 +64,9 @@ class CurrentNetwork:
         return self._in_units_of_rewards(torch.cat(pieces))
 
     def _in_units_of_rewards(self, values: Tensor) -> Tensor:
-        return values if self.scale is None else self.scale.restore(values)
+        if self.scale is None:
+            return values
+        return self.scale.restore(values)
 
 
 class StagedTrainer(Protocol):
@@ -129,7 +131,9 @@ class LagCorrection(Stage):
     """Measures ratios from the policy to update, where an older policy has collected."""
 
     def prepare(self, batch: Batch, network: CurrentNetwork, experience: Experience) -> Batch:
-        return from_current_policy(batch, network) if experience.lagged else batch
+        if experience.lagged:
+            return from_current_policy(batch, network)
+        return batch
 
 
 @dataclass(eq=False)

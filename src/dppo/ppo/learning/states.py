@@ -41,17 +41,17 @@ class StatesAlongSegments:
         """Return the segments with the states of the network with these `weights`, for sequences of this length."""
         self._network.load(weights)
         shape = (*self._done.shape, self._spec.state_size)
-        before = np.zeros(shape, self._spec.dtype)
-        after = np.zeros_like(before)
+        states_before = np.zeros(shape, self._spec.dtype)
+        states_after = np.zeros_like(states_before)
         state = np.zeros(shape[1:], self._spec.dtype)
         for t, done in enumerate(self._done):
-            before[t] = state
-            after[t] = self._network.step(self._reader.read(self._obs[t]), state).state
-            state = after[t].copy()
+            states_before[t] = state
+            states_after[t] = self._network.step(self._reader.read(self._obs[t]), state).state
+            state = states_after[t].copy()
             state[done] = 0.0
         num_samplers = len(self._segments)
-        at_starts = np.split(before[::sequence_length], num_samplers, axis=1)
-        after_steps = np.split(after, num_samplers, axis=1)
+        at_starts = np.split(states_before[::sequence_length], num_samplers, axis=1)
+        after_steps = np.split(states_after, num_samplers, axis=1)
         return [
             replace(segment, states=states, successor_states=following[segment.followed])
             for segment, states, following in zip(

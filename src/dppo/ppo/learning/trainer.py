@@ -244,7 +244,9 @@ class PPOTrainer:
         return step
 
     def _learning_rate(self, ppo: ResolvedPPO) -> float:
-        return self._adapted_rate if ppo.desired_kl > 0 else ppo.learning_rate
+        if ppo.desired_kl > 0:
+            return self._adapted_rate
+        return ppo.learning_rate
 
     def sum_gradients(self) -> None:
         """Replace the gradient by its sum over all ranks."""
@@ -344,7 +346,9 @@ class PPOTrainer:
             state |= self.popart.state()
         for stage in self.stages:
             state |= stage.state()
-        return {name: array.copy() for name, array in state.items()} if copy else state
+        if copy:
+            return {name: array.copy() for name, array in state.items()}
+        return state
 
     def learned_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
         """Return all of `state`, because this trainer keeps no rows of older iterations."""
@@ -366,9 +370,9 @@ class PPOTrainer:
         """Return copies of weights and state, to restore them if an update fails."""
         return TrainerState(self.weights(), self.state())
 
-    def restore(self, before: TrainerState) -> None:
-        """Undo the update that followed the snapshot `before`."""
-        self.load(before.weights, before.state)
+    def restore(self, snapshot: TrainerState) -> None:
+        """Undo the update that followed `snapshot`."""
+        self.load(snapshot.weights, snapshot.state)
 
 
 def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
@@ -395,7 +399,9 @@ def _advantage_std_floor(ppo: ResolvedPPO, batch: Batch) -> float | None:
     """Return the smallest deviation that the advantages of a batch are divided by; None if they are not divided."""
     if not ppo.norm_adv:
         return None
-    return ppo.adv_floor if ppo.norm_reward and not batch.has_learning_signal else 0.0
+    if ppo.norm_reward and not batch.has_learning_signal:
+        return ppo.adv_floor
+    return 0.0
 
 
 def _diverged(minibatch: Batch, number: int, losses: _Losses, norm: float) -> TrainingDiverged:

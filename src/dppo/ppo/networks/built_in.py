@@ -115,7 +115,9 @@ class BuiltInSpec(NetworkSpec):
 
             with torch.device("meta"):  # allocates nothing: the layers may be too large
                 return shapes_of(self._encoder_network())
-        return self._mlp_shapes() if self.is_mlp else self._memory_shapes()
+        if self.is_mlp:
+            return self._mlp_shapes()
+        return self._memory_shapes()
 
     def _mlp_shapes(self) -> Shapes:
         shapes: Shapes = {}

@@ -169,7 +169,9 @@ class Flatten(nn.Module):
     def forward(self, leaf: Tensor) -> Tensor:
         """Encode a leaf [rows, *shape] as [rows, features]."""
         flat = leaf.reshape(leaf.shape[0], -1)
-        return flat if self._divisor is None else flat / self._divisor
+        if self._divisor is None:
+            return flat
+        return flat / self._divisor
 
 
 class OneHot(nn.Module):

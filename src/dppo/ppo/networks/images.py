@@ -129,7 +129,9 @@ class Image(nn.Module):
         """Return [rows, channels, height, width], as a view of `pixels` where that is possible."""
         if self._axes is not None:
             pixels = pixels.permute(self._axes)
-        return pixels.flatten(1, -3) if pixels.dim() > 4 else pixels
+        if pixels.dim() > 4:
+            return pixels.flatten(1, -3)
+        return pixels
 
 
 class Bits(nn.Module):

@@ -149,7 +149,9 @@ class Autograd(LearningNetwork):
     def _input(self, leaf: Tensor) -> Tensor:
         # rows, and the axes of `spaces.is_image`
         is_image = leaf.dtype == torch.uint8 and leaf.dim() in (4, 5)
-        return leaf if is_image and self._reads_bytes else leaf.to(self._dtype)
+        if is_image and self._reads_bytes:
+            return leaf
+        return leaf.to(self._dtype)
 
     @override
     def backward(

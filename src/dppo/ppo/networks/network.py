@@ -141,25 +141,25 @@ class NetworkSpec(ABC):
             raise ValueError(
                 f"got {weights.size:,} weights, this network has {self.num_parameters:,}."
             )
-        named: dict[str, np.ndarray] = {}
+        parameters: dict[str, np.ndarray] = {}
         start = 0
         for name, shape in self.shapes.items():
             end = start + math.prod(shape)
-            named[name] = weights[start:end].reshape(shape)
+            parameters[name] = weights[start:end].reshape(shape)
             start = end
-        return named
+        return parameters
 
     @final
-    def flatten(self, named: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:
+    def flatten(self, parameters: dict[str, np.ndarray]) -> Float[np.ndarray, " P"]:
         """Join parameters given by name into the flat vector; raise ValueError if names or shapes differ."""
         expected = dict(self.shapes)
-        shapes = {name: array.shape for name, array in named.items()}
+        shapes = {name: array.shape for name, array in parameters.items()}
         for name in {**expected, **shapes}:
             if shapes.get(name) != expected.get(name):
                 raise ValueError(
                     f"parameter {name} has shape {shapes.get(name)}, this network has {expected.get(name)}"
                 )
-        return np.concatenate([named[name].reshape(-1) for name in expected]).astype(
+        return np.concatenate([parameters[name].reshape(-1) for name in expected]).astype(
             self.dtype, copy=False
         )
 

@@ -54,7 +54,7 @@ def initialized(make: Callable[[], nn.Module], seed: int, dtype: str) -> nn.Modu
 
 
 def rebuilt_deterministically(build: Callable[[], nn.Module], name: str) -> nn.Module:
-    """Build until the same weights have come out twice: a thread of an environment may draw from the generator, too.
+    """Build a module until two builds have equal weights: a thread of an environment may draw from the generator, too.
 
     Raise ConfigError, with the `name` of the module, if the weights differ each time.
     """

@@ -179,13 +179,13 @@ class ModuleSpec(NetworkSpec):
             steps: slice = slice(None),
             rows: slice = slice(None),
             *,
-            before: Tensor = state,
+            states: Tensor = state,
             flags: Tensor = starts,
         ) -> tuple[Tensor, ...]:
             chosen_flags = flags[steps, rows]
             chosen_obs = each_leaf(obs, lambda leaf: leaf[steps, rows])
             return self._outputs(
-                module, tuple(chosen_flags.shape), chosen_obs, before[rows], chosen_flags
+                module, tuple(chosen_flags.shape), chosen_obs, states[rows], chosen_flags
             )
 
         def run_step_by_step() -> tuple[Tensor, ...]:
@@ -193,7 +193,7 @@ class ModuleSpec(NetworkSpec):
             values = []
             step_state = state
             for t in range(NUM_STEPS):
-                step_head, step_values, step_state = run(slice(t, t + 1), before=step_state)
+                step_head, step_values, step_state = run(slice(t, t + 1), states=step_state)
                 heads.append(step_head)
                 values.append(step_values)
             return torch.cat(heads), torch.cat(values), step_state
@@ -209,13 +209,13 @@ class ModuleSpec(NetworkSpec):
                 run_step_by_step,
                 lambda: run(first_step, flags=torch.ones_like(starts)),
                 lambda: run(
-                    first_step, before=torch.zeros_like(state), flags=torch.zeros_like(starts)
+                    first_step, states=torch.zeros_like(state), flags=torch.zeros_like(starts)
                 ),
             ],
             (slice(None), second_row),
         )
-        whole, _, _, stepwise, reset, from_zeros = results
-        self._check_close(stepwise, whole, NOT_STEPWISE)
+        at_once, _, _, stepwise, reset, from_zeros = results
+        self._check_close(stepwise, at_once, NOT_STEPWISE)
         self._check_close(reset, from_zeros, NOT_RESET)
 
     def _random_state(self, state_size: int) -> Tensor:
@@ -243,8 +243,10 @@ class ModuleSpec(NetworkSpec):
             raise self._broken(
                 "the names or shapes of its parameters are random. Let them follow from the arguments"
             )
-        for parameter, other in zip(module.parameters(), other_module.parameters(), strict=True):
-            other.data.copy_(parameter.data)
+        for parameter, other_parameter in zip(
+            module.parameters(), other_module.parameters(), strict=True
+        ):
+            other_parameter.data.copy_(parameter.data)
         obs = _made_up_inputs(self.spaces, NUM_ROWS, self._torch_dtype)
         inputs: list[Any] = [obs]
         shape: tuple[int, ...] = (NUM_ROWS,)
@@ -280,12 +282,12 @@ class ModuleSpec(NetworkSpec):
                     f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
                     f"would hold different values. Use LayerNorm or GroupNorm"
                 )
-        for name, output, repeated, alone in zip(OUTPUTS[:2], *results[:3], strict=False):
+        for name, output, repeated, single_row in zip(OUTPUTS[:2], *results[:3], strict=False):
             if not torch.equal(output, repeated):
                 fact = (
                     "differ between two passes over the same observations. Remove dropout and noise"
                 )
-            elif not _is_close(alone, output[row]):
+            elif not _is_close(single_row, output[row]):
                 fact = "of one observation depend on the other rows of the batch. Process each row on its own"
             elif not output.requires_grad:
                 fact = "do not depend on any parameter with requires_grad=True. Compute them from parameters"
@@ -381,7 +383,9 @@ def _made_up_inputs(spaces: Spaces, num_rows: int, dtype: torch.dtype) -> Inputs
         else:
             numbers = generator.standard_normal(shape)
         inputs[name] = torch.from_numpy(numbers).to(dtype)
-    return inputs if spaces.obs.names is not None else inputs[""]
+    if spaces.obs.names is not None:
+        return inputs
+    return inputs[""]
 
 
 def _describe_call(obs: Inputs, state: Tensor | None = None, starts: Tensor | None = None) -> str:

@@ -117,7 +117,7 @@ def save(
     *,
     keep: Keep,
     score: float | None,
-    chosen: EvaluatedCheckpoints | None = None,
+    evaluated: EvaluatedCheckpoints | None = None,
 ) -> Path:
     """Write a checkpoint, then delete older ones, except `keep` and the one with the best `score`.
 
@@ -127,7 +127,7 @@ def save(
     Args:
         keep: the checkpoints to keep however they score.
         score: score of this checkpoint; None if it has none.
-        chosen: the checkpoints that evaluations need, which are kept, too; their scores replace those in the files.
+        evaluated: the checkpoints that evaluations need, which are kept, too; their scores replace those in the files.
 
     Raises:
         CheckpointNotWritten: for example because the disk is full; earlier checkpoints are untouched.
@@ -147,16 +147,16 @@ def save(
             f"{path}: the checkpoint could not be written: {disk.cause(error)}\n"
             f"Earlier checkpoints are untouched. {disk.remedy(error)}"
         ) from error
-    _rotate(folder, keep, chosen)
+    _rotate(folder, keep, evaluated)
     return path
 
 
 def making_room(
-    write: Callable[[], Path], folder: Path, chosen: EvaluatedCheckpoints | None = None
+    write: Callable[[], Path], folder: Path, evaluated: EvaluatedCheckpoints | None = None
 ) -> Path:
     """Write a checkpoint; while the disk is full, delete the oldest checkpoint and try again.
 
-    The newest checkpoint, the best one and those in `chosen` are never deleted.
+    The newest checkpoint, the best one and those in `evaluated` are never deleted.
 
     Args:
         write: calls `save` for `folder`, and returns the path of the new checkpoint.
@@ -169,14 +169,14 @@ def making_room(
             return write()
         except CheckpointNotWritten as error:
             is_full = getattr(error.__cause__, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-            if not (is_full and _delete_oldest(folder, chosen)):
+            if not (is_full and _delete_oldest(folder, evaluated)):
                 raise
 
 
-def _delete_oldest(folder: Path, chosen: EvaluatedCheckpoints | None) -> bool:
+def _delete_oldest(folder: Path, evaluated: EvaluatedCheckpoints | None) -> bool:
     """Delete the oldest checkpoint that need not be kept; return False if there is none. The newest is always kept."""
-    stored = _stored(folder, chosen)
-    deletable = [entry.path for entry in stored.newest_first[1:] if entry not in stored.kept]
+    stored = _stored(folder, evaluated)
+    deletable = [entry.path for entry in stored.newest_first[1:] if entry not in stored.protected]
     if not deletable:
         return False
     oldest = deletable[-1]
@@ -268,7 +268,7 @@ def _named_by(best: Path) -> Path:
 
 
 def _newest_good(path: Path, folder: Path) -> LoadedCheckpoint:
-    """Do `find` for the run, or the folder of checkpoints, at `path`, which has them in `folder`."""
+    """Return the newest good checkpoint in `folder`; `path` is the run, or that folder, for messages."""
     entries = _scan(folder)
     if not entries:
         runs = sorted(checkpoints.parent.name for checkpoints in path.glob(f"*/{CHECKPOINTS}"))
@@ -283,7 +283,7 @@ def _newest_good(path: Path, folder: Path) -> LoadedCheckpoint:
         except CheckpointError as error:
             problems.append(str(error).splitlines()[0])
         else:
-            later = [other.problem for other in entries if other.iteration > entry.iteration]
+            later = [newer.problem for newer in entries if newer.iteration > entry.iteration]
             return LoadedCheckpoint(entry.path, checkpoint, (*problems, *filter(None, later)))
     raise CheckpointError(
         f"{path}: contains only damaged checkpoints ({len(entries)}). The newest: {problems[0]}\n"
@@ -345,8 +345,8 @@ def _encode(
     checkpoint: Checkpoint, iteration: int, serial: int, score: float | None
 ) -> tuple[bytes, memoryview]:
     arrays = {}
-    for part, named in checkpoint.arrays.items():
-        for name, array in named.items():
+    for part, part_arrays in checkpoint.arrays.items():
+        for name, array in part_arrays.items():
             assert array.dtype.name in DTYPES, (
                 f"{part}/{name} has dtype {array.dtype}, which cannot be stored"
             )
@@ -366,34 +366,36 @@ class _Stored(NamedTuple):
     """The checkpoints in a folder whose headers can be read."""
 
     newest_first: list[_Entry]
-    kept: list[_Entry]
-    """Checkpoints to keep, however old they are: the best one, and those that evaluations need."""
+    protected: list[_Entry]
+    """Checkpoints that are kept at any age: the best one, and those that evaluations need."""
     best: _Entry | None
 
 
-def _stored(folder: Path, chosen: EvaluatedCheckpoints | None) -> _Stored:
+def _stored(folder: Path, evaluated: EvaluatedCheckpoints | None) -> _Stored:
     entries = [entry for entry in _scan(folder) if entry.serial >= 0]
     needed: Mapping[int, float | None] = {}
-    if chosen is not None:
-        needed = chosen.scores
+    if evaluated is not None:
+        needed = evaluated.scores
         entries = [entry._replace(score=needed.get(entry.iteration)) for entry in entries]
     scored = [entry for entry in entries if entry.score is not None]
     best = max(scored, key=lambda entry: (entry.score, entry.serial), default=None)
-    kept = [entry for entry in entries if entry is best or entry.iteration in needed]
-    return _Stored(entries, kept, best)
+    protected = [entry for entry in entries if entry is best or entry.iteration in needed]
+    return _Stored(entries, protected, best)
 
 
-def _rotate(folder: Path, keep: Keep, chosen: EvaluatedCheckpoints | None) -> None:
-    """Delete all checkpoints but those to keep; skip files that cannot be read or deleted."""
+def _rotate(folder: Path, keep: Keep, evaluated: EvaluatedCheckpoints | None) -> None:
+    """Delete the checkpoints that `keep` and evaluations do not need; skip files that cannot be read or deleted."""
     with _warning_once(folder):
-        stored = _stored(folder, chosen)
-        old = [entry for entry in stored.newest_first[keep.newest :] if entry not in stored.kept]
-        _remove(entry.path for entry in old if not keep.includes(entry.iteration))
+        stored = _stored(folder, evaluated)
+        outdated = [
+            entry for entry in stored.newest_first[keep.newest :] if entry not in stored.protected
+        ]
+        _remove(entry.path for entry in outdated if not keep.includes(entry.iteration))
         if stored.best is not None:
-            _write_best(folder, stored.best, chosen or EvaluatedCheckpoints({}))
+            _write_best(folder, stored.best, evaluated or EvaluatedCheckpoints({}))
 
 
-def _write_best(folder: Path, best: _Entry, chosen: EvaluatedCheckpoints) -> None:
+def _write_best(folder: Path, best: _Entry, evaluated: EvaluatedCheckpoints) -> None:
     """Write the name of the best checkpoint to best.json.
 
     It is for the user; dppo itself reads the scores in the files, and best.json only to load what is deployed or named
@@ -401,7 +403,7 @@ def _write_best(folder: Path, best: _Entry, chosen: EvaluatedCheckpoints) -> Non
     """
     path = folder / BEST
     content = {"checkpoint": best.path.name, "iteration": best.iteration, "score": best.score}
-    content |= chosen.comparison
+    content |= evaluated.comparison
     data = json.dumps(content).encode() + b"\n"
     with _warning_once(path):
         if not os.path.lexists(path) or read_file(path) != data:

@@ -136,7 +136,7 @@ class EpisodeWriter(FileWriter):
                 "checksum": episode.checksum,
                 "episode_return": episode.episode_return,
             }
-            if not episode.alone:
+            if not episode.is_single:
                 facts["alone"] = False
             if episode.explored:  # training returns leave it out
                 facts["explored"] = True

@@ -48,7 +48,7 @@ class RecordedEpisode:
     error: str = ""
     options: dict[str, Any] | None = None
     """Options of its reset."""
-    alone: bool = True
+    is_single: bool = True
     """False for a sub-environment of an environment that steps several: it cannot be played again."""
 
     @property
@@ -116,7 +116,7 @@ def _episode(line: Mapping[str, Any]) -> RecordedEpisode:
         episode_return=float(line.get("episode_return", math.nan)),
         error=str(line.get("error", "")),
         options=options,
-        alone=line.get("alone") is not False,
+        is_single=line.get("alone") is not False,
     )
 
 

@@ -51,7 +51,9 @@ class RunFolder:
     @property
     def resumed_from(self) -> dict[str, Any]:
         """The values in the checkpoint that the run continues; {} for a new run."""
-        return {} if self.start is None else self.start.checkpoint.state
+        if self.start is None:
+            return {}
+        return self.start.checkpoint.state
 
     @property
     def branched_from(self) -> dict[str, Any] | None:
@@ -143,8 +145,8 @@ def _resumed(config: Config, resume: Path, stack: ExitStack) -> RunFolder:
         owner = stack.enter_context(locked(run_dir))
     start = find(resume)
     iteration = start.checkpoint.state["iteration"]
-    before = _settings_named_as_in(config, start)
-    changes = changes_on_resume(before, config, start.path, iteration)
+    stored_settings = _settings_named_as_in(config, start)
+    changes = changes_on_resume(stored_settings, config, start.path, iteration)
     return RunFolder(run_dir, owner, start=start, close_changes=changes)
 
 

@@ -25,9 +25,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BARS[round((height - low) * scale)] for height in heights)
 
 
-def share(part: float, whole: float) -> float:
-    """Divide; the result is limited to 1, and 1 if `whole` is 0."""
-    return min(1.0, part / whole) if whole > 0 else 1.0
+def share(part: float, total: float) -> float:
+    """Divide; the result is limited to 1, and 1 if `total` is 0."""
+    return min(1.0, part / total) if total > 0 else 1.0
 
 
 def number(value: float | None, digits: int | None = None) -> str:

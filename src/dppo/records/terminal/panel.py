@@ -186,7 +186,7 @@ def _steps(view: View, room: int, now: float, colours: bool) -> RenderableType:
     if not view.finished:
         times.append(_item("left", view.left(now)))
     times.append(_item("elapsed", duration(now - view.began)))
-    width = _room_beside([figures, *times], room)
+    width = _columns_left([figures, *times], room)
     if width >= MIN_STEPS_BAR:
         return _Flow([figures, _bar(done, width, colours), *times])
     return Group(_Flow([figures, *times]), _bar(done, room, colours))
@@ -223,9 +223,9 @@ def _returns(view: View, room: int) -> RenderableType:
     if "charts/success_rate" in row:
         items.append(_item("success", f"{row['charts/success_rate']:.0%}"))
     items.append(Text(f"last {recent} of {episodes:,} episodes", style="dim"))
-    width = _room_beside([mean, *items], room)
+    width = _columns_left([mean, *items], room)
     if width < MIN_RETURN_BARS:  # the line below has room for the other items
-        width = _room_beside([mean], room)
+        width = _columns_left([mean], room)
     bars = Text(sparkline(view.returns, min(MAX_RETURN_BARS, width)), style="green")
     return _Flow([mean, bars, *items])
 
@@ -255,7 +255,7 @@ def _evaluation(row: Row) -> RenderableType:
 
 def _baseline(row: Row) -> RenderableType:
     items = [Text(number(row["eval/baseline_return"]), style="bold")]
-    difference = Difference.of_row(row)
+    difference = Difference.from_row(row)
     if difference is not None:
         items.append(_item("difference", signed(difference.mean)))
         if difference.interval:
@@ -287,8 +287,8 @@ def _losses(view: View) -> Iterator[Text]:
     for name, key in LOSSES.items():
         is_known = key != Q_MEAN or not view.controller_acts
         if is_known and f"losses/{key}" in view.row:
-            shown = view.q_name if key == Q_MEAN else name
-            yield _item(shown, number(view.row[f"losses/{key}"]), 5)
+            label = view.q_name if key == Q_MEAN else name
+            yield _item(label, number(view.row[f"losses/{key}"]), 5)
 
 
 def _stacked_bar(row: Row, room: int, colours: bool) -> RenderableType:
@@ -317,7 +317,7 @@ def _item(name: str, value: str, width: int = 0) -> Text:
     return Text.assemble((f"{name} ", "dim"), value.ljust(width))
 
 
-def _room_beside(items: Sequence[Text], room: int) -> int:
+def _columns_left(items: Sequence[Text], room: int) -> int:
     """Return the columns that are left for another item in a line with these items."""
     return room - sum(item.cell_len + GAP for item in items)
 

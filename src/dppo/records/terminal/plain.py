@@ -140,7 +140,7 @@ def _evaluation(row: Row) -> str:
     text = (
         f"eval {number(row.get('eval/episodic_return'))} after {row['eval/global_step']:,.0f} steps"
     )
-    difference = Difference.of_row(row)
+    difference = Difference.from_row(row)
     if difference is None:
         return text
     text += f", baseline {number(row.get('eval/baseline_return'))}"
@@ -180,9 +180,9 @@ def _progress_line(view: View, progress: CollectionProgress) -> str:
     parts = [f"{progress.steps:,} of {view.batch_size:,} steps"]
     if not math.isnan(view.step_ms):
         parts.append(f"{number(view.step_ms)} ms per env step")
-    left = view.left(view.moved_at)
-    if left != "-":
-        parts.append(f"left {left}")
+    time_left = view.left(view.moved_at)
+    if time_left != "-":
+        parts.append(f"left {time_left}")
     if view.environments_made:
         parts.append(f"{view.environments_made} environments made")
     return GAP.join(parts)

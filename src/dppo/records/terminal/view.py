@@ -28,8 +28,8 @@ class ControllerReturns(NamedTuple):
 
     def plus(self, episode: Episode) -> "ControllerReturns":
         count = self.episodes + 1
-        before = self.mean_return if self.episodes else 0.0
-        return ControllerReturns(count, before + (episode.episode_return - before) / count)
+        mean = self.mean_return if self.episodes else 0.0
+        return ControllerReturns(count, mean + (episode.episode_return - mean) / count)
 
 
 @dataclass

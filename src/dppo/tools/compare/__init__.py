@@ -115,8 +115,10 @@ def _report(
     """Draw and print the result of the runs that have finished; return the exit code."""
     groups = groups_of(runs, options.target)
     curves = [
-        CurveGroup(group["label"], [run.curve() for run in same], noise=group["speed_up_is_noise"])
-        for group, same in zip(groups, by_actors(runs), strict=True)
+        CurveGroup(
+            group["label"], [run.curve() for run in group_runs], noise=group["speed_up_is_noise"]
+        )
+        for group, group_runs in zip(groups, by_actors(runs), strict=True)
     ]
     words = caption(options, plan)
     if len(runs) < len(plan):
@@ -148,8 +150,8 @@ def _train_all(
     """Train, and add each run that has finished to `runs`; a signal raises one of INTERRUPTIONS."""
     from dppo.run.runner import train  # imports torch, so only after the options have been checked
 
-    several = SeveralRuns(len(plan), max(config.total_steps for config in plan))
-    whole_time = WholeTime(several, console.print)
+    runs_to_train = SeveralRuns(len(plan), max(config.total_steps for config in plan))
+    whole_time = WholeTime(runs_to_train, console.print)
     for config in plan:
         observers = [] if runs else [whole_time]
         result = train(config, observers=observers)
@@ -165,14 +167,14 @@ def _train_all(
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[MeasuredRun]) -> str:
-    left = plan[len(runs) :]
-    if not left:
+    configs_left = plan[len(runs) :]
+    if not configs_left:
         return ""
     wall_s = {run.config.num_actors: run.result.wall_s for run in runs}
-    if not all(config.num_actors in wall_s for config in left):
-        return f"; {len(left)} to go"
-    left_s = sum(wall_s[config.num_actors] for config in left)
-    return f"; {len(left)} to go, about {duration(left_s)}"
+    if not all(config.num_actors in wall_s for config in configs_left):
+        return f"; {len(configs_left)} to go"
+    left_s = sum(wall_s[config.num_actors] for config in configs_left)
+    return f"; {len(configs_left)} to go, about {duration(left_s)}"
 
 
 def _write_json(

@@ -148,8 +148,8 @@ def by_actors(runs: Sequence[MeasuredRun]) -> list[list[MeasuredRun]]:
 def groups_of(runs: Sequence[MeasuredRun], target: float | None = None) -> list[Group]:
     """The group of each number of actors, as compare.json holds it."""
     groups: list[Group] = []
-    for same in by_actors(runs):
-        groups.append(group_of(same, groups[0] if groups else None, target))
+    for group_runs in by_actors(runs):
+        groups.append(group_of(group_runs, groups[0] if groups else None, target))
     return groups
 
 

@@ -21,7 +21,7 @@ from dppo.invocation import command, flag
 from dppo.tools.doctor.controller_findings import is_better_than_chance
 from dppo.tools.doctor.controllers import described
 from dppo.tools.doctor.needed import faults, in_processes_of_their_own
-from dppo.tools.doctor.run_findings import of_run
+from dppo.tools.doctor.run_findings import findings_of_run
 from dppo.tools.doctor.speed import LEAK_MB, Facts, advice, best_way, plans, recommended
 
 DESCRIPTION = (
@@ -59,14 +59,16 @@ def main(argv: list[str]) -> int:
             for name in (*flags, *options)
             if name != "json"
         )
-        return _print({"findings": list(of_run(Path(word)))}, as_json=as_json)
+        return _print({"findings": list(findings_of_run(Path(word)))}, as_json=as_json)
     seconds = options.get("seconds", DEFAULT_SECONDS)
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds={seconds:g}: must be a finite number above 0.")
-    return _print(_of_environment(flags, word, seconds), as_json=as_json)
+    return _print(_examine_environment(flags, word, seconds), as_json=as_json)
 
 
-def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -> dict[str, Any]:
+def _examine_environment(
+    flags: dict[str, Any], env_id: str | None, seconds: float
+) -> dict[str, Any]:
     """Examine an environment; return facts, findings, and if updates were timed, speeds, advice and a command."""
     from dppo.tools.doctor.findings import findings
     from dppo.tools.doctor.watching import examine
@@ -87,9 +89,9 @@ def _of_environment(flags: dict[str, Any], env_id: str | None, seconds: float) -
     }
     if "update_s" not in facts:
         return report
-    alone = in_processes_of_their_own(facts, config)
-    if alone:
-        config = Config(**leave_out_ineffective(settings | {"env_threads": False}, alone))
+    needed = in_processes_of_their_own(facts, config)
+    if needed:
+        config = Config(**leave_out_ineffective(settings | {"env_threads": False}, needed))
     best = best_way(facts, config, settings.keys())
     advice_on_way = []
     if best is not None:
@@ -148,18 +150,18 @@ def _recommended_settings(
     chosen = {"num_actors": plan.actors, "env_threads": plan.threads}
     chosen |= in_processes_of_their_own(facts, config)
     effective = leave_out_ineffective(settings, chosen).keys() - chosen.keys() | set(EXTRA)
-    used = {name: value for name, value in flags.items() if name in effective}
+    effective_flags = {name: value for name, value in flags.items() if name in effective}
     defaults = {name: default_of(name) for name in chosen}
-    defaults |= arguments_of(used, env_id, COMMAND.prog).settings
-    used |= {name: value for name, value in chosen.items() if defaults[name] != value}
+    defaults |= arguments_of(effective_flags, env_id, COMMAND.prog).settings
+    effective_flags |= {name: value for name, value in chosen.items() if defaults[name] != value}
     leaks = facts.get("leak_mb", 0.0) > LEAK_MB
     if leaks and plan.actors and config.recycle_after == "never":
         samplers_per_actor = config.num_samplers / max(1, plan.actors)
         envs_gb = samplers_per_actor * config.envs_per_sampler * facts["env_mb"] / 1000
         # twice that, so that it is a rare event
-        used["recycle_after"] = f"{max(2, math.ceil(2 * envs_gb))}GB"
+        effective_flags["recycle_after"] = f"{max(2, math.ceil(2 * envs_gb))}GB"
     needed, _ = faults(facts, config)
-    return used | needed
+    return effective_flags | needed
 
 
 def _print(report: dict[str, Any], *, as_json: bool) -> int:

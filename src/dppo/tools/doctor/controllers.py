@@ -131,8 +131,8 @@ def play_controllers(env: Any, config: Config, until: float) -> Facts:
     if num_episodes < MIN_EPISODES:
         return facts
     facts.pop("controllers_left_out", None)
-    played = {name: values[:num_episodes] for name, values in returns.items()}
-    return facts | {"controllers": played}
+    common_returns = {name: values[:num_episodes] for name, values in returns.items()}
+    return facts | {"controllers": common_returns}
 
 
 def _playing(controller: Controller, env: Any, config: Config) -> Playing:

@@ -177,8 +177,8 @@ class Examination:
     def _play(self, built: BuiltSampler, sizes: Sequence[int]) -> Played:
         """Let an untrained policy play, through the sampler of a run with all of its checks."""
         self._report(stage="playing")
-        before = self._process.usage()
-        played = Played(memory=[(0, before.mb)])
+        usage_before = self._process.usage()
+        played = Played(memory=[(0, usage_before.mb)])
         core = CoreClock()
         sizes_to_play = sizes or self._segment_sizes(self._end_of_stage(PLAY_SHARE))
         for report, segment in guard_each(segments([built.sampler], sizes_to_play)):
@@ -190,7 +190,7 @@ class Examination:
                 played.memory.append((len(played.trace), usage.mb))
             if played.growth_mb() > MAX_GROWTH_MB:
                 break
-        self._report_share_of_cpu(before.children_cpu_s, core.share())
+        self._report_share_of_cpu(usage_before.children_cpu_s, core.share())
         self._report_played(played, built.spaces)
         return played
 
@@ -286,7 +286,11 @@ class Examination:
         self._report(sizes=sizes)
 
         def compare(place: str, *samplers: PPOSampler) -> None:
-            steps = (step for made in segments(samplers, sizes) for step in steps_of(*made))
+            steps = (
+                step
+                for report_and_segment in segments(samplers, sizes)
+                for step in steps_of(*report_and_segment)
+            )
             facts.update(with_repetition(facts, place, played.trace, steps))
             self._report(**facts)
 
@@ -298,9 +302,9 @@ class Examination:
             first = instances.sampler(0).sampler
             compare("beside another instance", first, instances.sampler(1, 1).sampler)
             first = instances.sampler(0).sampler
-            other = instances.sampler(1).sampler
-            other.num_steps = second.num_steps
-            self._report(state=difference_after_restoring(other, first))
+            second_sampler = instances.sampler(1).sampler
+            second_sampler.num_steps = second.num_steps
+            self._report(state=difference_after_restoring(second_sampler, first))
         self._ask_checker(instances.last())
 
     def _second(self) -> PPOSampler | None:

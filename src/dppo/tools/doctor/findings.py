@@ -4,7 +4,7 @@ A fact that was not measured is absent, and nothing is found about it.
 """
 
 from dppo.config import Config
-from dppo.envs.statistics import REMEDY, kept_in_words
+from dppo.envs.statistics import REMEDY, describe_statistics
 from dppo.tools.doctor.controller_findings import findings_about_controllers
 from dppo.tools.doctor.needed import faults, one_process_each
 from dppo.tools.doctor.speed import LEAK_MB, Facts, Findings
@@ -98,7 +98,7 @@ def _about_instances(facts: Facts, config: Config) -> Findings:
             f"for single environments, and were not examined",
         )
     if facts.get("statistics"):
-        yield "warning", f"{kept_in_words(facts['statistics'])}. {REMEDY.rstrip('.')}"
+        yield "warning", f"{describe_statistics(facts['statistics'])}. {REMEDY.rstrip('.')}"
     if facts.get("single"):
         yield _single_instance(facts, config)
 
@@ -126,9 +126,9 @@ def _single_instance(facts: Facts, config: Config) -> tuple[str, str]:
 
 
 def _about_repetitions(facts: Facts, config: Config) -> Findings:
-    same = facts.get("same", {})
+    differences = facts.get("same", {})
     # the most telling place first
-    differing = [place for place, difference in same.items() if difference]
+    differing = [place for place, difference in differences.items() if difference]
     if differing and facts.get("disturbed"):
         yield (
             "warning",
@@ -142,10 +142,10 @@ def _about_repetitions(facts: Facts, config: Config) -> Findings:
             remedy = REMEDY.rstrip(".")
         elif differing[0].startswith("in a"):
             remedy = _use_the_seed(config)
-        difference = f"{differing[0]}: {same[differing[0]]}"
+        difference = f"{differing[0]}: {differences[differing[0]]}"
         yield "warning", f"the same seed and actions give another episode {difference}. {remedy}"
     if _repeats(facts):
-        places = ", ".join(same)
+        places = ", ".join(differences)
         yield "ok", f"the same seed and actions give the same {facts['compared']:,} steps {places}"
     if facts.get("state"):
         yield (
@@ -163,7 +163,7 @@ def _about_repetitions(facts: Facts, config: Config) -> Findings:
 
 
 def _repeats(facts: Facts) -> bool:
-    """Return whether episodes were made again, also in a fresh process, and were the same."""
+    """Return whether repeated episodes were equal to the first ones, also in a fresh process."""
     return bool(facts.get("compared")) and not any(facts["same"].values())
 
 

@@ -26,8 +26,8 @@ def faults(facts: Facts, config: Config) -> tuple[dict[str, str], str]:
     needed = dict[str, str]()
     if ends_early > 0.5:
         needed["on_env_fault"] = "rebuild"
-    allowed, within_s = config.env.fault_budget
-    if per_hour > allowed * 3600 / within_s:
+    max_faults, within_s = config.env.fault_budget
+    if per_hour > max_faults * 3600 / within_s:
         unit = 10 ** math.floor(math.log10(per_hour))
         needed["env_faults"] = f"{max(1.0, math.ceil(2 * per_hour / unit) * unit):.0f}/h"
     kinds = ", ".join(f"{times} x {kind}" for kind, times in facts["faults"].items())

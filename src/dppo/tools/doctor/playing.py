@@ -132,11 +132,11 @@ def _empty_policy(sampler: PPOSampler) -> PolicySnapshot:
     return PolicySnapshot(0, np.zeros(spec.num_parameters, spec.dtype))
 
 
-def guard_each(made: Iterator[Any]) -> Iterator[Any]:
+def guard_each(steps: Iterator[Any]) -> Iterator[Any]:
     """Yield the items of an iterator that plays; restore the state of the process after each of them."""
     while True:
         with guarded_steps("a step or reset"):
-            item = next(made, None)
+            item = next(steps, None)
         if item is None:
             return
         yield item

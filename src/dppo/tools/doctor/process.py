@@ -118,11 +118,11 @@ class ProcessWatch:
 
     def take_changes(self) -> list[str]:
         """Return the names of process-wide state that has changed since the last call."""
-        before = self._state
+        state_before = self._state
         self._state = global_state()
         names = []
         for name, value in self._state.items():
-            if before.get(name, value) != value:
+            if state_before.get(name, value) != value:
                 names.append(name)
         for change in take_changes():
             names += change.names

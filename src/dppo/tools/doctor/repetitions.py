@@ -26,7 +26,7 @@ def with_repetition(facts: Facts, place: str, trace: Iterable[Any], again: Itera
         trace, again: steps, as `StepFacts` or as a list of its fields.
     """
     compared = facts["compared"]
-    same = facts["same"] | {place: ""}
+    differences = facts["same"] | {place: ""}
     unlike = facts["unlike"]
     for number, (step, repeated) in enumerate(zip(trace, again, strict=False)):
         if tuple(step) == tuple(repeated):
@@ -37,14 +37,16 @@ def with_repetition(facts: Facts, place: str, trace: Iterable[Any], again: Itera
         if faults or repeated_faults:
             unlike = [*unlike, place]
         else:
-            same[place] = f"it differs at step {number}"
+            differences[place] = f"it differs at step {number}"
         break
     return facts | {
         "compared": compared,
-        "same": {name: same[name] for name in sorted(same, key=_rank)},
+        "same": {name: differences[name] for name in sorted(differences, key=_rank)},
         "unlike": sorted(unlike, key=_rank),
     }
 
 
 def _rank(place: str) -> int:
-    return PLACES.index(place) if place in PLACES else len(PLACES)
+    if place in PLACES:
+        return PLACES.index(place)
+    return len(PLACES)

@@ -32,7 +32,7 @@ SLOW_START_S = 10.0  # shortest first iteration that is named
 MIN_SHARE = 1 - 1 / MIN_GAIN
 
 
-def of_run(run: Path, rows: Rows | None = None) -> Findings:
+def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
     """Yield severity and text of findings about a run, or about a sample of its `rows`."""
     config = stored_config(run)
     if rows is None:
@@ -103,7 +103,7 @@ def _ways_to_shorten(phase: str, config: Config, epochs: int | None) -> list[str
 
 
 def _way_to_step_faster(config: Config) -> str:
-    """Return what lets more environments step at the same time, and has not been done; "" if nothing is left."""
+    """Return advice on stepping more environments in parallel; "" if the run already follows it."""
     if config.most_actors < config.num_samplers:
         return f"more actors, up to --num-actors {config.num_samplers}, if there are CPUs for them"
     if config.envs_per_sampler > 1:

@@ -71,8 +71,8 @@ def iteration_s(
     cold = COLD_ACTING if env_step_s(facts) > SLOW_STEP_S else 1.0
 
     def acting_s(side_by_side: float) -> float:
-        alone = SHARED_ACTING + (1 - SHARED_ACTING) * side_by_side / config.num_samplers
-        return float(cold * facts["collect_s"] * alone)
+        share = SHARED_ACTING + (1 - SHARED_ACTING) * side_by_side / config.num_samplers
+        return float(cold * facts["collect_s"] * share)
 
     hosted = samplers if actors == 0 else math.ceil(samplers / actors)
     if threads:
@@ -195,11 +195,13 @@ def best_way(facts: Facts, config: Config, chosen: Collection[str]) -> WayHere |
     if config.algo != "ppo" or any(way.settings.keys() & chosen for way in WAYS):
         return None
     ways = list(_ways_here(facts, config))
-    shortest = min(here.relative_time for here in ways)
+    shortest = min(way_here.relative_time for way_here in ways)
     if env_step_s(facts) > TAKES_TIME_S:
-        quick = [here for here in ways if here.relative_time <= SLIGHTLY_SLOWER * shortest]
-        return min(quick, key=lambda here: here.way.share)
-    return next(here for here in ways if here.relative_time < WORTHWHILE * shortest)
+        quick = [
+            way_here for way_here in ways if way_here.relative_time <= SLIGHTLY_SLOWER * shortest
+        ]
+        return min(quick, key=lambda way_here: way_here.way.share)
+    return next(way_here for way_here in ways if way_here.relative_time < WORTHWHILE * shortest)
 
 
 def _ways_here(facts: Facts, config: Config) -> Iterator[WayHere]:

@@ -65,9 +65,9 @@ def times_of_algorithms(
         measured = replace(changed, gradient_steps=per_step)
         squashed_actions = replace(actions, bounds="squash")
         squashed = replace(spaces, actions=squashed_actions)
-        of_algorithm = iteration_times(measured, env, squashed, until)
-        of_algorithm["update_s"] *= changed.gradient_steps / per_step
-        times[way.algo] = of_algorithm
+        iteration_parts = iteration_times(measured, env, squashed, until)
+        iteration_parts["update_s"] *= changed.gradient_steps / per_step
+        times[way.algo] = iteration_parts
     return times
 
 

@@ -275,8 +275,8 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
         facts |= {name: repeated[name] for name in TIMES if ended_early and name in repeated}
         if has_trouble_with_two:
             return _examined_alone(facts, trace, repeated.get("trace", ()))
-    same = facts.get("same", {})
-    if not same or any(same.values()):
+    differences = facts.get("same", {})
+    if not differences or any(differences.values()):
         return facts
     repeated = repeat(until - time.monotonic())
     if not repeated.get("trace"):
@@ -305,8 +305,8 @@ def _trouble_with_two(facts: Facts) -> bool:
     """Return whether something went wrong only while the process had two instances."""
     if _end_with_two(facts):
         return True
-    same = facts.get("same", {})
-    return any(same.values()) and not same.get("after other episodes", True)
+    differences = facts.get("same", {})
+    return any(differences.values()) and not differences.get("after other episodes", True)
 
 
 def _end_with_two(facts: Facts) -> str:

@@ -299,18 +299,18 @@ def _compared(expected: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -
         expected: what the policy computes; `outputs` come from ONNX Runtime.
     """
     largest = 0.0
-    differs = np.zeros(CHUNK_ROWS, bool)
+    is_different = np.zeros(CHUNK_ROWS, bool)
     for name, array in expected.items():
         if array.dtype.kind != "f":
             is_other = (array != outputs[name]).reshape(CHUNK_ROWS, -1)
-            differs |= is_other.any(axis=1)
+            is_different |= is_other.any(axis=1)
             continue
         # impossible choices are -1e9
         possible = np.where(array < -1e8, 0, array)
         size = np.abs(possible).max(initial=1.0)
         difference = np.abs(array - outputs[name]).max(initial=0.0)
         largest = max(largest, float(difference / size))
-    return largest, int(differs.sum())
+    return largest, int(is_different.sum())
 
 
 def export_folder(
@@ -337,11 +337,11 @@ def export_folder(
         raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
     if has_any(target):
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
-    # of these files: a run that goes on may have written others meanwhile
+    # the policy of the files read above: a running run may have written newer ones
     policy = _trusted(run_files, run, model, trust=trust)
-    played = None
+    evaluation = None
     if episodes:
-        played = evaluate(run_files.path, episodes=episodes, model=model, trust=trust)
+        evaluation = evaluate(run_files.path, episodes=episodes, model=model, trust=trust)
     copied = [name for name in (CONFIG, METRICS, CURVE) if (run_dir / name).is_file()]
     iteration = run_files.checkpoint.state["iteration"]
     rows = read_metrics(run_dir) if METRICS in copied else []
@@ -358,7 +358,7 @@ def export_folder(
         if CURVE in copied:
             picture = f"![Learning curve]({CURVE})\n\n"
         card = _card(
-            policy, played, last_row, checked=checked.removeprefix(f"{target}/"), curve=picture
+            policy, evaluation, last_row, checked=checked.removeprefix(f"{target}/"), curve=picture
         )
         write_file(target / CARD, card.encode())
     name = as_file_name(_setting(policy, "env_id", "policy"))
@@ -385,7 +385,9 @@ def _setting(policy: Policy, name: str, default: str) -> str:
     return " ".join(printable(str(value)).split())
 
 
-def _card(policy: Policy, played: Evaluation | None, row: Row, *, checked: str, curve: str) -> str:
+def _card(
+    policy: Policy, evaluation: Evaluation | None, row: Row, *, checked: str, curve: str
+) -> str:
     """Return the card with the figures of an evaluation and of the last row of metrics.
 
     Args:
@@ -396,10 +398,10 @@ def _card(policy: Policy, played: Evaluation | None, row: Row, *, checked: str, 
     figures = dict[str, str]()
     tags = ["reinforcement-learning", algo, "dppo", "onnx", env]
     front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
-    if played is not None:
-        score = f"{played.mean_return:.2f} +/- {played.std_return:.2f}"
-        figures = {f"mean return of {counted(len(played.returns), 'greedy episode')}": score}
-        figures["mean length of these"] = f"{played.mean_length:.1f}"
+    if evaluation is not None:
+        score = f"{evaluation.mean_return:.2f} +/- {evaluation.std_return:.2f}"
+        figures = {f"mean return of {counted(len(evaluation.returns), 'greedy episode')}": score}
+        figures["mean length of these"] = f"{evaluation.mean_length:.1f}"
         task = {"type": tags[0], "name": tags[0]}
         result = {"task": task, "dataset": {"type": env, "name": env}}
         metric = {"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}

@@ -124,7 +124,9 @@ def _draw_evaluations(axis: Any, groups: Sequence[CurveGroup], unit: float | Non
 def mean_time_to(group: CurveGroup, band: Band, target: float | None) -> float | None:
     """Return the mean time over seeds to `target`, or to the end; None if a seed has not reached it."""
     if target is None:
-        return float(band.seconds[-1]) if len(band.seconds) else None
+        if len(band.seconds):
+            return float(band.seconds[-1])
+        return None
     times = [curve.time_to(target) for curve in group.runs]
     reached = [time for time in times if time is not None]
     if not reached or len(reached) < len(times):

@@ -34,7 +34,7 @@ FLAGS = {
 def main(argv: list[str]) -> int:
     """Play the episode, or list those that are recorded; return the exit code."""
     parser = Parser(PROG, USAGE, DESCRIPTION, {"options": FLAGS})
-    flags, path = parser.split_one(argv, "RUN or INCIDENT", "runs/NAME --episodes")
+    flags, path = parser.split_word(argv, "RUN or INCIDENT", "runs/NAME --episodes")
     if flags.pop("episodes", False):
         if flags:
             raise UsageError(
@@ -81,7 +81,7 @@ def _list(run: Path) -> int:
         print(line)
     if not episodes:
         print(in_flags(nothing_recorded(run)))
-    elif all(episode.alone for episode in episodes):
+    elif all(episode.is_single for episode in episodes):
         playing = (
             f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
         )

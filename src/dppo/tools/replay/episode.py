@@ -21,7 +21,7 @@ from dppo.envs.episode import GroupSettings
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import joint_kind
 from dppo.envs.preparation import make_prepared
-from dppo.envs.silence import SilenceWatch, of_one
+from dppo.envs.silence import SilenceWatch, name_env
 from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.errors import GIVEN_UP, CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind
@@ -92,8 +92,8 @@ def replay(
     path = path.absolute()
     run = path if episode else _run_of_incident(path)
     check_run_files(run)
-    recorded = _recorded(run, episode) if episode else _of_incident(path)
-    if not recorded.alone:
+    recorded = _recorded(run, episode) if episode else _recorded_by_incident(path)
+    if not recorded.is_single:
         raise CheckpointError(f"{run}: is of {SUB_ENVS}: none can be played again.")
     check_stored_names(run)
     settings = settings_to_resume(run)
@@ -114,7 +114,7 @@ def replay(
         dppo_computes(),
         limit_blas(1),  # one core, as in the run
         ending_on_signals(progress) as check_signals,
-        SilenceWatch(activity, of_one(config.env_name)),
+        SilenceWatch(activity, name_env(config.env_name)),
         closing(_Replay(config, recorded, check_signals, activity, render_mode)) as again,
     ):
         again.begin(pause)
@@ -125,7 +125,7 @@ def replay(
 
 
 def _result(name: str, recorded: RecordedEpisode) -> str:
-    """Describe a replay that was the same as in the run."""
+    """Describe a replay that was equal to the recorded episode."""
     if recorded.is_given_up:
         return (
             f"Episode {name} is the same until {recorded.last_place}, which the run gave up, because each process hung "
@@ -226,15 +226,16 @@ class _Replay:
         if fault is not None:
             failure = f"it fails: {fault.message.rstrip('.')}"
         if recorded.error:
-            played = counted(self._episode.length, "step")
+            num_steps = counted(self._episode.length, "step")
             raise ReplayMismatch(
-                f"No fault in {played}: it does not follow from the seed and the actions of the episode alone."
+                f"No fault in {num_steps}: it does not follow from the seed and the actions of the episode alone."
             )
         difference = failure or self._difference(steps[-1])
         if difference:
-            before = f"It had return {recorded.episode_return!r} after {counted(recorded.length, 'step')}"
+            recorded_result = f"It had return {recorded.episode_return!r} after {counted(recorded.length, 'step')}"
             raise ReplayMismatch(
-                f"Episode {recorded.name} is not the same again. {before}; now {difference}. {self._find_cause(steps)}"
+                f"Episode {recorded.name} is not the same again. {recorded_result}; now {difference}. "
+                f"{self._find_cause(steps)}"
             )
         if film is not None:
             film.write()
@@ -327,7 +328,7 @@ def _recorded(run: Path, query: str) -> RecordedEpisode:
     )
 
 
-def _of_incident(folder: Path) -> RecordedEpisode:
+def _recorded_by_incident(folder: Path) -> RecordedEpisode:
     """Return the episode of an incident; raise CheckpointError if it is not there."""
     reason = (
         "holds no actions of an episode, as where an actor died or hung, or a sub-environment failed. See report.txt "

@@ -34,8 +34,8 @@ def cards(facts: Facts) -> dict[str, str]:
 def _training_returns(facts: Facts) -> dict[str, str]:
     row = facts.last_row
     collected = facts.config.collected_by_prior
-    of_policy = (row for row in facts.rows if row.get("iteration", 0) > collected)
-    returns = [row.get(RETURN, math.nan) for row in of_policy]
+    policy_rows = (row for row in facts.rows if row.get("iteration", 0) > collected)
+    returns = [row.get(RETURN, math.nan) for row in policy_rows]
     best_return = max(filter(math.isfinite, returns), default=math.nan)
     recent = row.get("charts/recent_episodes", 0)
     name = "training return"
@@ -46,29 +46,29 @@ def _training_returns(facts: Facts) -> dict[str, str]:
 
 def _evaluations(facts: Facts) -> dict[str, str]:
     """Return the last and the best evaluation, the comparison with the controller, and the policy that is deployed."""
-    shown = {}
+    cards = {}
     evaluations = [row for row in facts.rows if math.isfinite(row.get(EVALUATED_RETURN, math.nan))]
     if evaluations:
         last = evaluations[-1]
         results = [
             (row[EVALUATED_RETURN], row.get("eval/global_step", math.nan)) for row in evaluations
         ]
-        shown["last evaluation"] = _result(*results[-1])
+        cards["last evaluation"] = _result(*results[-1])
         if facts.best is not None:  # `rows` may be a sample without it
             score, iteration = facts.best
             results.append((score, facts.step_of(iteration)))
-        shown["best evaluation"] = _result(*max(results, key=lambda result: result[0]))
+        cards["best evaluation"] = _result(*max(results, key=lambda result: result[0]))
         if "eval/baseline_return" in last:
-            shown["your controller"] = number(last["eval/baseline_return"])
-        difference = Difference.of_row(last)
+            cards["your controller"] = number(last["eval/baseline_return"])
+        difference = Difference.from_row(last)
         if difference is not None:
             text = f"{signed(difference.mean)}, {difference.verdict}"
-            shown["last minus controller"] = text
+            cards["last minus controller"] = text
     if facts.deploys_baseline:
-        shown["deployed"] = "your controller"
+        cards["deployed"] = "your controller"
     elif facts.deployed is not None:
-        shown["deployed"] = f"policy, step {facts.step_of(facts.deployed):,.0f}"
-    return shown
+        cards["deployed"] = f"policy, step {facts.step_of(facts.deployed):,.0f}"
+    return cards
 
 
 def _result(mean_return: float, step: float) -> str:

@@ -299,10 +299,10 @@ def _axis(values: np.ndarray, margin: float, label: str = "") -> Axis:
     if is_near_zero or are_equal:
         low = min(0.0, low)
         high = max(0.0, high)
-    added = max(margin * (high - low), MIN_MARGIN)
+    margin_added = max(margin * (high - low), MIN_MARGIN)
     if low != 0:
-        low -= added
-    return Axis(low, high + added, label)
+        low -= margin_added
+    return Axis(low, high + margin_added, label)
 
 
 def _line_path(x: np.ndarray, y: np.ndarray) -> str:

@@ -33,7 +33,7 @@ from dppo.records.files.run_files import (
 from dppo.records.files.run_folder import run_dir_of, stored_config
 from dppo.records.metrics.reading import Rows, sampled_metrics
 from dppo.tools.curves import run_folders
-from dppo.tools.doctor.run_findings import of_run
+from dppo.tools.doctor.run_findings import findings_of_run
 from dppo.tools.report.charts import Bar
 from dppo.tools.report.facts import Facts
 from dppo.tools.report.page import page
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     """Write the pages; return the exit code."""
     options = {"--out FILE": "The page of a single RUN. (default: RUN/report.html)"}
     parser = Parser(PROG, "RUN [--out FILE]", DESCRIPTION, {"options": options})
-    flags, word = parser.split_one(argv)
+    flags, word = parser.split_word(argv)
     runs = list(run_folders([Path(word)]))
     if "out" in flags and len(runs) > 1:
         raise ConfigError(
@@ -76,7 +76,7 @@ def facts_of(run: Path) -> Facts:
     rows = sampled_metrics(run)
     findings = [("note", "not examined")]
     with suppress(DppoError):
-        findings = list(of_run(run, rows))
+        findings = list(findings_of_run(run, rows))
     versions = {}
     with suppress(ConfigError):  # there is none, or it is too large
         versions = versions_in(run / CONFIG)

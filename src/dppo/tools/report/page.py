@@ -170,14 +170,14 @@ def _incidents(facts: Facts) -> str:
 def _settings(config: Config) -> Iterator[str]:
     changed = []
     unchanged = []
-    of_task = {default.setting for default in DEFAULTS[config.algo]}
+    task_settings = {default.setting for default in DEFAULTS[config.algo]}
     for name, default in plain_defaults(plain_settings(config)).items():
         value = plain(getattr(config, name))
         if name == "env_id":
             continue
         if value == default:
             unchanged.append((name, as_typed(value)))
-        elif name in of_task:
+        elif name in task_settings:
             changed.append((name, as_typed(value), "depends on the task"))
         else:
             changed.append((name, as_typed(value), as_typed(default)))
@@ -214,9 +214,9 @@ def _charts(facts: Facts) -> Iterator[str]:
             figures.append(chart(key, line, STEPS, unit=unit, overlay=overlay))
         yield _group(title, figures)
     if facts.actors:
-        shown = dict(list(facts.actors.items())[:MAX_LANES])
-        title = f"processes of {len(shown)} of {counted(len(facts.actors), 'actor')}"
-        yield _group("Actors", [lanes(title, shown, "seconds since the first began")])
+        actors = dict(list(facts.actors.items())[:MAX_LANES])
+        title = f"processes of {len(actors)} of {counted(len(facts.actors), 'actor')}"
+        yield _group("Actors", [lanes(title, actors, "seconds since the first began")])
 
 
 def _unit(key: str, config: Config) -> str:
@@ -265,7 +265,7 @@ def baseline_level(rows: Rows) -> Level | None:
 def comparison_sentence(facts: Facts) -> str:
     """Return the last comparison of the policy with the user's controller in words; "" without one."""
     for row in reversed(facts.rows):
-        difference = Difference.of_row(row)
+        difference = Difference.from_row(row)
         if difference is not None:
             return (
                 f"Your controller {facts.config.baseline_name} has a mean return of "

@@ -53,7 +53,7 @@ SHOW_EVERY_S = 10.0
 
 def main(argv: list[str]) -> int:
     """Verify a run, print what was found, and write a certificate; return the exit code."""
-    flags, word = Parser(PROG, USAGE, DESCRIPTION, {"options": FLAGS}).split_one(argv)
+    flags, word = Parser(PROG, USAGE, DESCRIPTION, {"options": FLAGS}).split_word(argv)
     count = flags.get("iterations", ITERATIONS)
     if count < 1:
         raise ConfigError(f"iterations={count}: must be at least 1.")
@@ -83,8 +83,9 @@ def main(argv: list[str]) -> int:
     state = newest.checkpoint.state
     config = config_of(newest.checkpoint, flags.get("num_actors"), run, trust="trust" in flags)
     notes = training_notes(run)
-    of_run = f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
-    for line in [*notes, of_run, *_expectations(newest.checkpoint, config), *_left_out(stretches)]:
+    run_line = f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
+    facts = [run_line, *_expectations(newest.checkpoint, config), *_left_out(stretches)]
+    for line in [*notes, *facts]:
         print(printable(line))
     rows = read_metrics(run)
     seconds = sum(_estimated_s(stretch, rows, config) for stretch in chosen)
@@ -104,8 +105,8 @@ def main(argv: list[str]) -> int:
     print(f"verified weights {weights_sha256[:16]}, in {duration(took_s)}")
     print("write    the certificate, with the simulator's first steps ...", flush=True)
     out = flags.get("out", run / "certificate.json")
-    facts = {"weights_sha256": weights_sha256, "seconds": round(took_s, 1), "draw_seed": seed}
-    write_certificate(out, run, newest, config, chosen, facts)
+    measured = {"weights_sha256": weights_sha256, "seconds": round(took_s, 1), "draw_seed": seed}
+    write_certificate(out, run, newest, config, chosen, measured)
     print(printable(f"wrote    {out}"))
     return 0
 
@@ -132,10 +133,10 @@ def _left_out(stretches: Sequence[Stretch]) -> list[str]:
 def _expectations(newest: Checkpoint, config: Config) -> list[str]:
     """Return lines on this machine, and on what to expect where the run had another one."""
     state = newest.state
-    here = versions()
+    own_versions = versions()
     numerics = state.get("numerics", {}).get("own", {})
     cpu_of_run = numerics.get("cpu", "unknown")
-    lines = [f"here     {cpu_name()}; {', '.join(' '.join(item) for item in here.items())}"]
+    lines = [f"here     {cpu_name()}; {', '.join(' '.join(item) for item in own_versions.items())}"]
     if cpu_of_run != cpu_name():
         lines.append(f"the run  {cpu_of_run}")
         if config.numerics == "native":
@@ -145,7 +146,7 @@ def _expectations(newest: Checkpoint, config: Config) -> list[str]:
     other_versions = [
         f"{package} {version}"
         for package, version in state["versions"].items()
-        if here.get(package) != version
+        if own_versions.get(package) != version
     ]
     if other_versions:
         lines.append(f"the run  {', '.join(other_versions)}: other versions may compute other bits")

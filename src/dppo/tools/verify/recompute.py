@@ -43,7 +43,7 @@ Computed = tuple[Results, Checksums]
 
 
 class NotEqual(DppoError):
-    """An iteration that is not the same again."""
+    """A recomputed iteration differs from the stored one."""
 
 
 class NotReplayed(DppoError):
@@ -67,7 +67,7 @@ class Comparison:
     """Compares the iterations of a stretch with the rows, the trace and the checkpoint of the run."""
 
     def __init__(self, run: Path, stretch: Stretch, show: Callable[[str], None]) -> None:
-        """Read what is stored; `show` is called with each iteration."""
+        """Read the stored rows and trace; `show` is called with each iteration."""
         self.run = run
         self.show = show
         self._stretch = stretch
@@ -76,8 +76,8 @@ class Comparison:
         self._stored_names = set[str]()
         self._computed_names = set[str]()
         for row in read_metrics(run):
-            of_iteration = self._rows.setdefault(int(row["iteration"]), [])
-            of_iteration.append(results_of(plain(row)))
+            iteration_results = self._rows.setdefault(int(row["iteration"]), [])
+            iteration_results.append(results_of(plain(row)))
             self._stored_names |= row.keys()
         self.computed: list[Computed] = []
         """The iterations so far."""
@@ -174,8 +174,8 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
             )
         _leave_out_given_up(stretch, parts)
         if "numerics" in state:
-            of_run = Fingerprint(**state["numerics"]["own"])
-            comparison.other_numerics = of_run.explanation(parts.numerics.own)
+            run_fingerprint = Fingerprint(**state["numerics"]["own"])
+            comparison.other_numerics = run_fingerprint.explanation(parts.numerics.own)
         options = state.get("env_options")
         parts.learner.env_options = lambda: options
         row_of = row_maker(config.info_keys)

@@ -83,8 +83,8 @@ def _changed_rows(path: Path, bytes: int, sha256: str) -> Iterator[str]:
     if hashlib.sha256(data[:bytes]).hexdigest() != sha256:
         yield f"{path.name} was changed: the newest checkpoint has another SHA-256 of its first {bytes:,} bytes"
     # Rows of earlier iterations than the checkpoint's may follow: on a full disk, they waited in memory for its end.
-    known = [row["iteration"] for _, row in parsed(data[:bytes]) if row is not None]
-    last_known = max(known, default=0)
+    iterations = [row["iteration"] for _, row in parsed(data[:bytes]) if row is not None]
+    last_known = max(iterations, default=0)
     for line, row in parsed(data[bytes:]):
         is_later = row is not None and (row["iteration"] > last_known or "eval/iteration" in row)
         if line.endswith(b"\n") and not is_later:

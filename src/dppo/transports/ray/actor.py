@@ -160,13 +160,13 @@ class PPOActor:
             )
 
     def make_segments_packed(
-        self, question: bytes, policy: bytes | PolicySnapshot, apart: bool
+        self, question: bytes, policy: bytes | PolicySnapshot, by_reference: bool
     ) -> bytes | list[Any]:
-        """Do `make_segments` over Ray; `apart` with several return values: the packed reports, then each segment."""
+        """Do `make_segments` over Ray; return the packed reports and each segment apart if `by_reference`."""
         unpacked_question: Question = unpack(question)
         answer = self.make_segments(unpacked_question, unpack(policy))
-        encoded = encode_answer(answer, apart=apart)
-        if apart and isinstance(encoded, bytes):  # a fault, and as many values
+        encoded = encode_answer(answer, by_reference=by_reference)
+        if by_reference and isinstance(encoded, bytes):  # a fault, and as many values
             return [encoded, *unpacked_question.samplers]
         return encoded
 
@@ -218,6 +218,6 @@ def _compared(answer: Answer, expected: Expected) -> Answer:
     problem = expected.problem(torch="torch" in sys.modules)
     if not problem:
         return answer
-    (first, segment), *later = answer.made
+    (first, segment), *later = answer.results
     first = replace(first, incidents=(*first.incidents, Incident(IncidentKind.OTHER_CPU, problem)))
-    return replace(answer, made=((first, segment), *later))
+    return replace(answer, results=((first, segment), *later))

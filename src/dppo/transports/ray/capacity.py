@@ -55,8 +55,8 @@ class Demand:
         ):
             for name, amount in needs.items():
                 total[name] += count * amount
-        of_actors = (self.num_actors + self.evaluators) * (self.nodes - 1)
-        total["CPU"] += of_actors * self.further["CPU"]
+        num_further = (self.num_actors + self.evaluators) * (self.nodes - 1)
+        total["CPU"] += num_further * self.further["CPU"]
         return {name: amount for name, amount in total.items() if amount > 0 and name != PER_NODE}
 
 
@@ -67,11 +67,11 @@ def actors_that_fit(node: Mapping[str, float], needs: Mapping[str, float]) -> in
     )
 
 
-def _that_fit(name: str, has: float, each: float) -> int:
-    if name == "GPU" and each < 1:  # each process stays on one GPU
-        whole_gpus, part = divmod(has + 1e-6, 1)
-        return int(whole_gpus) * int(1 / each + 1e-6) + int(part / each)
-    return int(has / each + 1e-6)
+def _that_fit(name: str, amount: float, needed: float) -> int:
+    if name == "GPU" and needed < 1:  # each process stays on one GPU
+        whole_gpus, part = divmod(amount + 1e-6, 1)
+        return int(whole_gpus) * int(1 / needed + 1e-6) + int(part / needed)
+    return int(amount / needed + 1e-6)
 
 
 def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]:
@@ -80,15 +80,17 @@ def rooms_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> list[int]
     learners = demand.num_learners
     beside_learners = []
     for node in sorted(nodes, key=lambda node: -node.get("CPU", 0.0)):
-        here = min(learners, actors_that_fit(node, demand.learner)) if learners else 0
-        learners -= here
-        left = {PER_NODE: 1.0, **node}
+        num_fitting = min(learners, actors_that_fit(node, demand.learner)) if learners else 0
+        learners -= num_fitting
+        unused = {PER_NODE: 1.0, **node}
         for number, needs in enumerate([demand.learner, *demand.groups]):
-            here = actors_that_fit(left, needs) if number else here
-            left = {name: amount - here * needs.get(name, 0.0) for name, amount in left.items()}
-            rooms[number] += here
+            num_fitting = actors_that_fit(unused, needs) if number else num_fitting
+            unused = {
+                name: amount - num_fitting * needs.get(name, 0.0) for name, amount in unused.items()
+            }
+            rooms[number] += num_fitting
             if number == 0:
-                beside_learners.append(left)
+                beside_learners.append(unused)
     if demand.nodes > 1:
         return [_room_across(beside_learners, rooms[1], demand)]
     return rooms[1:]
@@ -99,8 +101,8 @@ def has_place(node: Mapping[str, float], demand: Demand) -> bool:
     parts = list(demand.groups)
     if demand.nodes > 1:
         parts.append(demand.further)
-    here = {PER_NODE: 1.0, **node}
-    return any(actors_that_fit(here, needs) for needs in parts)
+    resources = {PER_NODE: 1.0, **node}
+    return any(actors_that_fit(resources, needs) for needs in parts)
 
 
 def _room_across(nodes: Iterable[Mapping[str, float]], most: int, demand: Demand) -> int:
@@ -133,11 +135,11 @@ def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
 
 def in_words(*groups: dict[str, float]) -> str:
     """Format the resources of an actor for a message: `1 CPU + 2 licence`."""
-    shown = [
+    texts = [
         " + ".join(f"{amount:g} {name}" for name, amount in group.items() if name != PER_NODE)
         for group in groups
     ]
-    text = " or ".join(shown)
+    text = " or ".join(texts)
     if PER_NODE in groups[0]:
         text += f" (at most {round(1 / groups[0][PER_NODE])} on a node)"
     return text
@@ -151,12 +153,12 @@ def actor_in_words(demand: Demand) -> str:
 
 def fitted_here(demand: Demand, gpus: int, notify: Callable[[str], None]) -> Demand:
     cores = usable_cores()
-    here = {
+    machine = {
         name: (demand.most_actors + demand.evaluators) * amount
         for name, amount in demand.actor.items()
     }
-    here |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}
-    number = max(demand.num_actors, min(room_for([here], demand), demand.most_actors))
+    machine |= {"CPU": cores, "GPU": gpus, PER_NODE: 1.0}
+    number = max(demand.num_actors, min(room_for([machine], demand), demand.most_actors))
     while number > demand.num_actors and _gpus_for(replace(demand, num_actors=number)) > gpus:
         number -= 1  # a learner's part of a GPU may leave too little for an actor on each
     notify(f"using {counted(number, 'actor')}: this machine has {cores_in_words()}")
@@ -208,12 +210,12 @@ def check_here(demand: Demand, gpus: int) -> None:
 
 def _check_cores_here(demand: Demand) -> None:
     """Raise `ConfigError` if this machine has too few cores for ranks that have cores of their own."""
-    each = int(demand.actor["CPU"])
-    room = usable_cores() // each - demand.evaluators
+    cores = int(demand.actor["CPU"])
+    room = usable_cores() // cores - demand.evaluators
     if room < demand.num_actors:
         raise ConfigError(
-            f"ranks_per_env: {counted(demand.num_actors, 'actor')}{_evaluators_of(demand)} need {each} cores each, for "
-            f"the ranks of their environments, and this machine has {cores_in_words()}, enough for "
+            f"ranks_per_env: {counted(demand.num_actors, 'actor')}{_evaluators_of(demand)} need {cores} cores each, "
+            f"for the ranks of their environments, and this machine has {cores_in_words()}, enough for "
             f"{max(0, room)}. {CORES_REMEDY}"
         )
 
@@ -228,14 +230,14 @@ def check_gpus(demand: Demand, gpus: int) -> None:
         has += f" (CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']})"
     groups = _with_gpus(demand)
     processes = []
-    for noun, number, each in groups:
+    for noun, number, gpus_each in groups:
         for_evaluations = ""
         if noun == "actor" and demand.evaluators:
             for_evaluations = f" ({demand.evaluators} for evaluations)"
-        processes.append(f"{counted(number, noun)}{for_evaluations} of {each:g} GPU each")
-    noun, _, each = groups[0]
+        processes.append(f"{counted(number, noun)}{for_evaluations} of {gpus_each:g} GPU each")
+    noun, _, gpus_each = groups[0]
     raise ConfigError(
-        f"{noun}_gpus={each:g}: {' and '.join(processes)} need {counted(needed, 'GPU')}, this machine has "
+        f"{noun}_gpus={gpus_each:g}: {' and '.join(processes)} need {counted(needed, 'GPU')}, this machine has "
         f"{has}. Use fewer processes, a fraction such as `actor_gpus=0.25` to share a GPU, or a larger "
         f"cluster (address)."
     )
@@ -252,7 +254,7 @@ def _with_gpus(demand: Demand) -> list[tuple[str, int, float]]:
 
 
 def _gpus_for(demand: Demand) -> int:
-    return math.ceil(sum(_gpu_slots(count, each) for _, count, each in _with_gpus(demand)) - 1e-6)
+    return math.ceil(sum(_gpu_slots(count, gpus) for _, count, gpus in _with_gpus(demand)) - 1e-6)
 
 
 def _evaluators_of(demand: Demand) -> str:
@@ -261,12 +263,12 @@ def _evaluators_of(demand: Demand) -> str:
     return ""
 
 
-def _gpu_slots(count: int, each: float) -> float:
+def _gpu_slots(count: int, gpus: float) -> float:
     """Return the GPUs that `count` processes occupy: a process with a fraction of a GPU stays on one GPU."""
-    if each >= 1:
-        return count * each
-    full_gpus, processes_left = divmod(count, int(1 / each + 1e-6))
-    return full_gpus + processes_left * each
+    if gpus >= 1:
+        return count * gpus
+    full_gpus, processes_left = divmod(count, int(1 / gpus + 1e-6))
+    return full_gpus + processes_left * gpus
 
 
 @calls_ray
@@ -313,9 +315,9 @@ def check_cluster(ray: Any, demand: Demand, notify: Callable[[str], None]) -> No
             )
             remedy = f"The ranks of {counted(hosted, 'sampler')} fit. {CORES_REMEDY} Or add nodes{spread}."
     else:
-        free = free_room(demand)
-        if free < actors:
-            room = f"the cluster has room for {free} of {actors} actors now ({actor_in_words(demand)} each)"
+        num_free = free_room(demand)
+        if num_free < actors:
+            room = f"the cluster has room for {num_free} of {actors} actors now ({actor_in_words(demand)} each)"
             notify(f"{room}; the others start when other jobs end.")
         return
     if not has_autoscaler(ray):

@@ -22,15 +22,15 @@ class RunClock:
         self._awake_s = now()
         self._patience_s = now()
         self._silent = False
-        self._over = threading.Event()
+        self._closed = threading.Event()
 
     def start(self) -> None:
         """Beat from now on."""
-        threading.Thread(target=self._beat_until_over, name="dppo-clock", daemon=True).start()
+        threading.Thread(target=self._beat_until_closed, name="dppo-clock", daemon=True).start()
 
     def close(self) -> None:
         """Stop beating."""
-        self._over.set()
+        self._closed.set()
 
     def awake(self) -> float:
         """Return the time in seconds, without those for which this process was stopped."""
@@ -38,7 +38,7 @@ class RunClock:
             return self._awake_s + self._since_beat()
 
     def patience(self) -> float:
-        """Return the same, also without the seconds for which the network was silent."""
+        """Return the time in seconds, without those for which this process was stopped or the network was silent."""
         with self._lock:
             if self._silent:
                 return self._patience_s
@@ -62,6 +62,6 @@ class RunClock:
     def _since_beat(self) -> float:
         return min(MOST_S, self._now() - self._beat_at)
 
-    def _beat_until_over(self) -> None:
-        while not self._over.wait(BEAT_S):
+    def _beat_until_closed(self) -> None:
+        while not self._closed.wait(BEAT_S):
             self.beat()

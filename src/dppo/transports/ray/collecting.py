@@ -63,7 +63,7 @@ def _limits(plan: SamplerPlan, actors: Actors, session: RaySession) -> Limits:
         segment_timeout_s=actors.segment_timeout_s,
         max_actor_restarts=actors.max_actor_restarts,
         backup_requests=actors.backup_requests,
-        of_phases={name: getattr(actors, name) for name in SETTINGS.values()},
+        phase_timeouts_s={name: getattr(actors, name) for name in SETTINGS.values()},
         samplers_per_actor=actors.samplers_per_actor,
         most_hosted=plan.sampling.most_hosted,
         start_s=plan.sampling.start_s,

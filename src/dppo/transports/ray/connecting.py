@@ -171,8 +171,8 @@ def versions_remedy(reason: str) -> str:
     return "The versions differ: " + "; and ".join(steps) + "."
 
 
-def _python_step(cluster: str, here: str) -> str:
-    if cluster.split(".")[:2] != here.split(".")[:2]:
-        return f"run this process with Python {cluster} as the cluster, or the cluster with {here}"
+def _python_step(cluster_version: str, version: str) -> str:
+    if cluster_version.split(".")[:2] != version.split(".")[:2]:
+        return f"run this process with Python {cluster_version} as the cluster, or the cluster with {version}"
     alike = "these two work together, if RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor is set here and on the nodes"
-    return f"Python is {here} here and {cluster} in the cluster: {alike}"
+    return f"Python is {version} here and {cluster_version} in the cluster: {alike}"

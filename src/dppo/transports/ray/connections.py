@@ -16,13 +16,13 @@ PROBES = 16  # lost ones that end a connection
 OPTIONS = {"TCP_KEEPIDLE": IDLE_S, "TCP_KEEPINTVL": INTERVAL_S, "TCP_KEEPCNT": PROBES}
 
 
-def probe_all(known: set[str]) -> set[str]:
-    """Let the kernel probe all connections but the `known` ones; return the names of all.
+def probe_all(probed: set[str]) -> set[str]:
+    """Let the kernel probe all connections but the `probed` ones; return the names of all.
 
     One whose other end is gone fails within `IDLE_S` after an outage. Connections within this host are left alone.
     """
     names = set()
-    for name, connection in _connections(known):
+    for name, connection in _connections(probed):
         names.add(name)
         if connection is None:
             continue
@@ -48,8 +48,8 @@ def end_those_to(address: str) -> int:
     return number
 
 
-def _connections(known: set[str]) -> Iterator[tuple[str, socket.socket | None]]:
-    """Yield a name and a second handle for each connection of this process to another host; none for `known` ones."""
+def _connections(probed: set[str]) -> Iterator[tuple[str, socket.socket | None]]:
+    """Yield a name and a second handle for each connection of this process to another host; none for `probed` ones."""
     try:
         descriptors = os.listdir("/proc/self/fd")
     except OSError:  # not Linux
@@ -59,7 +59,7 @@ def _connections(known: set[str]) -> Iterator[tuple[str, socket.socket | None]]:
             name = os.readlink(f"/proc/self/fd/{descriptor}")
             if not name.startswith("socket:"):
                 continue
-            if name in known:
+            if name in probed:
                 yield name, None
                 continue
             connection = socket.socket(fileno=os.dup(int(descriptor)))

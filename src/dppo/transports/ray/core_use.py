@@ -16,7 +16,7 @@ class CoreUse:
         self._began = _core_seconds()
 
     def notes(self) -> list[str]:
-        """Return a line for the end of the run if there are more actors than cores, and these were busy."""
+        """Return a line for the end of the run if there are more actors than cores, and the cores were busy."""
         cores = usable_cores()
         if self._actors <= cores:
             return []
@@ -31,9 +31,9 @@ class CoreUse:
 
 def _core_seconds() -> tuple[float, float]:
     """Return the seconds for which the cores that this process may use were busy, and all of their seconds."""
-    of_quota = seconds_of_quota()
-    if of_quota is not None:
-        return of_quota
+    quota_s = seconds_of_quota()
+    if quota_s is not None:
+        return quota_s
     times = psutil.cpu_times(percpu=True)
     cores = cores_of_affinity()
     if cores is not None:

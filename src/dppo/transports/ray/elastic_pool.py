@@ -35,10 +35,10 @@ class ElasticPool:
         find_nodes: Callable[[], Nodes],
         notify: Callable[[str], None],
         *,
-        free: int,
+        num_free: int,
         grows: bool,
     ) -> None:
-        """Begin with as many actors as fit the nodes of `find_nodes`; at once there is room for `free` of them.
+        """Begin with as many actors as fit the nodes of `find_nodes`; at once there is room for `num_free` of them.
 
         If the cluster `grows`, pending actors are requests for nodes, and there are as many as the run can use.
         """
@@ -49,12 +49,12 @@ class ElasticPool:
         self._nodes = find_nodes()
         self._latest = self._nodes
         self._room = room_for(self._nodes.values(), demand)
-        self.num_at_start = max(demand.num_actors, min(self._num_wanted, free))
+        self.num_at_start = max(demand.num_actors, min(self._num_wanted, num_free))
         """Actors at the start; the others join."""
         self._wanted = list(range(self.num_at_start))
         self._stop = Event()
         self._thread = RayThread(self._watch, "dppo-node-watch")
-        notify(self._describe(free))
+        notify(self._describe(num_free))
 
     def start(self) -> None:
         """Look every two seconds from now on, in a thread: a call to Ray's GCS may take long."""
@@ -83,13 +83,13 @@ class ElasticPool:
         """
         if self._latest is self._nodes and len(self._wanted) == self._num_wanted:
             return [], []
-        before = self._room
+        room_before = self._room
         self._nodes = self._latest
         node_of = homes()
         self._room = room_for(self._nodes.values(), self._demand)
-        if self._room != before:
+        if self._room != room_before:
             self._notify(
-                f"the cluster has room for {counted(self._room, 'actor')} now, {before} before"
+                f"the cluster has room for {counted(self._room, 'actor')} now, {room_before} before"
             )
         able = [
             actor for actor in self._wanted if actor not in node_of or node_of[actor] in self._nodes
@@ -110,14 +110,14 @@ class ElasticPool:
             return most
         return min(most, max(self._demand.num_actors, self._room))
 
-    def _describe(self, free: int) -> str:
+    def _describe(self, num_free: int) -> str:
         # a head without CPUs, and a node without a licence, take no actor
         hosts = [node for node in self._nodes.values() if has_place(node, self._demand)]
         nodes = counted(len(hosts or self._nodes), "node")
         room = counted(self._room, "actor")
         line = f"the cluster has room for {room} of {actor_in_words(self._demand)} on {nodes}"
-        if free < min(self._room, self._demand.most_actors):
-            line += f", for {free} of them now"
+        if num_free < min(self._room, self._demand.most_actors):
+            line += f", for {num_free} of them now"
         if self._room < self._demand.num_actors:
             line += f"; training waits for the {self._demand.num_actors} that num_actors asks for"
         if self._grows:

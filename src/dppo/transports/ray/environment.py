@@ -127,8 +127,8 @@ def signal_handlers_kept() -> Iterator[None]:
 def _install_rays_handler() -> None:
     """Let Ray's C++ code install its handler of fatal signals now. It does so once.
 
-    Otherwise it does while it connects. It holds Python's global lock then, for seconds on a busy machine, and its
-    handler would end this process on SIGTERM, without a checkpoint and without a word.
+    Otherwise that code installs it while it connects. It then holds Python's global lock, for seconds on a busy
+    machine, and its handler would end this process on SIGTERM, without a checkpoint and without a word.
     """
     with suppress(KeyError, AttributeError, OSError):  # another version of Ray
         library = ctypes.CDLL(sys.modules["ray._raylet"].__file__)

@@ -35,7 +35,7 @@ class EvaluationActor:
     def configure_process(
         self, keep_gpus: bool, log: str, node_id: str, driver: int, group: Any = None
     ) -> ProgressFile:
-        """Do `PPOActor.configure_process`, and import what playing needs, before it is needed."""
+        """Configure the process as `PPOActor` does, and load the player in advance."""
         file = self._process.configure_process(keep_gpus, log, node_id, driver, group)
         with suppress(DppoError):  # which `play` reports
             self._loaded()

@@ -26,7 +26,7 @@ def ray_folder() -> str:
 
 @contextmanager
 def usable_folder(notify: Callable[[str], None]) -> Iterator[None]:
-    """Let a Ray that starts here use another folder if the usual one is too long, or has odd characters.
+    """Let Ray use another folder if the path of the usual one is too long, or has characters that Ray cannot use.
 
     Raises ConfigError if the user has named such a folder, or if no other one can be written.
     """

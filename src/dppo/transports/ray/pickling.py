@@ -55,8 +55,8 @@ def unpack(data: Any) -> Any:
     return data
 
 
-def packed_model(model: Any, named: str = "") -> PackedModel:
-    """Return a user's network, or something `named` so, ready to send; `ConfigError` if it cannot be pickled.
+def packed_model(model: Any, label: str = "") -> PackedModel:
+    """Return a user's object, such as a network, ready to send; raise ConfigError with `label` if it cannot be pickled.
 
     It is sent beside the plan, so that an error can name it.
     """
@@ -64,8 +64,8 @@ def packed_model(model: Any, named: str = "") -> PackedModel:
         return tuple(path for path in sys.path if path), pack_code(model), tuple(sys.argv)
     except Exception as error:  # pickling a user's class may raise anything
         fact = f"cannot be sent to other processes: {error}"
-        if named:
-            raise ConfigError(f"{named}: {fact}. Use plain data.") from None
+        if label:
+            raise ConfigError(f"{label}: {fact}. Use plain data.") from None
         raise ConfigError(f"model={model!r}: {fact}. Pass it as module:Class.") from None
 
 
@@ -91,18 +91,18 @@ def unpacked_model(packed: PackedModel) -> Model:
     return model
 
 
-def encode_answer(answer: Answer | DppoError, *, apart: bool) -> bytes | list[Any]:
-    """Return an answer ready to send; large segments, or with `apart` all, follow the reports.
+def encode_answer(answer: Answer | DppoError, *, by_reference: bool) -> bytes | list[Any]:
+    """Return an answer ready to send; segments follow the reports if they are large, or sent `by_reference`.
 
     Ray shares them between the processes of a node without copying. Reports are always pickled, so that a kept report
     does not pin a segment.
     """
     if isinstance(answer, DppoError) or not (
-        apart or any(segment.obs.nbytes > SMALL for _, segment in answer.made)
+        by_reference or any(segment.obs.nbytes > SMALL for _, segment in answer.results)
     ):
         return pack(answer)
-    reports = tuple((report, None) for report, _ in answer.made)
-    return [pack(replace(answer, made=reports)), *(segment for _, segment in answer.made)]
+    reports = tuple((report, None) for report, _ in answer.results)
+    return [pack(replace(answer, results=reports)), *(segment for _, segment in answer.results)]
 
 
 def decode_answer(message: bytes | list[Any]) -> Answer | DppoError:
@@ -111,10 +111,10 @@ def decode_answer(message: bytes | list[Any]) -> Answer | DppoError:
     answer: Answer | DppoError = unpack(head)
     if isinstance(answer, DppoError) or not segments:
         return answer
-    made = tuple(
-        (report, segment) for (report, _), segment in zip(answer.made, segments, strict=True)
+    results = tuple(
+        (report, segment) for (report, _), segment in zip(answer.results, segments, strict=True)
     )
-    return replace(answer, made=made)
+    return replace(answer, results=results)
 
 
 def sendable(error: DppoError) -> DppoError:

@@ -211,24 +211,30 @@ def _node_id(ray: Any) -> str:
 
 @calls_ray
 def _pool(ray: Any, demand: Demand, notify: Callable[[str], None]) -> ElasticPool:
-    free = capacity.free_room(demand)
+    num_free = capacity.free_room(demand)
     grows = capacity.has_autoscaler(ray)
-    return ElasticPool(demand, usable_nodes, notify, free=free, grows=grows)
+    return ElasticPool(demand, usable_nodes, notify, num_free=num_free, grows=grows)
 
 
 def demand_of(actors: Actors, learners: Learners, evaluators: int = 0) -> Demand:
     """Return the processes of these settings, and the resources that each takes from Ray."""
     fewest, most = actors.actor_bounds
-    of_actor = {"CPU": actors.cpus_per_actor}
+    actor_resources = {"CPU": actors.cpus_per_actor}
     if actors.actor_gpus:
-        of_actor["GPU"] = actors.actor_gpus
+        actor_resources["GPU"] = actors.actor_gpus
     if actors.actors_per_node:  # Ray counts in units of 0.0001
-        of_actor[PER_NODE] = 10_000 // actors.actors_per_node / 10_000
-    first, *alternatives = [of_actor | group for group in actors.resource_groups]
-    of_learner = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
+        actor_resources[PER_NODE] = 10_000 // actors.actors_per_node / 10_000
+    first, *alternatives = [actor_resources | group for group in actors.resource_groups]
+    learner_resources = {"CPU": learners.learner_cpus, "GPU": learners.learner_gpus}
     elastic = most if actors.elastic else 0
     demand = Demand(
-        fewest, first, learners.num_learners, of_learner, elastic, tuple(alternatives), evaluators
+        fewest,
+        first,
+        learners.num_learners,
+        learner_resources,
+        elastic,
+        tuple(alternatives),
+        evaluators,
     )
     if not actors.layout.cores:
         return demand
@@ -337,17 +343,17 @@ def store_size(requested: int, notify: Callable[[str], None]) -> int:
             f"space, or set RAY_TMPDIR."
         )
     requested = max(requested, SMALLEST_STORE)
-    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
-    if requested <= 0.9 * free:
+    free_bytes = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else math.inf
+    if requested <= 0.9 * free_bytes:
         return requested
-    room = int(0.9 * free)
-    has = f"/dev/shm has {free / MIB:.0f}"
+    room = int(0.9 * free_bytes)
+    text = f"/dev/shm has {free_bytes / MIB:.0f}"
     if room < SMALLEST_STORE:
         notify(
-            f"{has} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk "
+            f"{text} MiB free, too little for Ray's object store ({SMALLEST_STORE / MIB:.0f} MiB): it moves to disk "
             f"and is slower. In Docker, use --shm-size=1g."
         )
         return SMALLEST_STORE
     size = f"Ray's object store gets {room / MIB:.0f} MiB instead of {requested / MIB:.0f}"
-    notify(f"{has} MiB free; {size}. In Docker, use a larger --shm-size.")
+    notify(f"{text} MiB free; {size}. In Docker, use a larger --shm-size.")
     return room

@@ -175,10 +175,10 @@ class RayTransport:
 
     @calls_ray
     def _ask(self, ask: Ask) -> None:
-        apart = self._kind.by_reference
+        by_reference = self._kind.by_reference
         method = self._handles[ask.process].make_segments_packed
-        arguments = pack(ask.question), self._sent(ask.policy), apart
-        if not apart:
+        arguments = pack(ask.question), self._sent(ask.policy), by_reference
+        if not by_reference:
             self._expect(method.remote(*arguments), ask)
             return
         method = method.options(num_returns=1 + len(ask.question.samplers))
@@ -213,8 +213,8 @@ class RayTransport:
         if policy.version in self._policies:
             return self._policies[policy.version]
         asks = [command for command in self._pending() if isinstance(command, Ask | Play)]
-        asked = [ask.policy for ask in asks if ask.process in self._handles]
-        versions = [other.version for other in asked if isinstance(other, PolicySnapshot)]
+        policies = [ask.policy for ask in asks if ask.process in self._handles]
+        versions = [other.version for other in policies if isinstance(other, PolicySnapshot)]
         oldest = min(versions, default=policy.version)
         self._policies = {
             version: sent for version, sent in self._policies.items() if version >= oldest
@@ -280,10 +280,12 @@ class RayTransport:
         if silences != self._silences:
             self._silences = silences
             self._doubtful = dict.fromkeys(starting, now + START_AGAIN_S)
-        late = [process for process, until in self._doubtful.items() if now > until]
-        for process in late:
+        late_processes = [process for process, until in self._doubtful.items() if now > until]
+        for process in late_processes:
             del self._doubtful[process]
-        return [messages.Died(process, NOT_STARTED) for process in late if process in starting]
+        return [
+            messages.Died(process, NOT_STARTED) for process in late_processes if process in starting
+        ]
 
     def _ended_calls(self, timeout_s: float) -> list[_Ended]:
         """Return all calls that have ended; wait up to `timeout_s` for the first."""
@@ -305,9 +307,9 @@ class RayTransport:
         cost the same with any number of pending calls; but the loop must not depend on every report.
         """
         refs = list(self._calls)
-        busy = {command.process for command in self._pending()}
+        busy_processes = {command.process for command in self._pending()}
         for process, handle in self._handles.items():
-            if process not in busy and handle._get_local_state() == ActorTableData.DEAD:
+            if process not in busy_processes and handle._get_local_state() == ActorTableData.DEAD:
                 self._expect(handle.close.remote(), Start(process))
         if refs and self._ended.empty():
             for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:

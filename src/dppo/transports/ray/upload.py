@@ -94,20 +94,20 @@ def _files_in(folder: Path) -> Iterator[Path]:
     paths = _listed_by_git(folder)
     if paths is None:
         paths = _walked(folder)
-    kept: dict[Path, bool] = {folder: True}
+    decisions: dict[Path, bool] = {folder: True}
     for path in sorted(paths):
-        if path.is_file() and path.suffix != ".pyc" and _is_kept(path.parent, kept):
+        if path.is_file() and path.suffix != ".pyc" and _is_sent(path.parent, decisions):
             yield path
 
 
-def _is_kept(folder: Path, known: dict[Path, bool]) -> bool:
-    """Return whether files of this folder are sent; `known` has the answers so far."""
-    if folder not in known:
+def _is_sent(folder: Path, decisions: dict[Path, bool]) -> bool:
+    """Return whether files of this folder are sent; `decisions` holds the results so far."""
+    if folder not in decisions:
         is_run = (folder / "run.lock").is_file() or (folder / "checkpoints").is_dir()
-        known[folder] = (
-            folder.name not in LEFT_OUT and not is_run and _is_kept(folder.parent, known)
+        decisions[folder] = (
+            folder.name not in LEFT_OUT and not is_run and _is_sent(folder.parent, decisions)
         )
-    return known[folder]
+    return decisions[folder]
 
 
 def _listed_by_git(folder: Path) -> list[Path] | None:
@@ -137,8 +137,8 @@ def described(files: dict[str, Path]) -> str:
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total = sum(sizes.values())
     largest = sorted(sizes, key=lambda name: -sizes[name])[:LARGEST]
-    named = ", ".join(f"{name} ({_megabytes(sizes[name])})" for name in largest)
-    text = f"{counted(len(files), 'file')}, {_megabytes(total)}; the largest: {named}"
+    listing = ", ".join(f"{name} ({_megabytes(sizes[name])})" for name in largest)
+    text = f"{counted(len(files), 'file')}, {_megabytes(total)}; the largest: {listing}"
     if total > MOST_BYTES:
         raise ConfigError(
             f"upload: {text}. At most {_megabytes(MOST_BYTES)} are sent. Let git ignore what the environment does not "

@@ -164,8 +164,8 @@ class ClusterWatch:
     def _place_to_look_at(self) -> str:
         if self._started_here:
             load = load_average()
-            busy = f": its load average is {load:.1f} on {cores_in_words()}" if load else ""
-            return f"Ray runs on this machine alone, which may be too busy{busy}"
+            load_text = f": its load average is {load:.1f} on {cores_in_words()}" if load else ""
+            return f"Ray runs on this machine alone, which may be too busy{load_text}"
         return f"Look at the network between this host and that of Ray's head{self._head()}"
 
     def _longest_silence(self, now: float) -> tuple[float, str, float]:

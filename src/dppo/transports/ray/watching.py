@@ -142,11 +142,11 @@ class Watching:
     @calls_ray
     def _ask_witness(self, process: Process, file: ProgressFile) -> None:
         try:
-            asked = self._witness(file).read.remote(file)
+            reading = self._witness(file).read.remote(file)
         except RayError as error:
             self._results.put((process, file.node_id, partial(_raise, error)))
             return
-        asked.future().add_done_callback(
+        reading.future().add_done_callback(
             lambda done: self._results.put((process, file.node_id, done.result))
         )
 
@@ -176,8 +176,8 @@ class Watching:
 
     @calls_ray
     def _ask_and_wait(self, method: str, file: ProgressFile, timeout_s: float) -> Any:
-        asked = getattr(self._witness(file), method).remote(file)
-        return ray.get(asked, timeout=timeout_s)
+        answer = getattr(self._witness(file), method).remote(file)
+        return ray.get(answer, timeout=timeout_s)
 
     @calls_ray
     def _witness(self, file: ProgressFile) -> Any:
