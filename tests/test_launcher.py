@@ -252,6 +252,24 @@ def test_a_venv_in_use_is_never_emptied(checkout: Checkout) -> None:
     assert checkout.calls() == ["venv", "pip"] * 2
 
 
+def test_a_copy_of_dppo_is_linked_to_the_clone_again_and_no_package_is_lost(
+    checkout: Checkout,
+) -> None:
+    checkout.run()
+    install(checkout, "onnx")
+    copy = checkout.venv / "lib" / "python3.12" / "site-packages" / "dppo"
+    copy.mkdir()  # as by `pip install '.[onnx]'`
+    checkout.script("pip", "exit 1")
+    checkout.refuses("pip could not link dppo to this clone. Fix what")
+    checkout.script("pip", 'rm -r "$venv/lib/python3.12/site-packages/dppo"')
+    done = checkout.run()
+    assert (done.code, done.err.count("is linked to this clone again")) == (0, 1)
+    assert checkout.run().err == ""
+    assert checkout.calls() == ["venv", *["pip"] * 3]
+    assert " --no-deps -c constraints.txt -e . " in (checkout.fakes / "calls").read_text()
+    assert (copy.parent / "onnx-1.0.dist-info").exists()
+
+
 def test_the_command_learns_how_it_was_called(checkout: Checkout) -> None:
     checkout.script("command", '#!/bin/sh\necho "as:$DPPO_CALLED_AS"\n')
     assert checkout.run().out == f"as:{checkout.root}/dppo\n"
