@@ -728,7 +728,8 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
     assert "nothing new for 1:40" in text_at(100, view_of(row()), 111.0)
 
     slow = view_of(row() | {"perf/iteration_s": 60.0})
-
+    assert "nothing new for 1:40" in text_at(100, slow, 111.0), "the last iteration had a stall"
+    slow.paces.clear()
     assert "nothing new" not in text_at(100, slow, 111.0), "usual for this simulator"
 
 

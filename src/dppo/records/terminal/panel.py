@@ -278,7 +278,8 @@ def _speed(view: View, now: float) -> list[Text]:
     if row.get("actors/alive"):
         items.append(_item("actors", number(row["actors/alive"], digits=0)))
     silent_s = now - max(view.row_at, view.moved_at)
-    if silent_s > max(MIN_SILENCE_S, LATE * row.get("perf/iteration_s", 0.0)) and not view.finished:
+    usual_s = min(row.get("perf/iteration_s", 0.0), view.usual_s)
+    if silent_s > max(MIN_SILENCE_S, LATE * usual_s) and not view.finished:
         items.append(Text(f"nothing new for {duration(silent_s)}", style="yellow"))
     return items
 

@@ -175,6 +175,11 @@ class View:
             return int(self.row.get("global_step", 0))
         return progress.global_step
 
+    @property
+    def usual_s(self) -> float:
+        """Seconds of the usual iteration, infinite while unknown: the last one may have had a stall."""
+        return self.batch_size * _usual(self.paces)
+
     def left(self, now: float) -> str:
         """Return the time left as `1:02`, as `at least 1:02` while the policy does not learn, or as `-`."""
         left_s = self.left_s(now)
