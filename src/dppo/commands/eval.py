@@ -4,7 +4,6 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TextIO
@@ -16,7 +15,7 @@ from dppo.files import user_path
 from dppo.policies.controller import Controller
 from dppo.policies.evaluation import evaluate
 from dppo.records.observer import Evaluation
-from dppo.records.terminal.streams import PatientStream, ShowLog
+from dppo.records.terminal.streams import showing_log
 
 PROG = "dppo eval"
 USAGE = "RUN [--flag value ...]\nENV_ID --policy MODULE:NAME [--flag value ...]"
@@ -60,8 +59,7 @@ def main(argv: list[str]) -> int:
     notes = sys.stdout
     if as_json:
         notes = sys.stderr
-    with closing(ShowLog(PatientStream(notes).line)) as show_log, warnings.catch_warnings():
-        show_log.start()
+    with showing_log(notes), warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: _print_note(str(message), notes)
         evaluation = evaluate(policy, env, deterministic=deterministic, **flags)

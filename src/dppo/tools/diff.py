@@ -6,6 +6,8 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dppo.commands.flags import Parser, UsageError
 from dppo.config.parts import settings_by_name
 from dppo.config.plain import plain_defaults
@@ -112,12 +114,15 @@ def _saved(run: Path) -> set[int]:
     return iterations - {0}
 
 
-def _weights(run: Path, iteration: int) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+def _weights(run: Path, iteration: int) -> dict[str, Any]:
     path = run / CHECKPOINTS / checkpoints.file_name(iteration)
     arrays = checkpoints.load(path).arrays.get("model", {})
-    return {
-        name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()
-    }
+    return {name: bits_of(array) for name, array in arrays.items()}
+
+
+def bits_of(array: np.ndarray) -> tuple[Any, ...]:
+    """Return a value that is equal for arrays that are equal to the last bit."""
+    return array.dtype, array.shape, array.tobytes()
 
 
 def _print_different_settings(run_a: Path, run_b: Path) -> None:

@@ -1,8 +1,8 @@
 """The stream that displays write to, and the log that they show."""
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TextIO
 
 from dppo.errors import ClusterError, printable
@@ -39,6 +39,14 @@ class PatientStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextmanager
+def showing_log(stream: TextIO) -> Iterator[None]:
+    """Context in which each log record of `dppo` is a line of `stream`."""
+    with closing(ShowLog(PatientStream(stream).line)) as show_log:
+        show_log.start()
+        yield
 
 
 class ShowLog:

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 from dppo.commands.flags import TRUST, Parser, UsageError
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.invocation import as_called
-from dppo.records.terminal.streams import PatientStream, ShowLog
+from dppo.records.terminal.streams import showing_log
 from dppo.tools.export.policies import export_folder, export_onnx
 
 PROG = "dppo export"
@@ -43,7 +42,6 @@ def main(argv: list[str]) -> int:
         raise UsageError(
             f"{target}: is neither NAME.onnx nor a folder. End the name of a new folder with /."
         )
-    with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
-        show_log.start()
+    with showing_log(sys.stdout):
         print(export(run, target, **flags))
     return 0

@@ -2,7 +2,6 @@
 
 import pdb
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from dppo.invocation import command
 from dppo.records.files.episodes import SUB_ENVS, nothing_recorded, read_episodes
 from dppo.records.files.lock import training_notes
 from dppo.records.files.run_files import check_run_files
-from dppo.records.terminal.streams import PatientStream, ShowLog
+from dppo.records.terminal.streams import showing_log
 
 PROG = "dppo replay"
 USAGE = "RUN --episode NUMBER [--flag ...]\nRUN --episodes\nINCIDENT [--flag ...]"
@@ -41,8 +40,7 @@ def main(argv: list[str]) -> int:
                 f"--{next(iter(flags))} has no effect with --episodes, which plays none. Leave it out."
             )
         return _list(Path(path))
-    with closing(ShowLog(PatientStream(sys.stdout).line)) as show_log:
-        show_log.start()
+    with showing_log(sys.stdout):
         return _play(Path(path), flags, debug=flags.pop("debug", False))
 
 

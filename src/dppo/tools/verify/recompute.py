@@ -31,6 +31,7 @@ from dppo.signals import StopSignals
 from dppo.tools.diff import (
     Checksums,
     Results,
+    bits_of,
     differing_results,
     first_difference,
     read_trace,
@@ -127,10 +128,7 @@ def _state_difference(state: RunState, stored: Checkpoint) -> str:
                 continue
             if name not in arrays or name not in stored_arrays:
                 return f": {part}/{name} is not in both states"
-            array = arrays[name]
-            stored_array = stored_arrays[name]
-            same_kind = (array.dtype, array.shape) == (stored_array.dtype, stored_array.shape)
-            if not same_kind or array.tobytes() != stored_array.tobytes():
+            if bits_of(arrays[name]) != bits_of(stored_arrays[name]):
                 return f": {part}/{name} differs from the checkpoint"
     # incidents of actors are no results, and an earlier version stored fewer values
     for name in sorted((state.values.keys() & stored.state.keys()) - {"incidents"}):
