@@ -18,7 +18,10 @@ from recorder import Notes
 import dppo
 from dppo.__main__ import main
 from dppo.commands.discovery import command_modules
-from dppo.signals import RaisingSignals, StopSignals
+from dppo.config import Config
+from dppo.records.observer import Result
+from dppo.run import runner
+from dppo.signals import Interrupted, RaisingSignals, StopRequested, StopSignals
 
 pytestmark = pytest.mark.proves(
     "is interrupted by your Ctrl-C, or by SIGTERM, in `eval`, `dppo.evaluate`, `replay` or any other command"
@@ -138,37 +141,46 @@ def test_replay_accuses_nobody(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("moment", ["in a trial", "at its end", "while it is stored"])
 def test_a_search_prints_the_best_trials_so_far(
-    trains: bool,
+    moment: str,
     number: signal.Signals,
     interrupt: Any,
     desk: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The signal arrives in the second trial, or while Optuna stores its result."""
+    """The signal arrives in the second trial, when it is over, or while Optuna stores its result."""
     optuna = pytest.importorskip("optuna")
-    interrupt(200 if trains else -1, number)
+    interrupt(200 if moment == "in a trial" else -1, number)
     storage = optuna.storages.RDBStorage
     store = storage.set_trial_state_values
     stored: list[Any] = []
 
     def interrupted(self: Any, *result: Any, **results: Any) -> Any:
         stored.append(result)
-        if not trains and len(stored) == 2:
+        if moment == "while it is stored" and len(stored) == 2:
             signal.raise_signal(number)
         return store(self, *result, **results)
 
+    def trained(config: Config, **changes: Any) -> Result:
+        result = train(config, **changes)
+        if moment == "at its end" and stored:
+            with StopSignals():
+                signal.raise_signal(number)
+        return result
+
+    train = runner.train
+    monkeypatch.setattr(runner, "train", trained)
     monkeypatch.setattr(storage, "set_trial_state_values", interrupted)
     sizes = "--total-timesteps 128 --num-samplers 1 --num-steps 32 --minibatch-size 32"
     words = f"tune {__name__}:Interrupting {sizes} --hidden-sizes 8 --trials 3"
     assert main(words.split()) == 128 + number
     first_line, *best, command = capsys.readouterr().err.splitlines()
     assert first_line.endswith("; the same command continues the study")
-    beginning = f"Best of 1 trial in {desk}/runs/"
-    assert best[0].startswith(beginning)
-    assert best[1:] == ["20.0, in trial_0000:"]
+    finished = "2 trials" if moment == "at its end" else "1 trial"
+    assert best[0].startswith(f"Best of {finished} in {desk}/runs/")
+    assert best[-1] in ("20.0, in trial_0000:", "20.0, in trial_0001:")
     assert " --hidden-sizes 8 --learning-rate " in command
 
 
@@ -284,14 +296,19 @@ def test_a_signal_in_a_step_that_sleeps_ends_the_command(
 def test_a_run_that_is_stopped_while_its_parts_are_made_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    numbers = [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
+
     def stopped() -> gym.Env[Any, Any]:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(numbers.pop(0))
         return gym.make("CartPole-v1")
 
     config = tiny_run(tmp_path / "run", iterations=1, env_id=stopped, progress="auto")
     with pytest.raises(SystemExit) as ended:
         dppo.train(config)
     assert ended.value.code == 143
+    for interruption in (StopRequested, Interrupted):  # in a command, which may report earlier runs
+        with RaisingSignals(), pytest.raises(interruption):
+            dppo.train(config)
     shown = capsys.readouterr()
     text = "SIGTERM: stopped before the first iteration; nothing was saved"
     assert text in shown.out + shown.err

@@ -42,19 +42,6 @@ INTERRUPTIONS = (Interrupted, StopRequested)
 """Exceptions that end a run, wherever they are raised; not a fault of the code that they pass through."""
 
 
-def raise_if_signal(stopped_by: str | None) -> None:
-    """Raise the exception of the signal that has stopped one of several runs; do nothing if it was no signal."""
-    received = signal.Signals.__members__.get(stopped_by or "")
-    if received is not None:
-        _raise(received)
-
-
-def _raise(received: signal.Signals) -> NoReturn:
-    if received is signal.SIGINT:
-        raise Interrupted
-    raise StopRequested(received)
-
-
 SHOW_CURSOR = b"\x1b[?25h"
 COPIES_S: dict[int, float] = {signal.SIGHUP: math.inf, signal.SIGTERM: 10.0, signal.SIGINT: 0.2}
 """Seconds in which a signal that arrives again is a copy."""
@@ -119,7 +106,7 @@ class RaisingSignals:
     def check(self) -> None:
         """Raise the exception of a received signal again, in case the interrupted code has caught it."""
         if self._received is not None:
-            _raise(self._received)
+            self._raise(self._received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if _is_copy(number, self._received, self._received_at):
@@ -129,7 +116,24 @@ class RaisingSignals:
             end_at_once(number)
         self._received = signal.Signals(number)
         self._received_at = time.monotonic()
-        _raise(self._received)
+        self._raise(self._received)
+
+    def _raise(self, received: signal.Signals) -> NoReturn:
+        if received is signal.SIGINT:
+            raise Interrupted
+        raise StopRequested(received)
+
+
+def as_ending(request: StopRequested) -> BaseException:
+    """Return the exception with which a function ends after a signal: that of a program, or within a command, its own.
+
+    A command may have more to do, such as to report the runs before this one.
+    """
+    if request.signal is signal.SIGINT:
+        return Interrupted()
+    if RaisingSignals._active is not None:
+        return request
+    return SystemExit(128 + request.signal)
 
 
 @contextmanager
@@ -189,6 +193,11 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
+        outer = RaisingSignals._active
+        if outer is not None and self.received is not None:
+            # the run may have finished all the same, and be one of several
+            outer._received = self.received
+            outer._received_at = self._received_at
         was_active = bool(self._handlers_before)
         alarm_would_kill = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
         if was_active and not self._timer_was_set and alarm_would_kill:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dppo.config import Config
 from dppo.errors import ConfigError
 from dppo.records.observer import Result
 from dppo.run import runner
+from dppo.signals import StopSignals
 from dppo.tools import compare, whole_time
 from dppo.tools.compare import caption, make_plan, parse
 from dppo.tools.pictures.comparison import compare_figure
@@ -196,9 +198,9 @@ def test_several_seeds_are_compared_without_ray(
     assert compared["same_weights"] is None
 
 
-@pytest.mark.parametrize("within_a_run", [True, False])
+@pytest.mark.parametrize("phase", ["in a run", "at its end", "between runs"])
 def test_an_interrupted_comparison_prints_the_result_of_the_runs_that_have_finished(
-    within_a_run: bool, desk: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    phase: str, desk: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captions: list[str] = []
 
@@ -211,10 +213,10 @@ def test_an_interrupted_comparison_prints_the_result_of_the_runs_that_have_finis
     results: list[Result] = []
 
     def interrupted(config: Config, **changes: Any) -> Result:
-        if results and within_a_run:
-            return replace(results[0], stopped_by="SIGINT")
         if results:
-            os.kill(os.getpid(), signal.SIGINT)
+            with StopSignals() if phase != "between runs" else nullcontext():
+                os.kill(os.getpid(), signal.SIGINT)
+            return replace(results[0], stopped_by="SIGINT" if phase == "in a run" else None)
         results.append(train(config, **changes))
         return results[0]
 
@@ -223,11 +225,12 @@ def test_an_interrupted_comparison_prints_the_result_of_the_runs_that_have_finis
     printed = capsys.readouterr()
     assert "Bound: an iteration of 32 env steps takes" in printed.out, "below the table"
     assert "Written: " in printed.out
-    assert "bit for bit" not in printed.out, "no two runs have the same seed"
-    assert figures()["same_weights"] is None
-    assert "Stopped by SIGINT after 1 of 6 runs" in printed.err
+    finished = 2 if phase == "at its end" else 1
+    assert ("bit for bit" in printed.out) == (finished == 2), "two runs have the same seed"
+    assert figures()["same_weights"] == (True if finished == 2 else None)
+    assert f"Stopped by SIGINT after {finished} of 6 runs" in printed.err
     assert Path("out/compare.png").stat().st_size > 10_000
-    assert captions[0].endswith(" Stopped after 1 of 6 runs.")
+    assert captions[0].endswith(f" Stopped after {finished} of 6 runs.")
 
 
 @pytest.mark.slow  # tests/commands/test_measured.py finds weights that differ in the fast set

@@ -39,7 +39,7 @@ from dppo.run.needed_states import states_of_run
 from dppo.run.outputs import call_disk
 from dppo.run.parts import RunContext
 from dppo.run.saving import RunCheckpoints
-from dppo.signals import StopRequested, StopSignals
+from dppo.signals import StopRequested, StopSignals, as_ending
 
 TIMED_ROWS = 500  # last iterations from which the usual times of an iteration follow
 
@@ -121,13 +121,11 @@ def _run(
                 info.options.fixed = False
                 return Run(RunContext(config, folder, watching, parts, disk, stop), times).train()
         except StopRequested as request:
-            # Training has not started, so there is nothing to save: end as a program without handlers would.
-            interrupted: BaseException = SystemExit(128 + request.signal)
-            if request.signal is SIGINT:
-                interrupted = KeyboardInterrupt()
-            else:
+            # training has not started, so there is nothing to save
+            if request.signal is not SIGINT:
                 name = request.signal.name
                 watching.note(f"{name}: stopped before the first iteration; nothing was saved")
+            interrupted = as_ending(request)
             watching.end(None, interrupted)
             raise interrupted from None
         except BaseException as error:

@@ -4,7 +4,7 @@ import json
 import math
 import sqlite3
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
-from dppo.signals import ending_on_signals, raise_if_signal
+from dppo.signals import ending_on_signals
 from dppo.tools.whole_time import SeveralRuns, WholeTime
 from dppo.user_code import require_package
 
@@ -102,8 +102,15 @@ def main(argv: list[str]) -> int:
             with ending_on_signals(progress) as check_signals:
                 try:
                     study.optimize(
-                        partial(_train, base=base, space=space, out=out, whole_time=whole_time),
-                        callbacks=[enough, _print_trial],
+                        partial(
+                            _train,
+                            base=base,
+                            space=space,
+                            out=out,
+                            whole_time=whole_time,
+                            check_signals=check_signals,
+                        ),
+                        callbacks=[enough, _print_trial, lambda *_: check_signals()],
                     )
                 except UnboundLocalError:  # of Optuna, after a signal while it stores a result
                     check_signals()
@@ -235,7 +242,12 @@ def _study(out: Path, names: Collection[str], tuned: Collection[str], config: Co
 
 
 def _train(
-    trial: Any, base: dict[str, Any], space: dict[str, Any], out: Path, whole_time: Observer
+    trial: Any,
+    base: dict[str, Any],
+    space: dict[str, Any],
+    out: Path,
+    whole_time: Observer,
+    check_signals: Callable[[], None],
 ) -> float:
     """Train with the settings of a trial; return the mean return of its last 100 episodes."""
     import optuna
@@ -257,7 +269,8 @@ def _train(
     except TrainingDiverged as error:  # counts as one of the trials
         print(f"trial {trial.number}: {error}")
         raise optuna.TrialPruned from None
-    raise_if_signal(result.stopped_by)
+    if result.stopped_by is not None:
+        check_signals()
     if result.stopped_by is not None or math.isnan(result.episodic_return):
         raise optuna.TrialPruned
     return result.episodic_return

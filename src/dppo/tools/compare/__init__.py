@@ -22,7 +22,7 @@ from dppo.records.closing_lines import WITHOUT_WIDE
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import new_folder, versions
 from dppo.records.terminal.figures import duration
-from dppo.signals import INTERRUPTIONS, raise_if_signal
+from dppo.signals import INTERRUPTIONS, RaisingSignals
 from dppo.tools.compare.measured import (
     Group,
     MeasuredRun,
@@ -92,7 +92,8 @@ def main(argv: list[str]) -> int:
     runs: list[MeasuredRun] = []
     stopped_by = None
     try:
-        _train_all(options, plan, runs, folder, console)
+        with RaisingSignals() as signals:
+            _train_all(options, plan, runs, folder, console, signals)
     except INTERRUPTIONS as request:
         stopped_by = request.signal
     code = _report(options, plan, runs, folder, console) if runs else 0
@@ -146,6 +147,7 @@ def _train_all(
     runs: list[MeasuredRun],
     folder: Path,
     console: Console,
+    signals: RaisingSignals,
 ) -> None:
     """Train, and add each run that has finished to `runs`; a signal raises one of INTERRUPTIONS."""
     from dppo.run.runner import train  # imports torch, so only after the options have been checked
@@ -155,15 +157,16 @@ def _train_all(
     for config in plan:
         observers = [] if runs else [whole_time]
         result = train(config, observers=observers)
-        raise_if_signal(result.stopped_by)
-        run = MeasuredRun(config, result, result.metrics)
-        runs.append(run)
-        _write_json(options, plan, runs, folder / "compare.json")
-        console.print(
-            f"{len(runs)} of {len(plan)}: {group_of([run])['label']}, seed {config.seed}: return "
-            f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
-            f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}"
-        )
+        if result.stopped_by is None:
+            run = MeasuredRun(config, result, result.metrics)
+            runs.append(run)
+            _write_json(options, plan, runs, folder / "compare.json")
+            console.print(
+                f"{len(runs)} of {len(plan)}: {group_of([run])['label']}, seed {config.seed}: return "
+                f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
+                f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}"
+            )
+        signals.check()
 
 
 def _time_left(plan: Sequence[Config], runs: Sequence[MeasuredRun]) -> str:

@@ -17,6 +17,7 @@ from dppo.records.files.run_files import json_in
 from dppo.records.metrics.writer import plain
 from dppo.records.observer import Observer, Result, RunInfo
 from dppo.records.outside import NoAnswer, OutsideThread, never
+from dppo.signals import StopRequested
 from dppo.tools.trackers import FAILED, FINISHED, KILLED, Backend, backend
 from dppo.user_code import in_a_line
 
@@ -142,6 +143,8 @@ class Tracker(Observer):
 
 def _state_of(result: Result | None, error: BaseException | None) -> str:
     stopped_by = (result.stopped_by if result else None) or ""
-    if isinstance(error, KeyboardInterrupt | SystemExit) or stopped_by.startswith("SIG"):
+    if isinstance(error, KeyboardInterrupt | SystemExit | StopRequested) or stopped_by.startswith(
+        "SIG"
+    ):
         return KILLED
     return FINISHED if error is None else FAILED
