@@ -129,11 +129,11 @@ def collect(
 ) -> tuple[list[SegmentReport], list[Segment]]:
     """A segment of each sampler, of the iteration that is the version of the policy, and its report."""
     requests = [SegmentRequest(sampler_id, snapshot.version) for sampler_id in range(len(samplers))]
-    made = [
+    results = [
         built.sampler.collect(request, snapshot)
         for built, request in zip(samplers, requests, strict=True)
     ]
-    return [report for report, _ in made], [segment for _, segment in made]
+    return [report for report, _ in results], [segment for _, segment in results]
 
 
 def group_of(
@@ -191,7 +191,7 @@ def sampler_of(
     return sampler, spec
 
 
-def telling_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
+def linear_snapshot(spec: NetworkSpec, version: int = 0) -> PolicySnapshot:
     """A uniform policy, and the value 100 + 10 * obs of an observation [1]; for a model without hidden layers."""
     named = spec.unflatten(np.zeros(spec.num_parameters, spec.dtype))
     named["value.0.weight"][:] = 10

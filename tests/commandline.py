@@ -152,8 +152,8 @@ class Command:
     def leaves_nothing_within(self, timeout_s: float, *, but: Sequence[str] = ()) -> None:
         """Assert that all processes of the command end, except those whose command line is in `but`."""
         deadline = time.monotonic() + timeout_s
-        while left := {pid: line for pid, line in self.processes().items() if line not in but}:
-            assert time.monotonic() < deadline, f"still running after {timeout_s:g} s: {left}"
+        while running := {pid: line for pid, line in self.processes().items() if line not in but}:
+            assert time.monotonic() < deadline, f"still running after {timeout_s:g} s: {running}"
             time.sleep(0.1)
 
 
@@ -178,10 +178,10 @@ def output_of(program: Sequence[str], cwd: Path, **env: str) -> str:
 
 def marked(marker: str) -> dict[int, str]:
     """Return the command lines of all processes with this marker; zombies have no environment and do not count."""
-    wanted = f"{MARKER}={marker}".encode()
+    variable = f"{MARKER}={marker}".encode()
     running = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if variable in (folder / "environ").read_bytes().split(b"\0"):
                 running[int(folder.name)] = command_line(int(folder.name))
     return running

@@ -101,12 +101,12 @@ def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
     if not is_checked or jaxtyping.config.jaxtyping_disable:
         WITHOUT_SHAPES.add(function.__code__)
         return function
-    known = threading.local()
+    thread_state = threading.local()
 
     @functools.wraps(function)
     def relay(*args: Any, **kwargs: Any) -> Any:
-        if "result" in vars(known):
-            return vars(known).pop("result")
+        if "result" in vars(thread_state):
+            return vars(thread_state).pop("result")
         return function(*args, **kwargs)
 
     relay.__signature__ = signature  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         kind = _kind(result)
         if kind not in accepted[kinds]:
-            known.result = result
+            thread_state.result = result
             checking(*args, **kwargs)
             accepted[kinds].add(kind)
         return result

@@ -89,22 +89,22 @@ class Counted:
 
 
 @pytest.fixture(scope="module")
-def whole(module_path: Path) -> dppo.Result:
-    return dppo.train(settings(module_path / "whole", keep_checkpoints=99))
+def uninterrupted(module_path: Path) -> dppo.Result:
+    return dppo.train(settings(module_path / "uninterrupted", keep_checkpoints=99))
 
 
-def test_a_baseline_changes_no_weights(whole: dppo.Result, tmp_path: Path) -> None:
+def test_a_baseline_changes_no_weights(uninterrupted: dppo.Result, tmp_path: Path) -> None:
     without = dppo.train(settings(tmp_path / "run", baseline=None))
-    assert without.weights_sha256 == whole.weights_sha256
+    assert without.weights_sha256 == uninterrupted.weights_sha256
     assert without.baseline is None
     assert compared(without) == [{}, {}]
 
 
-def test_differences_are_those_of_the_same_episodes(whole: dppo.Result) -> None:
+def test_differences_are_those_of_the_same_episodes(uninterrupted: dppo.Result) -> None:
     env = "worlds.plants:Plant"
     played = dppo.evaluate("worlds.plants:proportional", env, EPISODES, seed=1)
-    for number, row in zip((2, 4), compared(whole), strict=True):
-        path = whole.run_dir / f"checkpoints/iter_{number:06d}.safetensors"
+    for number, row in zip((2, 4), compared(uninterrupted), strict=True):
+        path = uninterrupted.run_dir / f"checkpoints/iter_{number:06d}.safetensors"
         policy = dppo.evaluate(path, episodes=EPISODES, seed=1, trust=True)
         differences = np.subtract(policy.returns, played.returns)
         mean = differences.mean()
@@ -115,12 +115,14 @@ def test_differences_are_those_of_the_same_episodes(whole: dppo.Result) -> None:
         assert row["eval/baseline_difference_high"] == pytest.approx(mean + margin)
         assert row["eval/baseline_pairs"] == EPISODES
 
-    comparison = whole.baseline
+    comparison = uninterrupted.baseline
     assert comparison is not None
     assert comparison.name == "worlds.plants:proportional"
     assert comparison.mean_return == played.mean_return
     assert comparison.deployed == "policy"  # without never_worse
-    [line] = [line for line in whole.notes if line.startswith("Baseline worlds.plants:prop")]
+    [line] = [
+        line for line in uninterrupted.notes if line.startswith("Baseline worlds.plants:prop")
+    ]
     assert line.endswith(" Deployed, as never_worse=False: the newest policy.")
 
 
@@ -164,12 +166,12 @@ def test_the_baseline_is_played_again_if_it_or_its_environment_changes(
     "content", ["", "[]", "{", {"returns": None}, {"returns": [1.0]}, {"returns": [math.inf] * 5}]
 )
 def test_a_damaged_file_of_the_baseline_counts_as_none(
-    content: str | dict[str, Any], tmp_path: Path, whole: dppo.Result
+    content: str | dict[str, Any], tmp_path: Path, uninterrupted: dppo.Result
 ) -> None:
     def is_over() -> bool:
         return Baseline(settings(tmp_path / "run"), tmp_path, paired=True).is_over
 
-    path = Path(shutil.copy(whole.run_dir / "baseline.json", tmp_path))
+    path = Path(shutil.copy(uninterrupted.run_dir / "baseline.json", tmp_path))
     assert is_over()
     if isinstance(content, dict):
         content = json.dumps(json.loads(path.read_text()) | content)
@@ -346,10 +348,10 @@ def test_never_worse_deploys_the_best_policy_that_is_shown_to_be_better(
 
 
 def test_an_export_prints_the_comparison_in_a_line_of_its_own(
-    whole: dppo.Result, tmp_path: Path
+    uninterrupted: dppo.Result, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxscript")
-    _, statement = dppo.export_onnx(whole.run_dir, tmp_path / "policy.onnx").splitlines()
+    _, statement = dppo.export_onnx(uninterrupted.run_dir, tmp_path / "policy.onnx").splitlines()
     assert statement.startswith("This is the policy of iter_000004. Baseline worlds.plants:")
 
 
@@ -416,14 +418,16 @@ def test_a_difference_from_another_controller_is_not_kept(
 
 @pytest.mark.slow
 def test_actors_play_the_baseline_with_the_same_results(
-    ray_session: None, whole: dppo.Result, tmp_path: Path
+    ray_session: None, uninterrupted: dppo.Result, tmp_path: Path
 ) -> None:
     for evaluators in (1, 2):
         run = tmp_path / f"evaluators_{evaluators}"
         result = dppo.train(settings(run, num_actors=2, eval_actors=evaluators))
-        assert result.weights_sha256 == whole.weights_sha256
-        assert compared(result) == compared(whole)
-        assert (run / "baseline.json").read_text() == (whole.run_dir / "baseline.json").read_text()
+        assert result.weights_sha256 == uninterrupted.weights_sha256
+        assert compared(result) == compared(uninterrupted)
+        assert (run / "baseline.json").read_text() == (
+            uninterrupted.run_dir / "baseline.json"
+        ).read_text()
 
 
 @pytest.mark.slow

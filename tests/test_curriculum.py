@@ -91,9 +91,9 @@ def test_a_reset_that_takes_no_options_is_named_and_one_that_takes_them_or_no_se
 ) -> None:
     with pytest.raises(
         EnvironmentFault, match=r"`set_env` sets options of `reset`\. Give `reset`"
-    ) as told:
+    ) as fault:
         trained(tmp_path / "refused", env_id=WithoutOptions)
-    assert "on_env_fault" not in str(told.value)
+    assert "on_env_fault" not in str(fault.value)
     trained(tmp_path / "given", total_timesteps=120)
     dppo.train(settings(tmp_path / "left out", env_id=WithoutOptions, total_timesteps=120))
 

@@ -393,9 +393,9 @@ def test_pythons_own_process_is_not_left_by_the_environment(
             child.kill()
             child.wait()
         tracker._stop()  # type: ignore[attr-defined]
-    [left] = [text for text in texts if "close() leaves" in text]
-    assert "python" not in left
-    assert f"leaves {len(SharesMemory.children)} of its processes" in left
+    [text_of_close] = [text for text in texts if "close() leaves" in text]
+    assert "python" not in text_of_close
+    assert f"leaves {len(SharesMemory.children)} of its processes" in text_of_close
 
 
 class LeavesGrandchild(Sick):
@@ -422,9 +422,9 @@ def test_a_process_is_left_also_if_its_parent_was_ended() -> None:
     finally:
         for helper in LeavesGrandchild.helpers:
             os.kill(helper, signal.SIGKILL)
-    [left] = [text for text in texts if "close() leaves" in text]
-    assert "'sleep'" in left
-    assert "'sh'" not in left
+    [text_of_close] = [text for text in texts if "close() leaves" in text]
+    assert "'sleep'" in text_of_close
+    assert "'sh'" not in text_of_close
 
 
 def test_a_second_instance_may_need_another_place() -> None:

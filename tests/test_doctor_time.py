@@ -135,11 +135,11 @@ def test_the_sums_of_an_update_are_known_before(
     if settings.get("algo") == "sac":
         sizes = {"num_samplers": 2, "num_steps": 8}
     config = make_config({"env_id": "CartPole-v1"} | sizes | settings)
-    wanted = list[int]()
+    predicted = list[int]()
     measure = SGDClock.measure
 
     def noted(clock: SGDClock, update: Any, sums: int, until: float) -> float:
-        wanted.append(sums)
+        predicted.append(sums)
         return measure(clock, update, sums, until)
 
     monkeypatch.setattr(SGDClock, "measure", noted)
@@ -147,8 +147,8 @@ def test_the_sums_of_an_update_are_known_before(
     monkeypatch.setattr(examination, "MAX_STEPS", 20)
     monkeypatch.setattr(examination, "times_of_algorithms", lambda *_: {})
     _, facts = examined(config, 1e4)
-    assert len(wanted) == 4, facts.get("error")
-    assert wanted == Recorded.sums
+    assert len(predicted) == 4, facts.get("error")
+    assert predicted == Recorded.sums
 
 
 def test_the_time_of_an_update_follows_from_its_first_sums() -> None:

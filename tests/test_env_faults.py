@@ -138,9 +138,9 @@ def test_the_actions_of_a_fault_play_its_episode_again(tmp_path: Path) -> None:
 def test_a_fault_in_ten_thousand_steps_gives_the_weights_of_one_process(
     ray_session: None, tmp_path: Path
 ) -> None:
-    many = {"num_steps": 128, "total_timesteps": 80 * 1024, "update_epochs": 1}
-    here = dppo.train(settings(tmp_path / "here", {"steps": 1e-4}, **many))
-    there = dppo.train(settings(tmp_path / "there", {"steps": 1e-4}, num_actors=2, **many))
+    sizes = {"num_steps": 128, "total_timesteps": 80 * 1024, "update_epochs": 1}
+    here = dppo.train(settings(tmp_path / "here", {"steps": 1e-4}, **sizes))
+    there = dppo.train(settings(tmp_path / "there", {"steps": 1e-4}, num_actors=2, **sizes))
     assert faults_of(there) == faults_of(here)
     assert there.incidents.keys() <= {"env_raised", "bad_step"}
     assert sum(there.incidents.values()) >= 1  # of 8 to be expected

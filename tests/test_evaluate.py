@@ -257,26 +257,26 @@ def test_an_episode_in_which_the_environment_fails_is_left_out(trained: dppo.Res
         evaluation = dppo.evaluate(trained, unreliable, 8)
     undisturbed = dppo.evaluate(trained, cartpole, 8)
     assert 0 < len(evaluation.left_out) < 8
-    kept = [index for index in range(8) if index not in evaluation.left_out]
-    assert evaluation.returns == tuple(undisturbed.returns[index] for index in kept)
+    played = [index for index in range(8) if index not in evaluation.left_out]
+    assert evaluation.returns == tuple(undisturbed.returns[index] for index in played)
     for index in evaluation.left_out:
         assert any(f"episode {index} is left out: " in text for text in notes.texts)
-    assert f"{len(kept)} episodes, {len(evaluation.left_out)} left out" in str(evaluation)
+    assert f"{len(played)} episodes, {len(evaluation.left_out)} left out" in str(evaluation)
     with pytest.raises(EnvironmentFault, match="licence server said 503"):
         dppo.evaluate(trained, unreliable(), 8)
 
     first = evaluation.left_out[0]
-    made = list[Env]()
+    envs = list[Env]()
 
     def licensed() -> Env:
-        made.append(unreliable())
-        assert len(made) == 1, "there is one licence"
-        return made[0]
+        envs.append(unreliable())
+        assert len(envs) == 1, "there is one licence"
+        return envs[0]
 
     until_then = dppo.evaluate(trained, licensed, first + 1)  # makes no other behind the last
     assert until_then.left_out == (first,)
     mean = f"{until_then.mean_return:.1f}"
-    made.clear()
+    envs.clear()
     with Notes() as notes, pytest.raises(EnvironmentFault, match="there is one licence"):
         dppo.evaluate(trained, licensed, 8)
     so_far = f"{first + 1} of 8 episodes, mean return {mean}, 1 left out"

@@ -76,27 +76,27 @@ def evaluations(result: dppo.Result) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def whole(module_path: Path) -> dppo.Result:
-    return dppo.train(settings(module_path / "whole", keep_checkpoints=99))
+def uninterrupted(module_path: Path) -> dppo.Result:
+    return dppo.train(settings(module_path / "uninterrupted", keep_checkpoints=99))
 
 
 def test_an_evaluation_changes_no_weights_and_equals_that_of_its_checkpoint(
-    whole: dppo.Result, tmp_path: Path
+    uninterrupted: dppo.Result, tmp_path: Path
 ) -> None:
     without = dppo.train(settings(tmp_path / "run", **WITHOUT))
-    assert without.weights_sha256 == whole.weights_sha256
-    rows = evaluations(whole)
+    assert without.weights_sha256 == uninterrupted.weights_sha256
+    rows = evaluations(uninterrupted)
     assert list(rows) == DUE
 
     for number, row in rows.items():
-        path = whole.run_dir / "checkpoints" / f"iter_{number:06d}.safetensors"
+        path = uninterrupted.run_dir / "checkpoints" / f"iter_{number:06d}.safetensors"
         played = dppo.evaluate(path, episodes=4, seed=1)
         assert row["eval/episodic_return"] == played.mean_return
         assert row["eval/episodic_length"] == played.mean_length
         assert row["eval/return_min"] == min(played.returns)
         assert row["eval/return_max"] == max(played.returns)
         assert row["eval/global_step"] == number * ROWS
-    assert [row["iteration"] for row in whole.metrics] == list(range(1, ITERATIONS + 1))
+    assert [row["iteration"] for row in uninterrupted.metrics] == list(range(1, ITERATIONS + 1))
 
 
 def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
@@ -120,8 +120,8 @@ def test_the_best_evaluation_is_one_whose_checkpoint_could_be_written(
     assert stored["iteration"] == 2
     assert stored["score"] == 5.0
 
-    left = {path.stem for path in folder.glob("*.safetensors")}
-    assert left == {"iter_000002", "iter_000006"}
+    stems = {path.stem for path in folder.glob("*.safetensors")}
+    assert stems == {"iter_000002", "iter_000006"}
     assert any("(iter_000002)" in line for line in recorder.ending)
 
 
@@ -168,7 +168,7 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
     episode: int,
     has_metrics: bool,
     env_threads: bool,
-    whole: dppo.Result,
+    uninterrupted: dppo.Result,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,8 +185,8 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
     if not has_metrics:
         (run / "metrics.jsonl").unlink()
     result = dppo.train(settings(run), resume=run)
-    assert result.weights_sha256 == whole.weights_sha256
-    assert evaluations(result) == evaluations(whole)
+    assert result.weights_sha256 == uninterrupted.weights_sha256
+    assert evaluations(result) == evaluations(uninterrupted)
 
 
 class Together(Counting):
@@ -408,8 +408,8 @@ def test_episodes_that_fail_are_left_out_counted_once_and_said(
     notes_of_faults = [text for text in notes.texts if "is left out" in text]
     assert len(notes_of_faults) == 3
 
-    whole = dppo.train(settings(tmp_path / "whole", **unreliable))
-    assert result.weights_sha256 == whole.weights_sha256
+    uninterrupted = dppo.train(settings(tmp_path / "uninterrupted", **unreliable))
+    assert result.weights_sha256 == uninterrupted.weights_sha256
 
 
 @executes("run/open_evaluation.py: Resume the run with another value")
@@ -492,7 +492,7 @@ def test_actors_of_evaluations_need_room_beside_the_others() -> None:
 
 @pytest.mark.slow
 def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_resumed_without_actors(
-    ray_session: None, whole: dppo.Result, tmp_path: Path
+    ray_session: None, uninterrupted: dppo.Result, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"  # from when it exists, the environment is an ordinary one
     run = tmp_path / "run"
@@ -512,8 +512,8 @@ def test_on_actors_evaluations_are_equal_also_if_one_is_killed_and_the_run_is_re
     assert [number for number, _ in state["open"]] + done == [2]
 
     result = dppo.train(settings(run, **crashing), resume=run)
-    assert result.weights_sha256 == whole.weights_sha256
-    assert evaluations(result) == evaluations(whole)
+    assert result.weights_sha256 == uninterrupted.weights_sha256
+    assert evaluations(result) == evaluations(uninterrupted)
     assert not done or "actor 0 of evaluations died" in " ".join(notes.texts)
 
 
@@ -530,7 +530,7 @@ FAILURES = {
 def test_actors_that_always_fail_neither_stop_training_nor_its_end(
     fault: str,
     ray_session: None,
-    whole: dppo.Result,
+    uninterrupted: dppo.Result,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -543,7 +543,7 @@ def test_actors_that_always_fail_neither_stop_training_nor_its_end(
         crashing["eval_env_kwargs"] = {"how": fault, "at_step": 9}
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run", num_actors=2, **crashing))
-    assert result.weights_sha256 == whole.weights_sha256
+    assert result.weights_sha256 == uninterrupted.weights_sha256
     assert result.incidents["evaluation_fault"] == 1
     assert evaluations(result)[ITERATIONS]["eval/episodes"] == 0
     assert result.metrics[-1]["incidents/evaluation_fault"] == 1

@@ -238,8 +238,8 @@ def test_each_remote_simulator_has_an_address_of_its_own(example: Example) -> No
             place = {"sampler_id": sampler, "env_index": env}
             with closing(
                 module.RemoteSimulator(addresses, envs_per_sampler=2, reconnect_s=0.0, **place)
-            ) as made:
-                assert len(episode(made, 3)) > 10
+            ) as simulator:
+                assert len(episode(simulator, 3)) > 10
 
 
 def test_closing_ends_the_thread_of_a_callback_simulator(example: Example) -> None:

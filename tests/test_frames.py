@@ -45,9 +45,9 @@ def test_frames_stored_once_train_the_same_weights_as_whole_stacks(
 
 def test_a_policy_is_evaluated_on_frames_as_in_training(run_of: RunOf) -> None:
     result = run_of("frames")
-    made = FrameStackObservation(GrayscaleObservation(Guarded()), 3)
+    stacked_env = FrameStackObservation(GrayscaleObservation(Guarded()), 3)
     expected = dppo.evaluate(result, episodes=2).returns
-    for env in (Guarded, made):
+    for env in (Guarded, stacked_env):
         assert dppo.evaluate(result, env, episodes=2).returns == expected
 
 
@@ -94,8 +94,10 @@ class Reusing(Guarded):
 
 def test_frames_are_stacked_that_were_drawn_into_the_same_array(tmp_path: Path) -> None:
     weights = set()
-    for made in (Guarded, Reusing):
-        config = small(tmp_path / made.__name__, env_id=made, frame_stack=3, image_features=8)
+    for env_class in (Guarded, Reusing):
+        config = small(
+            tmp_path / env_class.__name__, env_id=env_class, frame_stack=3, image_features=8
+        )
         weights.add(dppo.train(config).weights_sha256)
     assert len(weights) == 1
 
@@ -183,8 +185,8 @@ def test_a_factory_by_name_gets_a_frameskip_for_games_if_it_takes_one(
     monkeypatch.setattr("worlds.observed.skipping", skipping, raising=False)
     monkeypatch.setattr("dppo.envs.preparation._apply", lambda env, *_: env)
     for name in ("skipping", "Picture"):
-        made = make_prepared(Env(env_id=f"worlds.observed:{name}", **settings))
-        assert isinstance(made, Picture)
+        prepared = make_prepared(Env(env_id=f"worlds.observed:{name}", **settings))
+        assert isinstance(prepared, Picture)
     expected = 1 if settings else 4
     assert got == [expected]
 
@@ -336,9 +338,9 @@ def test_a_lost_life_is_terminal_in_a_segment_and_the_game_goes_on(tmp_path: Pat
     for report, segment in zip(reports, segments, strict=True):
         assert segment.terminated.sum() >= 2 * len(report.episodes) + 2
         assert segment.obs.shape == (11, 2, 8, 8)
-        kept = [len(actions) for actions in report.open_actions]
+        lengths = [len(actions) for actions in report.open_actions]
         in_segment = np.minimum(report.carry.episode_lengths, 10)
-        assert kept == in_segment.tolist()
+        assert lengths == in_segment.tolist()
 
     stacked = settings | {"env_id": lively, "frame_stack": 1}
     whole = dppo.train(small(tmp_path / "whole", **stacked))

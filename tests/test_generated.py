@@ -51,8 +51,8 @@ def test_generated_parts_are_current(generate: ModuleType) -> None:
 
 
 def test_each_proof_belongs_to_a_fault_or_a_formula(generate: ModuleType) -> None:
-    known = {*generate.faults(), *(formula.name for formula in generate.found_formulas())}
-    assert [key for key in proofs() if key not in known] == []
+    names = {*generate.faults(), *(formula.name for formula in generate.found_formulas())}
+    assert [key for key in proofs() if key not in names] == []
 
 
 def test_each_fault_of_a_simulator_has_a_proof(generate: ModuleType) -> None:

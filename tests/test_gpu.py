@@ -52,7 +52,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-def learning_of(**changes: Any) -> tuple[LocalTrainer, Any]:
+def trainer_and_segment(**changes: Any) -> tuple[LocalTrainer, Any]:
     """Return a trainer in this process, and a segment."""
     config = tiny_run(None, minibatch_size=16, norm_reward=False, **changes)
     built = build_sampler(sampler_plan(config), 0)
@@ -138,7 +138,7 @@ def test_a_run_out_of_memory_says_what_to_do_and_doing_so_helps(
 
 
 def test_what_did_not_fit_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    local, segment = learning_of()
+    local, segment = trainer_and_segment()
     references: list[Any] = []
 
     def cramped(model: PPOModel, obs: Any, *arguments: Any) -> Any:
@@ -177,7 +177,7 @@ class FakeGPU:
 def test_a_run_logs_the_memory_that_it_takes_on_a_gpu(
     free: float, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    local, _ = learning_of()
+    local, _ = trainer_and_segment()
     FakeGPU(monkeypatch, peak=5e9, free=free)
     local.device = CUDA
     with caplog.at_level("INFO", "dppo"), warnings.catch_warnings():
@@ -192,7 +192,7 @@ def full(*_: Any) -> Any:
 def test_a_minibatch_that_does_not_fit_is_refused_before_the_first_segment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    local, _ = learning_of()
+    local, _ = trainer_and_segment()
     FakeGPU(monkeypatch, peak=5e9, free=3e9)
     monkeypatch.setattr(PPOModel, "forward", full)
     local.device = CUDA
@@ -207,7 +207,7 @@ def test_a_minibatch_that_does_not_fit_is_refused_before_the_first_segment(
 def test_weights_are_kept_where_a_gpu_takes_nothing_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    local, segment = learning_of()
+    local, segment = trainer_and_segment()
     trainer = local.trainer
     assert isinstance(trainer, PPOTrainer)
 

@@ -111,21 +111,23 @@ def test_every_command_is_run_or_is_listed_with_a_reason() -> None:
     used = set()
     unknown = []
     for page in PAGES:
-        known = commands_to_run(page) if page.name in GUIDES else {}
+        tested_commands = commands_to_run(page) if page.name in GUIDES else {}
         for command in commands(page):
             reasons = {pattern for pattern in NOT_RUN if re.search(pattern, command)}
             used |= reasons
             first = command in SMALL  # tests/test_readme.py runs these
-            if not (first or reasons or command in known or page.parent == RESULTS):
+            if not (first or reasons or command in tested_commands or page.parent == RESULTS):
                 unknown.append(f"{page.name}: {command}")
     assert not unknown, "\n".join(["Neither run in a short form nor listed in NOT_RUN:", *unknown])
     assert used == set(NOT_RUN)
     for file in re.findall(r"tests/[\w/]+\.py", "".join(NOT_RUN.values())):
         assert (ROOT / file).is_file(), file
     for name, guide in GUIDES.items():
-        known = commands_to_run(ROOT / "docs" / name)
+        tested_commands = commands_to_run(ROOT / "docs" / name)
         for beginning in guide.short:
-            assert any(command.startswith(beginning) for command in known), f"{name}: {beginning}"
+            assert any(command.startswith(beginning) for command in tested_commands), (
+                f"{name}: {beginning}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -142,7 +144,7 @@ def test_scripts_that_are_called_know_their_flags(page: Path) -> None:
 def test_extras_and_packages_that_pages_install_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf8")
     extras = re.findall(r"^(\w+) = \[", project, re.MULTILINE)
-    known = project + (ROOT / "constraints.txt").read_text(encoding="utf8")
+    packages = project + (ROOT / "constraints.txt").read_text(encoding="utf8")
     for page in PAGES:
         text = page.read_text(encoding="utf8")
         for words in re.findall(r"pip install ([^`\n]+)", text):
@@ -154,7 +156,7 @@ def test_extras_and_packages_that_pages_install_exist() -> None:
                 for name in names[0].split(",") if names else ():
                     assert name in extras, f"{page.name}: {word}"
                 if re.fullmatch(r"[a-z][\w-]*", word) and word not in OTHER_PACKAGES:
-                    assert re.search(rf'^{word}==|"{word}[>"]', known, re.MULTILINE), (
+                    assert re.search(rf'^{word}==|"{word}[>"]', packages, re.MULTILINE), (
                         f"{page.name}: {word}"
                     )
 

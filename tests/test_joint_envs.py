@@ -190,19 +190,19 @@ def test_a_sub_environment_that_is_reset_in_the_same_step_has_its_final_observat
 
 def agents_of(kind: type[joint.Agents]) -> tuple[Stepper, list[joint.Agents]]:
     """Return three sub-environments of such agents, and the environments that were made for them."""
-    made: list[joint.Agents] = []
+    envs: list[joint.Agents] = []
 
     def make() -> joint.Agents:
-        made.append(kind())
-        return made[-1]
+        envs.append(kind())
+        return envs[-1]
 
-    return Stepper(make, 3), made
+    return Stepper(make, 3), envs
 
 
 def test_agents_are_sub_environments_and_those_that_are_gone_stand_still_until_the_next_episode_of_all() -> (
     None
 ):
-    stepper, made = agents_of(joint.Agents)
+    stepper, envs = agents_of(joint.Agents)
     steps = [stepper.step(1, 2, 0) for _ in range(9)]
     assert steps[1] == ["1  2", "2  2", "0  2"]
     assert steps[2] == ["1 t 0", "2  3", "0  3"]
@@ -214,7 +214,7 @@ def test_agents_are_sub_environments_and_those_that_are_gone_stand_still_until_t
 
     first = streams.integer(1, Stream.EPISODES, 0, 0, 0)
     second = streams.integer(1, Stream.EPISODES, 0, 0, 1)
-    assert made[0].seeds == [first, second]
+    assert envs[0].seeds == [first, second]
 
 
 class Lingering(joint.Agents):
@@ -229,13 +229,13 @@ class Lingering(joint.Agents):
 
 
 def test_agents_that_are_listed_after_their_end_have_the_same_episodes() -> None:
-    cleared, made = agents_of(joint.Agents)
-    listed, made_listed = agents_of(Lingering)
+    cleared, envs = agents_of(joint.Agents)
+    listed, listed_envs = agents_of(Lingering)
     for _ in range(12):
         assert listed.step(1, 2, 0) == cleared.step(1, 2, 0)
     assert listed.episodes() == cleared.episodes()
-    assert made_listed[0].seeds == made[0].seeds
-    assert len(made[0].seeds) == 2
+    assert listed_envs[0].seeds == envs[0].seeds
+    assert len(envs[0].seeds) == 2
 
 
 class Returning(joint.Agents):
@@ -304,13 +304,13 @@ class Blind(joint.Agents):
 
 
 def test_a_fault_of_any_agent_names_the_seed_that_all_of_them_were_reset_with() -> None:
-    stepper, made = agents_of(Blind)
+    stepper, envs = agents_of(Blind)
     stepper.step(0, 0, 0)
     [fault] = [incident for incident in stepper.log.incidents if incident.fault is not None]
     assert fault.fault is not None
     assert fault.env == 1
-    assert fault.fault.seed == made[0].seeds[0]
-    assert f"(seed {made[0].seeds[0]}, step 1)" in fault.message
+    assert fault.fault.seed == envs[0].seeds[0]
+    assert f"(seed {envs[0].seeds[0]}, step 1)" in fault.message
 
 
 def test_a_sub_environment_between_two_episodes_loses_none_if_a_step_raises() -> None:

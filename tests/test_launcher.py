@@ -121,18 +121,18 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Checkout]:
-    made = Checkout(tmp_path / "odd [name] $HOME 'x", tmp_path / "fakes")
-    made.root.mkdir()
-    made.fakes.mkdir()
-    shutil.copy2(REPO / "dppo", made.root)
-    (made.root / "pyproject.toml").write_text(PYPROJECT)
-    (made.root / "constraints.txt").write_text("one==1\n")
+    repository = Checkout(tmp_path / "odd [name] $HOME 'x", tmp_path / "fakes")
+    repository.root.mkdir()
+    repository.fakes.mkdir()
+    shutil.copy2(REPO / "dppo", repository.root)
+    (repository.root / "pyproject.toml").write_text(PYPROJECT)
+    (repository.root / "constraints.txt").write_text("one==1\n")
     for tool in TOOLS.split():
-        (made.fakes / tool).symlink_to(shutil.which(tool) or f"missing {tool}")
-    made.script("command", COMMAND)
-    made.python("python3.12", "3.12.4")
-    yield made
-    for call in made.started:
+        (repository.fakes / tool).symlink_to(shutil.which(tool) or f"missing {tool}")
+    repository.script("command", COMMAND)
+    repository.python("python3.12", "3.12.4")
+    yield repository
+    for call in repository.started:
         with suppress(ProcessLookupError):
             os.killpg(call.pid, signal.SIGKILL)
         call.communicate(timeout=60)

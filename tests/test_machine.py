@@ -166,9 +166,9 @@ def test_a_limit_that_the_user_cannot_remove_is_said(monkeypatch: pytest.MonkeyP
     )
     assert machine.file_size_remedy() == ""
 
-    told = remedy(OSError(errno.EFBIG, "File too large"))
+    text = remedy(OSError(errno.EFBIG, "File too large"))
     assert (
-        told == "Its file system does not support files of this size. Use a folder on another disk."
+        text == "Its file system does not support files of this size. Use a folder on another disk."
     )
 
 

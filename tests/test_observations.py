@@ -112,10 +112,10 @@ def test_a_policy_acts_on_many_nested_observations_as_on_each(tmp_path: Path) ->
     policy = dppo.load_policy(result.run_dir)
     space = observed.Numbers.observation_space
     space.seed(0)
-    several = [space.sample() for _ in range(5)]
+    samples = [space.sample() for _ in range(5)]
     empty: Any = create_empty_array(space, 5)
-    together = concatenate(space, several, empty)
-    alone = [policy.act(value) for value in several]
+    together = concatenate(space, samples, empty)
+    alone = [policy.act(value) for value in samples]
     assert policy.act(together).tolist() == alone
 
 

@@ -125,9 +125,9 @@ def test_choices_and_nested_actions_are_converted_back() -> None:
     choice = DiscreteActions(3, start=5)
     assert choice.from_env(6) == 1
 
-    several = MultiDiscreteActions((2, 3), (0, 1), (2,), "int64")
+    two_choices = MultiDiscreteActions((2, 3), (0, 1), (2,), "int64")
     chosen = np.array([1, 3])
-    assert several.from_env(chosen).tolist() == [1, 2]
+    assert two_choices.from_env(chosen).tolist() == [1, 2]
 
     arm = BoxActions(LOW, HIGH)
     nested = NestedActions((arm, choice), ("arm", "gear"))
@@ -153,12 +153,12 @@ def test_the_head_around_an_action_has_it_as_mode_and_makes_its_targets_likelies
     generator = np.random.default_rng(0)
     log_std = np.full(actions.width, -1.0)
     random = generator.normal(size=(50, distribution.head_size))
-    wanted = distribution.mode(random)
-    head = distribution.head_at(wanted, log_std)
-    np.testing.assert_array_equal(distribution.mode(head), wanted)
+    intended = distribution.mode(random)
+    head = distribution.head_at(intended, log_std)
+    np.testing.assert_array_equal(distribution.mode(head), intended)
 
     sampled = distribution.sample(head, distribution.noise(generator, 1, 50, "float64")[0])
-    assert (sampled == wanted).mean() < 1
+    assert (sampled == intended).mean() < 1
     first, second = distribution.targets(head, sampled)
     if actions.choices is not None:
         return  # both actions of a choice are likely, but not by the probabilities of the head

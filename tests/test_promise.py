@@ -272,9 +272,9 @@ Whole = Callable[[str, str], dppo.Result]
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Return a function of kind and disturbance: an undisturbed run, trained once."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("uninterrupted")
 
     @cache
     def train(kind: str, baseline: str) -> dppo.Result:
@@ -287,8 +287,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return lambda kind, disturbance: train(kind, disturbance if disturbance in WHOLE else "")
 
 
-def check(cell: Cell, whole: Whole, folder: Path) -> None:
-    expected = whole(cell.kind, cell.disturbance)
+def check(cell: Cell, uninterrupted: Whole, folder: Path) -> None:
+    expected = uninterrupted(cell.kind, cell.disturbance)
     trial = Trial(cell.kind, folder / "run")
     arguments = matrix.DISTURBANCES[cell.disturbance][cell.moment]
     result = DISTURB[cell.disturbance](trial, **arguments)
@@ -304,8 +304,10 @@ ON_RAY = [
 
 
 @pytest.mark.parametrize("cell", IN_PROCESS, ids=str)
-def test_a_disturbed_run_equals_the_whole_one(cell: Cell, whole: Whole, tmp_path: Path) -> None:
-    check(cell, whole, tmp_path)
+def test_a_disturbed_run_equals_the_whole_one(
+    cell: Cell, uninterrupted: Whole, tmp_path: Path
+) -> None:
+    check(cell, uninterrupted, tmp_path)
 
 
 @pytest.mark.proves("kills its process in constructor, reset or step")
@@ -313,26 +315,26 @@ def test_a_disturbed_run_equals_the_whole_one(cell: Cell, whole: Whole, tmp_path
 @pytest.mark.proves("raises while actors are killed and the run is resumed")
 @pytest.mark.parametrize("cell", ON_RAY)
 def test_a_disturbed_run_on_ray_equals_the_whole_one(
-    cell: Cell, whole: Whole, tmp_path: Path, ray_session: None
+    cell: Cell, uninterrupted: Whole, tmp_path: Path, ray_session: None
 ) -> None:
-    check(cell, whole, tmp_path)
+    check(cell, uninterrupted, tmp_path)
 
 
 # ------------------------------------------------------------------ what else the promise says
 
 
-def test_the_seed_and_overlap_decide_the_weights(whole: Whole, tmp_path: Path) -> None:
-    weights = whole("continuous", "").weights_sha256
+def test_the_seed_and_overlap_decide_the_weights(uninterrupted: Whole, tmp_path: Path) -> None:
+    weights = uninterrupted("continuous", "").weights_sha256
     assert Trial("continuous", tmp_path / "again").train().weights_sha256 == weights
     other = Trial("continuous", tmp_path / "other").train(seed=2)
     assert other.weights_sha256 != weights
-    assert whole("continuous, overlap", "").weights_sha256 != weights
+    assert uninterrupted("continuous, overlap", "").weights_sha256 != weights
 
 
-def test_overlap_is_a_lag_of_one(whole: Whole, tmp_path: Path) -> None:
+def test_overlap_is_a_lag_of_one(uninterrupted: Whole, tmp_path: Path) -> None:
     lag = Trial("lag", tmp_path / "lag").train(policy_lag=1).weights_sha256
     overlap = Trial("lag", tmp_path / "overlap").train(policy_lag=0, overlap=True).weights_sha256
-    assert overlap == lag != whole("lag", "").weights_sha256
+    assert overlap == lag != uninterrupted("lag", "").weights_sha256
 
 
 @pytest.mark.parametrize(

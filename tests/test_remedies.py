@@ -138,11 +138,11 @@ def test_what_a_refusal_of_a_value_names_is_valid(
 
 def starts() -> Iterator[ParameterSet]:
     """Yield the rows; further ways to carry out a remedy are slow tests."""
-    known = set[str]()
+    remedies_so_far = set[str]()
     for remedy, settings, *changes in STARTS:
         for change in changes:
-            marks = [pytest.mark.slow] if remedy in known else []
-            known.add(remedy)
+            marks = [pytest.mark.slow] if remedy in remedies_so_far else []
+            remedies_so_far.add(remedy)
             yield pytest.param(remedy, settings, change, id=remedy, marks=marks)
 
 
@@ -196,8 +196,8 @@ def test_cells_that_are_refused_are_replaced_or_called_step_by_step() -> None:
 
 
 def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() -> None:
-    known = [*rows(), *unexecuted()]
-    missing = [text for text in remedies() if not any(is_of(row, text) for row in known)]
+    known_rows = [*rows(), *unexecuted()]
+    missing = [text for text in remedies() if not any(is_of(row, text) for row in known_rows)]
     assert not missing, "write a row in tests/remedies for:\n" + "\n".join(
         f"{text.file}: {text.text}" for text in missing
     )
@@ -205,9 +205,16 @@ def test_each_remedy_in_the_source_is_carried_out_by_a_test_or_has_a_reason() ->
 
 def test_flags_and_settings_that_texts_name_exist() -> None:
     """Also those of texts that no test carries out, such as advice on learning, or on a cluster."""
-    known = set(settings_by_name()) | {"resume", "branch", "trust", "video", "render", "episode"}
+    known_names = set(settings_by_name()) | {
+        "resume",
+        "branch",
+        "trust",
+        "video",
+        "render",
+        "episode",
+    }
     # of commands
-    known |= {
+    known_names |= {
         "episodes",
         "seeds",
         "seeds_at_once",
@@ -225,7 +232,7 @@ def test_flags_and_settings_that_texts_name_exist() -> None:
         flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", remedy.text)) - foreign
         names = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
         names |= {match[1] for match in re.finditer(r"`([a-z_]+)=[^`]*`", remedy.text)}
-        assert not {name for name in names if name and name not in known}, remedy
+        assert not {name for name in names if name and name not in known_names}, remedy
 
 
 def test_each_row_is_about_a_text_of_the_source() -> None:

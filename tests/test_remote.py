@@ -154,8 +154,8 @@ def test_a_solver_goes_on_from_its_restart_file_in_another_process(tmp_path: Pat
         second.set_state(state)
 
     first.get_state()
-    kept = (tmp_path / "first").glob("restart-*")
-    assert [path.name for path in kept] == ["restart-2"]
+    restart_files = (tmp_path / "first").glob("restart-*")
+    assert [path.name for path in restart_files] == ["restart-2"]
 
     first.close()
     second.close()
@@ -327,7 +327,7 @@ def opening_from(address: str, message: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("message", "told", "raised"),
+    ("message", "answer", "raised"),
     [
         (struct.pack("<4sII", b"DPPO", 9, 0), b"version 9", "Compile it with the dppo.h"),
         (b"GET / HTTP/1.1\r\n", b"is not a solver", "is not a solver"),
@@ -336,7 +336,7 @@ def opening_from(address: str, message: bytes) -> bytes:
     ],
 )
 def test_an_opening_that_is_refused_tells_both_sides_why(
-    message: bytes, told: bytes, raised: str
+    message: bytes, answer: bytes, raised: str
 ) -> None:
     listener = Listener("tcp:127.0.0.1:0", "s")
     answers: list[bytes] = []
@@ -348,7 +348,7 @@ def test_an_opening_that_is_refused_tells_both_sides_why(
         listener.accept(10, lambda: None)
     program.join()
     listener.close()
-    assert told in answers[0]
+    assert answer in answers[0]
 
 
 def test_a_stranger_without_the_secret_does_not_disturb_the_solver() -> None:

@@ -85,30 +85,30 @@ def learning_rows(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of an uninterrupted run with all its checkpoints."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("uninterrupted")
     assert main(words(folder, "--checkpoint-interval-s", "0", "--keep-checkpoints", "99")) == 0
     return folder / "run"
 
 
 def test_an_interrupted_run_is_resumed_exactly_by_the_command_that_it_prints(
-    whole: Path, tmp_path: Path, capsys: Capture
+    uninterrupted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
     finished = 2
     printed = interrupt(words(tmp_path, slow_after=2 * STEPS + 7), tmp_path)
     assert len(rows(run)) == finished
-    assert weights(run) != weights(whole)
+    assert weights(run) != weights(uninterrupted)
     assert main(printed) == 0
     assert (
         f"Resuming from iter_{finished:06d} at step {finished * BATCH}" in capsys.readouterr().out
     )
-    assert weights(run) == weights(whole)
+    assert weights(run) == weights(uninterrupted)
     iterations = [row["iteration"] for row in rows(run)]
     assert iterations == list(range(1, ITERATIONS + 1))
     assert [row["global_step"] for row in rows(run)] == [BATCH * (i + 1) for i in range(ITERATIONS)]
-    assert learning_rows(run) == learning_rows(whole)
+    assert learning_rows(run) == learning_rows(uninterrupted)
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "every=0", "every", "best"])
@@ -118,22 +118,22 @@ def test_checkpoints_to_keep_are_a_number_or_each_nth(number: str) -> None:
 
 
 def test_resuming_a_finished_run_changes_nothing(
-    whole: Path, tmp_path: Path, capsys: Capture
+    uninterrupted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(whole, run)
+    shutil.copytree(uninterrupted, run)
     assert train("--resume", run) == 0
     printed = capsys.readouterr()
     assert "nan" not in printed.out
     assert printed.err == ""
-    assert weights(run) == weights(whole)
-    assert rows(run) == rows(whole)
-    kept = {path.name for path in (run / "checkpoints").iterdir()}
-    before = {path.name for path in (whole / "checkpoints").iterdir()}
-    assert kept == before
+    assert weights(run) == weights(uninterrupted)
+    assert rows(run) == rows(uninterrupted)
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    names_before = {path.name for path in (uninterrupted / "checkpoints").iterdir()}
+    assert names == names_before
 
 
-def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) -> None:
+def test_without_annealing_a_run_can_be_extended(tmp_path: Path, uninterrupted: Path) -> None:
     """It is resumed again without repeating the extension: the settings of the newest checkpoint count."""
     run = tmp_path / "run"
     constant = ("--no-anneal-lr", "--total-timesteps")
@@ -147,7 +147,7 @@ def test_without_annealing_a_run_can_be_extended(tmp_path: Path, whole: Path) ->
     at_once = tmp_path / "at once"
     assert main(words(tmp_path, *constant, str(TOTAL), run="at once")) == 0
     assert weights(run) == weights(at_once)
-    assert weights(run) != weights(whole)
+    assert weights(run) != weights(uninterrupted)
     assert learning_rows(run) == learning_rows(at_once)
 
 
@@ -194,7 +194,7 @@ def test_a_space_that_has_become_another_is_named(
 
 
 def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(
-    whole: Path, tmp_path: Path
+    uninterrupted: Path, tmp_path: Path
 ) -> None:
     same = words(tmp_path, "--resume", "auto", slow_after=2 * STEPS + 7)
     (tmp_path / "interrupt").touch()
@@ -202,7 +202,7 @@ def test_resume_auto_starts_a_run_and_continues_it_with_the_same_words(
     assert len(rows(tmp_path / "run")) == 2
     for _ in range(2):  # the second time it is finished already
         assert main(same) == 0
-        assert weights(tmp_path / "run") == weights(whole)
+        assert weights(tmp_path / "run") == weights(uninterrupted)
 
 
 def first_weights(run: Path) -> bytes:
@@ -210,10 +210,10 @@ def first_weights(run: Path) -> bytes:
 
 
 def test_a_branch_starts_with_the_weights_and_its_own_rate(
-    whole: Path, tmp_path: Path, capsys: Capture
+    uninterrupted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Weights, optimizer and normalizers come from the source; counters and episodes start from zero."""
-    source = whole / "checkpoints" / "iter_000003"
+    source = uninterrupted / "checkpoints" / "iter_000003"
     new = tmp_path / "new"
     flags = ["--learning-rate", "1e-3", "--total-timesteps", str(2 * BATCH), "--seed", "7"]
     assert train("--resume", source, "--branch", new, *flags) == 0
@@ -238,7 +238,7 @@ def test_a_branch_starts_with_the_weights_and_its_own_rate(
     assert second["charts/learning_rate"] == 5e-4
     assert first["global_step"] == BATCH
     assert second["global_step"] == 2 * BATCH
-    assert len(rows(whole)) == ITERATIONS  # untouched
+    assert len(rows(uninterrupted)) == ITERATIONS  # untouched
 
 
 def test_a_branch_has_minibatches_for_its_own_batch(tmp_path: Path) -> None:
@@ -272,18 +272,20 @@ def test_a_branch_has_minibatches_for_its_own_batch(tmp_path: Path) -> None:
     assert dppo.Config(**two).num_learners == 2
 
 
-def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: Path) -> None:
+def test_a_branch_records_its_origin_also_after_a_resume(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
     new = tmp_path / "new"
     changes = {"run_dir": new, "total_timesteps": BATCH}
-    config = dppo.Config(**settings_to_resume(whole, changes))
-    branched = dppo.train(config, resume=whole, branch=True)
-    assert first_weights(new) == weights(whole)
+    config = dppo.Config(**settings_to_resume(uninterrupted, changes))
+    branched = dppo.train(config, resume=uninterrupted, branch=True)
+    assert first_weights(new) == weights(uninterrupted)
 
     longer = dataclasses.replace(config, total_timesteps=2 * BATCH)
     resumed = dppo.train(longer, resume=new)
     assert resumed.global_step == 2 * BATCH > branched.global_step
 
-    newest = checkpoints.find(whole).path
+    newest = checkpoints.find(uninterrupted).path
     origin = {"checkpoint": str(newest), "global_step": TOTAL}
     for checkpoint in (new / "checkpoints").glob("*.safetensors"):
         assert checkpoints.load(checkpoint).state["branched_from"] == origin
@@ -292,15 +294,17 @@ def test_a_branch_records_its_origin_also_after_a_resume(whole: Path, tmp_path: 
     assert settings.startswith(f"# branched from {json.dumps(origin)}\n")
 
 
-def test_a_branch_keeps_the_normalization(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_branch_keeps_the_normalization(
+    uninterrupted: Path, tmp_path: Path, capsys: Capture
+) -> None:
     """tests/remedies/commands.py has settings of the network."""
-    assert train("--resume", whole, "--branch", tmp_path / "new", "--no-norm-obs") == 2
+    assert train("--resume", uninterrupted, "--branch", tmp_path / "new", "--no-norm-obs") == 2
     assert re.search("norm_obs=False: .* was made with True", capsys.readouterr().err)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_branch_needs_a_new_folder(whole: Path, capsys: Capture) -> None:
-    assert train("--resume", whole, "--branch", whole) == 2
+def test_a_branch_needs_a_new_folder(uninterrupted: Path, capsys: Capture) -> None:
+    assert train("--resume", uninterrupted, "--branch", uninterrupted) == 2
     assert "contains a run already" in capsys.readouterr().err
 
 

@@ -92,7 +92,7 @@ def observations(rng: np.random.Generator, rows: int) -> np.ndarray:
     return np.frombuffer(bits.tobytes(), OBS)
 
 
-def going_on(before: Segment, after: Segment) -> Segment:
+def continued_segment(before: Segment, after: Segment) -> Segment:
     """The segment `after`, as if its sampler had gone on from `before`."""
     assert before.successors is not None
     over = before.terminated[-1] | before.truncated[-1]
@@ -172,7 +172,7 @@ def test_observations_beside_a_mask_go_on_as_any_others() -> None:
         return whole[fields]
 
     first = segment(0)
-    second = going_on(first, segment(1))
+    second = continued_segment(first, segment(1))
     inner = Trained()
     trainers = reusing(inner, 2)
     for part in (first, second):
@@ -186,11 +186,11 @@ def test_kept_segments_are_copies() -> None:
     mine = batch(0)
     trainers = reusing(Trained(), 2)
     update_on(trainers, mine, 0)
-    kept = {name: array for name, array in trainers.state().items() if name != "step"}
-    assert kept
+    stored = {name: array for name, array in trainers.state().items() if name != "step"}
+    assert stored
     for item in mine:
         columns = [getattr(item, name) for name in Segment.__slots__]
-        for name, array in kept.items():
+        for name, array in stored.items():
             assert not any(np.shares_memory(array, column) for column in columns), name
 
 
@@ -213,7 +213,7 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
         parts = [segment(100 * number)]
         for index in range(1, 3):
             after = segment(100 * number + index)
-            parts.append(going_on(parts[-1], after))
+            parts.append(continued_segment(parts[-1], after))
 
         def column(name: str, parts: list[Segment] = parts) -> np.ndarray:
             return np.concatenate([getattr(part, name) for part in parts])
@@ -237,7 +237,7 @@ def test_joined_segments_are_one_where_the_sampler_went_on() -> None:
 def test_joined_segments_are_cut_where_the_sampler_started_anew() -> None:
     """As after the loss of an environment: the older episode goes on nowhere, and is not one with the newer."""
     before = segment(1)
-    after = going_on(before, segment(2))
+    after = continued_segment(before, segment(2))
     obs = after.obs.copy()
     obs[0, 1] = segment(3).obs[0, 1]
     whole = joined([before, replace(after, obs=obs)])
@@ -253,19 +253,19 @@ def settings(run_dir: Path) -> dppo.Config:
 def test_the_segments_of_a_run_go_on_from_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Segment] = []
+    joined_segments: list[Segment] = []
 
     def noted(segments: Sequence[Segment]) -> Segment:
         whole = joined(segments)
-        made.append(whole)
+        joined_segments.append(whole)
         return whole
 
     monkeypatch.setattr("dppo.learners.stored_segments.joined", noted)
     dppo.train(settings(tmp_path / "run"))
-    assert [len(whole.rewards) for whole in made[::2]] == [40, 80, 120, 120, 120]
+    assert [len(whole.rewards) for whole in joined_segments[::2]] == [40, 80, 120, 120, 120]
     # CartPole cuts episodes off after 500 steps
-    assert not any(whole.truncated.any() for whole in made)
-    assert any(not whole.terminated[39].all() for whole in made)
+    assert not any(whole.truncated.any() for whole in joined_segments)
+    assert any(not whole.terminated[39].all() for whole in joined_segments)
 
 
 def test_a_checkpoint_holds_the_segments_that_are_used_again_and_a_branch_starts_without_them(

@@ -25,7 +25,7 @@ from dppo.tools.replay.episode import replay
 AT_MOST_S = 30.0  # for a line
 
 
-def seen(moves: int, phase: Phase, episode: int = 4, length: int = 6) -> Activity:
+def activity_at(moves: int, phase: Phase, episode: int = 4, length: int = 6) -> Activity:
     return Activity(moves, 0, phase, 2, 1, 0, 0, 0, episode, length)
 
 
@@ -55,21 +55,25 @@ def test_a_call_that_does_not_return_is_named_after_ten_seconds_and_each_time_it
 ) -> None:
     still = Stillness(name_sampler("mysim:make"))
     lines = {
-        second: line for second in range(50) if (line := still.look(seen(1, phase), float(second)))
+        second: line
+        for second in range(50)
+        if (line := still.look(activity_at(1, phase), float(second)))
     }
     assert [*lines] == [10, 20, 40]
     assert lines[10] == f"sampler 2 (mysim:make), env 1: {call} has not returned for 10 s"
-    assert not still.look(seen(2, phase), 50.0)
-    assert not still.look(seen(2, Phase.IDLE), 70.0)
-    assert not still.look(seen(3, Phase.BUILD), 90.0)
-    assert not still.look(seen(3, Phase.BUILD), 190.0)
+    assert not still.look(activity_at(2, phase), 50.0)
+    assert not still.look(activity_at(2, Phase.IDLE), 70.0)
+    assert not still.look(activity_at(3, Phase.BUILD), 90.0)
+    assert not still.look(activity_at(3, Phase.BUILD), 190.0)
 
 
 def test_a_simulator_that_is_always_slow_is_not_silent() -> None:
     still = Stillness(name_env("mysim:make"))
-    lines = [still.look(seen(second // 15, Phase.STEP), float(second)) for second in range(150)]
+    lines = [
+        still.look(activity_at(second // 15, Phase.STEP), float(second)) for second in range(150)
+    ]
     assert [second for second, line in enumerate(lines) if line] == [10]
-    assert still.look(seen(9, Phase.STEP), 135.0 + 46), "three times as slow as ever"
+    assert still.look(activity_at(9, Phase.STEP), 135.0 + 46), "three times as slow as ever"
 
 
 class SlowOnce(Faulty):

@@ -82,16 +82,16 @@ def test_actors_with_one_sampler_each_train_and_evaluate_with_equal_results(
 ) -> None:
     """One process is slow: without the setting, its sampler moves to the other, which cannot make it, and goes back."""
     weights = []
-    for name, known in (
+    for name, limit in (
         ("known", {"samplers_per_actor": 1, "eval_every": 640, "eval_episodes": 2}),
         ("found", {}),
     ):
         slow = {"env_kwargs": {"slow": str(tmp_path / f"{name}.slow")}, "num_actors": 2}
-        changes: dict[str, Any] = ENGINE | slow | known
+        changes: dict[str, Any] = ENGINE | slow | limit
         config = tiny_run(tmp_path / name, samplers=2, steps=32, iterations=40, **changes)
         result = dppo.train(config)
         weights.append(result.weights_sha256)
-        assert result.incidents == ({} if known else {"actor_lost": 1})
+        assert result.incidents == ({} if limit else {"actor_lost": 1})
     assert "From now on a process gets at most 1 sampler" in caplog.text
     assert weights[0] == weights[1]
     assert [

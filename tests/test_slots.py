@@ -332,8 +332,8 @@ def test_srun_gets_the_shape_of_its_step_and_an_interface_of_mpi_where_nobody_ch
 
     variables["SLURM_NTASKS_PER_NODE"] = "1"
     assert "--nodelist=n1,n1,n2,n2" in launchers.launcher_words(SPREAD, variables)
-    kept = {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}
-    assert launchers.without(variables, launchers.OF_SLURM) == kept
+    expected = {"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}
+    assert launchers.without(variables, launchers.OF_SLURM) == expected
 
 
 class Asking(gym.Env):

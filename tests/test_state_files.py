@@ -44,12 +44,12 @@ def settings(run_dir: Path, kwargs: dict[str, Any] | None = None, **changes: Any
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
     """Return a function: the weights of a run that was not stopped, with hidden state or without."""
 
     @cache
     def weights(hidden: bool) -> str:
-        run_dir = tmp_path_factory.mktemp("whole") / "run"
+        run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
         return dppo.train(settings(run_dir, {"hidden": hidden})).weights_sha256
 
     return weights
@@ -86,13 +86,16 @@ def stopped_and_resumed(
     ids=str,
 )
 def test_a_state_by_reference_survives_a_stop(
-    kwargs: dict[str, Any], changes: dict[str, Any], whole: Callable[[bool], str], tmp_path: Path
+    kwargs: dict[str, Any],
+    changes: dict[str, Any],
+    uninterrupted: Callable[[bool], str],
+    tmp_path: Path,
 ) -> None:
     run_dir = tmp_path / "run"
     resumed, _ = stopped_and_resumed(run_dir, kwargs, **changes)
     assert resumed.incidents == {}
     if "policy_lag" not in changes:
-        assert resumed.weights_sha256 == whole("hidden" in kwargs)
+        assert resumed.weights_sha256 == uninterrupted("hidden" in kwargs)
     if "env_state" in changes:
         assert sum(row["replay/steps"] for row in resumed.metrics) == 0
 
@@ -116,7 +119,7 @@ def test_a_state_by_reference_survives_a_stop(
     ],
 )
 def test_files_that_were_changed_behind_our_back_are_named_and_the_episode_is_replayed(
-    change: str, env_state: str, whole: Callable[[bool], str], tmp_path: Path
+    change: str, env_state: str, uninterrupted: Callable[[bool], str], tmp_path: Path
 ) -> None:
     def disturb(content: Path) -> None:
         (path,) = content.iterdir()
@@ -128,7 +131,7 @@ def test_files_that_were_changed_behind_our_back_are_named_and_the_episode_is_re
             shutil.rmtree(content.parent)
 
     resumed, recorder = stopped_and_resumed(tmp_path / "run", {}, disturb, env_state=env_state)
-    assert resumed.weights_sha256 == whole(False)
+    assert resumed.weights_sha256 == uninterrupted(False)
     assert resumed.incidents == {"own_state": 2}
 
     message = recorder.incidents[0].message
@@ -141,14 +144,14 @@ def test_files_that_were_changed_behind_our_back_are_named_and_the_episode_is_re
 @pytest.mark.slow
 @pytest.mark.parametrize("num_actors", [1, 2])
 def test_a_state_by_reference_moves_with_its_sampler(
-    num_actors: int, ray_session: None, whole: Callable[[bool], str], tmp_path: Path
+    num_actors: int, ray_session: None, uninterrupted: Callable[[bool], str], tmp_path: Path
 ) -> None:
     kwargs: dict[str, Any] = {"hidden": True, "size": HUGE, "sleep_s": 0.01}
     config = settings(tmp_path / "there", kwargs, num_actors=num_actors)
     with Disturbance("PPOActor.make_segment", send(signal.SIGKILL), times=2):
         there = dppo.train(config)
     assert there.incidents["actor_lost"] >= 2
-    assert there.weights_sha256 == whole(True)
+    assert there.weights_sha256 == uninterrupted(True)
     assert "replay_mismatch" not in there.incidents
 
 
@@ -212,8 +215,8 @@ def test_a_run_whose_process_is_killed_loses_no_state_by_reference_and_leaves_no
 
     run_dir = killed / "run"
     states = run_dir / "states"
-    left = {str(entry.relative_to(states)) for entry in entries(run_dir)}
-    assert left == needed_by_checkpoints(run_dir)
+    names = {str(entry.relative_to(states)) for entry in entries(run_dir)}
+    assert names == needed_by_checkpoints(run_dir)
 
     scratch = (killed / "tmp").glob(f"*{SCRATCH}*")
     assert list(scratch) == []
@@ -297,8 +300,8 @@ def test_a_folder_with_many_files_is_kept_without_a_copy_and_removed_in_time(
         shutil.rmtree(folder)
         files.collect(moment)
         assert files.names(moment)[-1] == f"3/{name}"
-        kept = list(files.kept(name).iterdir())
-        assert len(kept) == 200
+        paths = list(files.kept(name).iterdir())
+        assert len(paths) == 200
     assert len(list(files.folder.iterdir())) == 5
 
     (files.folder / name / "content" / "restart-7" / "more").touch()

@@ -69,23 +69,23 @@ def test_each_setting_that_is_a_path_may_begin_with_the_home_folder(home: Path) 
         "upload": True,
     }
 
-    for name, several in path_settings.items():
+    for name, is_list in path_settings.items():
         needs: dict[str, Any] = {"num_actors": 1, "address": "auto"} if name == "upload" else {}
         for text in ("~/x", Path("~/x")):
-            settings: dict[str, Any] = {name: [text] if several else text}
+            settings: dict[str, Any] = {name: [text] if is_list else text}
             config = Config(env_id="CartPole-v1", **needs, **settings)
             value = getattr(config, name)
-            assert (value[0] if several else value) == home / "x"
+            assert (value[0] if is_list else value) == home / "x"
 
 
 @executes("files.py: no home folder is known for {}. Write the whole path.")
 def test_the_home_folder_of_nobody_is_refused(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = "~nobody_such/x: no home folder is known for ~nobody_such. Write the whole path."
+    text = "~nobody_such/x: no home folder is known for ~nobody_such. Write the whole path."
     with pytest.raises(ConfigError) as refusal:
         Config(env_id="CartPole-v1", run_dir=Path("~nobody_such/x"))
-    assert str(refusal.value) == f"run_dir={told}"
+    assert str(refusal.value) == f"run_dir={text}"
     assert (
         Config(env_id="CartPole-v1", run_dir=home / "~nobody_such" / "x").run_dir
         == home / "~nobody_such" / "x"
@@ -109,10 +109,10 @@ def test_each_flag_and_word_of_all_commands_that_is_a_path_may_begin_with_the_ho
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsers = list[Parser]()
-    made = Parser.__init__
+    init = Parser.__init__
 
     def remember(self: Parser, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
+        init(self, *args, **kwargs)
         parsers.append(self)
 
     monkeypatch.setattr(Parser, "__init__", remember)

@@ -33,8 +33,8 @@ Change = Callable[[Path], None]
 
 
 def tiny(run: Path, **changes: Any) -> dppo.Config:
-    kept = {"hidden_sizes": (4,), "keep_checkpoints": "every=2"}
-    return tiny_run(run, samplers=2, iterations=ITERATIONS, **kept | changes)
+    sizes = {"hidden_sizes": (4,), "keep_checkpoints": "every=2"}
+    return tiny_run(run, samplers=2, iterations=ITERATIONS, **sizes | changes)
 
 
 def train(run: Path, resume: Path | None = None, **changes: Any) -> Path:
@@ -258,9 +258,9 @@ def test_a_metric_that_an_earlier_version_did_not_write_is_not_compared(
 def test_a_run_of_another_version_is_refused_with_the_file_and_line(
     play: Callable[[Path], int], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = settings_by_name()
-    left = {name: known[name] for name in known if name != "num_steps"}
-    monkeypatch.setattr("dppo.config.reading.settings_by_name", lambda: left)
+    settings = settings_by_name()
+    without_num_steps = {name: settings[name] for name in settings if name != "num_steps"}
+    monkeypatch.setattr("dppo.config.reading.settings_by_name", lambda: without_num_steps)
     with pytest.raises(ConfigError, match=r"run/config\.yaml, line \d+: num_steps is not a known"):
         play(run)
 
@@ -302,9 +302,9 @@ def test_a_run_with_a_single_checkpoint_says_how_to_keep_more(tmp_path: Path, ru
     single = train(tmp_path / "single", keep_checkpoints=1)
     with pytest.raises(CheckpointError, match="has a single checkpoint") as refused:
         verify(single)
-    told = re.search("`keep_checkpoints=(every=100)`", str(refused.value))
-    assert told
-    assert verify(train(tmp_path / "several", keep_checkpoints=told[1])) == 0
+    match = re.search("`keep_checkpoints=(every=100)`", str(refused.value))
+    assert match
+    assert verify(train(tmp_path / "several", keep_checkpoints=match[1])) == 0
 
 
 @executes("tools/verify/command.py: does not follow from its seed. Run `{}`")

@@ -38,9 +38,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {  # what a process does, the fact, 
 }
 
 
-def watched(code: str, seconds: float = 5.0, **wanted: Any) -> dict[str, Any]:
+def watched(code: str, seconds: float = 5.0, **arguments: Any) -> dict[str, Any]:
     """Return the facts about a process that is watched for so long."""
-    return Watch(("-S", "-c", WATCHED + code), wanted, print).wait(seconds)
+    return Watch(("-S", "-c", WATCHED + code), arguments, print).wait(seconds)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -119,8 +119,13 @@ def test_an_examination_reports_whether_threads_hold_its_process(
     (tmp_path / "holding.py").write_text(HOLDING)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("dppo.tools.doctor.watching.PATIENCE_S", 0.5)
-    wanted = {"settings": {"env_id": env_id}, "seconds": 1.0, "sizes": [1], "asked_at": time.time()}
-    facts = Watch(watching.EXAMINATION, wanted | {"updates": False}, print).wait(60.0)
+    arguments = {
+        "settings": {"env_id": env_id},
+        "seconds": 1.0,
+        "sizes": [1],
+        "asked_at": time.time(),
+    }
+    facts = Watch(watching.EXAMINATION, arguments | {"updates": False}, print).wait(60.0)
     is_holding = env_id == "holding:make"
     assert facts["threads_left"] == (["pump"] if is_holding else [])
     assert facts["threads_ended"] is not is_holding

@@ -53,11 +53,11 @@ def report(sampler: int, index: int, version: int) -> SegmentReport:
 
 def answer_to(ask: Ask) -> Answered:
     requests = ask.question.requests
-    made = tuple(
+    results = tuple(
         (report(request.sampler_id, request.index, ask.policy.version), "segment")
         for request in requests
     )
-    return Answered(ask.process, ask.ask_id, Answer(made, Timings()))
+    return Answered(ask.process, ask.ask_id, Answer(results, Timings()))
 
 
 def moving(phase: Phase, per_s: float, total: int = 0, until: float = float("inf")) -> Progress:
@@ -259,12 +259,12 @@ class Cluster(Driver):
         requests = ask.question.requests
         load = 1.0 if self.cpu is None else self.cpu * len(requests)
         pace = self.seconds(ask.process.actor_id) * max(1.0, load)
-        made = []
+        results = []
         timings = []
         for request in requests:
             sampler_id = request.sampler_id
             seconds = 4 * pace if sampler_id in self.heavy else pace
-            made.append((self._report_of(request, ask.policy.version, seconds), "segment"))
+            results.append((self._report_of(request, ask.policy.version, seconds), "segment"))
             replayed = 0
             if request.rebuild is not None:
                 replayed = int(request.rebuild.carry.episode_lengths.sum())
@@ -272,12 +272,12 @@ class Cluster(Driver):
             timings.append(Timings(seconds + replay_s, seconds, replayed, replay_s))
 
         if self.cpu is None:
-            answer = Answer(tuple(made), sum(timings, Timings()))
+            answer = Answer(tuple(results), sum(timings, Timings()))
         else:
             longest = max(timings, key=lambda timing: timing.total_s)
             replayed = sum(timing.replayed_steps for timing in timings)
             total = replace(longest, replayed_steps=replayed)
-            answer = Answer(tuple(made), total, min(1.0, load))
+            answer = Answer(tuple(results), total, min(1.0, load))
         return Answered(ask.process, ask.ask_id, answer)
 
     def _report_of(self, request: SegmentRequest, version: int, seconds: float) -> SegmentReport:

@@ -84,8 +84,15 @@ class Host:
             mount -t sysfs none /sys
             mount --move /tmp/cgroups /sys/fs/cgroup
             exec sleep infinity"""
-        apart = ("unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child")
-        words = ("nsenter", f"--net=/var/run/netns/{self._space}", *apart, "bash", "-c", script)
+        namespaces = ("unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child")
+        words = (
+            "nsenter",
+            f"--net=/var/run/netns/{self._space}",
+            *namespaces,
+            "bash",
+            "-c",
+            script,
+        )
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         deadline = time.monotonic() + 20
         while not self._sleeper_of(process.pid):

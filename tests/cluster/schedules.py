@@ -359,11 +359,11 @@ class Schedule:
     @property
     def summary(self) -> str:
         limits = self.limits
-        known = ", as is known" if self.is_known else ""
+        suffix = ", as is known" if self.is_known else ""
         return (
             f"lag {self.lag}, {self.num_actors} actors, slowness {self.slowness}, backup requests "
             f"{limits.backup_requests}, lost {self.lost}, environments of at most {limits.most_hosted} samplers, "
-            f"{limits.start_s:g} s apart, of {self.most_each} in a process{known}"
+            f"{limits.start_s:g} s apart, of {self.most_each} in a process{suffix}"
         )
 
 

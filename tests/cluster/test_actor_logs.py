@@ -338,8 +338,8 @@ def test_only_some_logs_of_processes_that_have_ended_stay_where_there_is_no_run_
     assert len(list(tmp_path.iterdir())) == 6  # of a log elsewhere, only the progress file
 
     keeper._tidy(marker, str(tmp_path / "dppo-log-00000000"))
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [
         "dppo-log-00000000",
         "dppo-log-0000000c",
         "dppo-log-lives",

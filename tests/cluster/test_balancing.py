@@ -271,8 +271,8 @@ def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool
     assert cluster.finished
 
     cluster.take()
-    asked = f"Backup requests: 1 segments asked for again, {int(won)} of them sooner, "
-    assert cluster.notes()[-1] == f"{asked}0 env steps wasted."
+    start = f"Backup requests: 1 segments asked for again, {int(won)} of them sooner, "
+    assert cluster.notes()[-1] == f"{start}0 env steps wasted."
 
     cluster.request(22)
     next_ask = next(ask for ask in cluster.asks if 0 in ask.question.samplers)
@@ -282,7 +282,7 @@ def test_a_late_segment_is_asked_for_again_and_the_first_answer_counts(won: bool
 
     too_late = cluster.paced_answer(loser)
     cluster.on(too_late)
-    assert cluster.notes()[-1] == f"{asked}{STEPS} env steps wasted."
+    assert cluster.notes()[-1] == f"{start}{STEPS} env steps wasted."
 
     for ask in cluster.asks:
         cluster.on(cluster.paced_answer(ask))

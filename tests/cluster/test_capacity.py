@@ -286,8 +286,8 @@ def report(*types: str) -> bytes:
 def status(monkeypatch: pytest.MonkeyPatch) -> Report:
     """Return a function that sets the report of Ray's monitor; all nodes are idle."""
     monkeypatch.setattr(capacity, "free_room", lambda demand: demand.num_actors)
-    kept = "ray.experimental.internal_kv._internal_kv_get"
-    return lambda content: monkeypatch.setattr(kept, lambda key: content)
+    reader = "ray.experimental.internal_kv._internal_kv_get"
+    return lambda content: monkeypatch.setattr(reader, lambda key: content)
 
 
 def check_cluster(nodes: list[Node], needed: Demand, notify: Any = pytest.fail) -> None:
@@ -298,14 +298,14 @@ def check_cluster(nodes: list[Node], needed: Demand, notify: Any = pytest.fail) 
 
 def test_a_cluster_in_use_says_how_many_actors_start_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other jobs have a CPU of each machine."""
-    left = {"first": {"CPU": 1.0}, "second": {"CPU": 1.0}}
-    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: left)
+    available = {"first": {"CPU": 1.0}, "second": {"CPU": 1.0}}
+    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: available)
     notes: list[str] = []
     check_cluster(machines(2, 2), demand(num_actors=4), notes.append)
     assert notes == [
         "the cluster has room for 2 of 4 actors now (1 CPU each); the others start when other jobs end."
     ]
-    left["first"]["CPU"] = 2.0
+    available["first"]["CPU"] = 2.0
     check_cluster(machines(2, 2), demand(num_actors=3))
 
 

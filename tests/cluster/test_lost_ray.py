@@ -249,7 +249,7 @@ def test_calls_are_made_in_order_and_whoever_waits_can_be_interrupted() -> None:
         raise Stop
 
     calls = RayCalls("test")
-    made = list[str]()
+    calls_made = list[str]()
     entered = threading.Event()
 
     def endless() -> None:
@@ -261,9 +261,9 @@ def test_calls_are_made_in_order_and_whoever_waits_can_be_interrupted() -> None:
     def fails() -> None:
         raise OSError("no answer")
 
-    calls.post(lambda: made.append("first"), "first")
-    assert calls.call(lambda: made.append("second"), "second") is None
-    assert made == ["first", "second"]
+    calls.post(lambda: calls_made.append("first"), "first")
+    assert calls.call(lambda: calls_made.append("second"), "second") is None
+    assert calls_made == ["first", "second"]
     with pytest.raises(ClusterError, match=r"Ray has not answered for 0.1 s \(endless\)"):
         calls.call(endless, "endless", timeout_s=0.1)
     assert calls.call(lambda: 7, "after it") == 7, "the endless call has ended"

@@ -26,8 +26,8 @@ def with_two_asked_of_one(samplers_per_actor: int | None = None) -> tuple[Cluste
 
 
 def test_without_a_limit_a_sampler_moves_from_a_slow_actor_and_with_one_it_stays() -> None:
-    _, asked = with_two_asked_of_one()
-    assert asked > 0
+    _, num_questions = with_two_asked_of_one()
+    assert num_questions > 0
     _, asked_with_limit = with_two_asked_of_one(1)
     assert asked_with_limit == 0
 

@@ -80,9 +80,9 @@ def worked(num_actors: int) -> dict[str, int]:
 
 def test_an_event_is_as_much_work_with_600_actors_as_with_20() -> None:
     few = worked(20)
-    many = worked(600)
-    assert many.keys() == {"Started", "Answered", "Progressed", "Died"} >= few.keys()
-    assert max(many.values()) < 2 * max(few.values()), (few, many)
+    work_of_600 = worked(600)
+    assert work_of_600.keys() == {"Started", "Answered", "Progressed", "Died"} >= few.keys()
+    assert max(work_of_600.values()) < 2 * max(few.values()), (few, work_of_600)
 
 
 def test_actors_are_started_at_once_and_each_is_asked_when_it_runs() -> None:

@@ -50,7 +50,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return the chosen size and the logged lines for some shared memory and disk usage."""
 
     def size(
-        wanted: int, *, shm_free: int | None, disk: Usage = HALF_FULL
+        requested: int, *, shm_free: int | None, disk: Usage = HALF_FULL
     ) -> tuple[int, list[str]]:
         isdir = os.path.isdir
         logged = list[str]()
@@ -62,7 +62,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
         monkeypatch.setattr(
             os.path, "isdir", lambda p: shm_free is not None if p == "/dev/shm" else isdir(p)
         )
-        return session.store_size(wanted, logged.append), logged
+        return session.store_size(requested, logged.append), logged
 
     return size
 
@@ -362,16 +362,16 @@ def test_the_folder_of_ray_may_not_exist_yet(
 
 def test_parts_of_a_licence_add_up_to_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray starts with whole numbers of resources only."""
-    passed: dict[str, Any] = {}
+    ray_options: dict[str, Any] = {}
     monkeypatch.setattr(
-        session, "_start_processes", lambda ray, options, notify: passed.update(options)
+        session, "_start_processes", lambda ray, options, notify: ray_options.update(options)
     )
     actors = Actors(num_actors=3, actor_resources={"licence": 0.5})
     demand = demand_of(actors, Learners())
     in_ray_thread(
         lambda: session._start(SimpleNamespace(), demand, 1, dashboard=False, notify=print)
     )
-    assert passed["resources"] == {"licence": 2}
+    assert ray_options["resources"] == {"licence": 2}
 
 
 @pytest.mark.slow

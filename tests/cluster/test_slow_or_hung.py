@@ -418,8 +418,8 @@ def test_a_step_that_is_slow_as_a_rule_has_twenty_times_that() -> None:
 
     def measure(measured: SegmentReport, num_samplers: int = 1, replayed_steps: int = 0) -> None:
         timings = Timings(env_s=measured.env_s, replayed_steps=replayed_steps)
-        made = ((measured, "segment"),) * num_samplers
-        driver.engine.patience.measure(Answer(made, timings))
+        results = ((measured, "segment"),) * num_samplers
+        driver.engine.patience.measure(Answer(results, timings))
 
     for _ in range(MEASURED):
         measure(restarted)
@@ -516,8 +516,8 @@ def test_a_constructor_that_raises_beside_the_first_or_after_a_resume_does_not_e
         driver.start(actor_id)
         driver.progress[actor_id] = moving(Phase.MAKE, 0)
     driver.wait(100)
-    asked = driver.all(Describe)[sampler_id]
-    refused = Answered(asked.process, asked.ask_id, FAILED_CONSTRUCTOR)
+    describe = driver.all(Describe)[sampler_id]
+    refused = Answered(describe.process, describe.ask_id, FAILED_CONSTRUCTOR)
     if sampler_id == 0 and resumed_at is None:
         with pytest.raises(EnvironmentFault, match="all licences are in use"):
             driver.on(refused)
@@ -644,10 +644,10 @@ def test_the_line_of_a_wait_for_the_first_environment_names_its_place_and_others
     line = driver.logged()[-1]
     assert re.fullmatch(rf"waiting for the first environment for \d+ s; {place}; {place}", line)
 
-    asked = driver.all(Describe)
-    assert [describe.sampler_id for describe in asked] == [0, 1]
+    describes = driver.all(Describe)
+    assert [describe.sampler_id for describe in describes] == [0, 1]
     answers: list[Any] = ["spaces", "other spaces"]
-    for describe, spaces in zip(reversed(asked), answers, strict=True):
+    for describe, spaces in zip(reversed(describes), answers, strict=True):
         driver.on(Answered(describe.process, describe.ask_id, spaces))
     driver.request(0)
     assert driver.engine.spaces == "spaces"

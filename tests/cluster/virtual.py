@@ -463,7 +463,7 @@ class ToyActor:
     ) -> Answer | EnvironmentFault:
         for sampler_id in self._samplers.keys() - set(question.hosted):
             del self._samplers[sampler_id]
-        made = []
+        results = []
         for request in question.requests:
             sampler_id = request.sampler_id
             hosted = {*self._samplers, sampler_id}
@@ -475,8 +475,8 @@ class ToyActor:
             sampler = self._samplers.setdefault(sampler_id, _ToySampler(sampler_id))
             if request.rebuild is not None:
                 sampler.restore(request.rebuild, request.index)
-            made.append(sampler.make(request, policy))
-        return Answer(tuple(made), Timings())
+            results.append(sampler.make(request, policy))
+        return Answer(tuple(results), Timings())
 
     def close(self) -> None: ...
 
@@ -519,11 +519,11 @@ class _ToySampler:
             f"{request}, but the sampler is at segment {self._index}"
         )
         policy_hash = zlib.crc32(policy.weights.tobytes()) + policy.version
-        made, self._sums, self._envs = _made(
+        result, self._sums, self._envs = _made(
             (self._id, self._index, policy.version), policy_hash, self._sums, self._envs
         )
         self._index += 1
-        return made
+        return result
 
 
 def _reset(sampler: int, number: int, episode: int) -> Env:

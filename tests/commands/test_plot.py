@@ -61,19 +61,19 @@ def test_runs_are_grouped_by_all_settings_but_their_seeds() -> None:
     first: dict[str, Any] = {"gamma": 0.9, "env_kwargs": {"g": 1}}
     second: dict[str, Any] = {"gamma": 0.99, "env_kwargs": {"g": 1}}
     third: dict[str, Any] = {"gamma": 0.9, "env_kwargs": {"g": 2}, "name": "$\\frac{"}
-    made = [
+    curves = [
         rising(1, **first),
         rising(1, **second),
         rising(2, **first),
         rising(2, **second),
         rising(1, **third),
     ]
-    assert names(made) == [
+    assert names(curves) == [
         'gamma=0.9, env_kwargs={"g": 1}, name=ppo (2 seeds)',
         'gamma=0.99, env_kwargs={"g": 1}, name=ppo (2 seeds)',
         'gamma=0.9, env_kwargs={"g": 2}, name=$\\frac{ (1 seed)',
     ]
-    assert names(made[:1]) == ["E-v0 (1 seed)"]
+    assert names(curves[:1]) == ["E-v0 (1 seed)"]
 
     tracked = [rising(gamma=0.9, track=[]), rising(gamma=0.99, track=["wandb"])]
     assert names(tracked) == ["gamma=0.9 (1 seed)", "gamma=0.99 (1 seed)"]

@@ -89,7 +89,7 @@ def test_invalid_words_are_refused_before_a_process_starts(
 
 
 @pytest.mark.parametrize(
-    ("settings", "asked", "expected"),
+    ("settings", "at_once", "expected"),
     [
         ({}, None, 4),
         ({}, 7, 7),
@@ -99,11 +99,11 @@ def test_invalid_words_are_refused_before_a_process_starts(
     ],
 )
 def test_as_many_run_at_once_as_there_are_cores_and_one_with_actors(
-    settings: dict[str, Any], asked: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], at_once: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seeds, "usable_cores", lambda: 4)
     monkeypatch.setattr(seeds, "RUN_MB", 1)
-    assert seeds._number_at_once(Config(env_id="CartPole-v1", **settings), asked)[0] == expected
+    assert seeds._number_at_once(Config(env_id="CartPole-v1", **settings), at_once)[0] == expected
     monkeypatch.setattr(seeds, "RUN_MB", 10**9)
     assert seeds._number_at_once(Config(env_id="CartPole-v1"), None)[0] == 1, "little memory"
 

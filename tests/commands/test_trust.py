@@ -164,16 +164,16 @@ def test_a_policy_with_a_network_of_its_own_is_loaded_only_if_trusted(modules: P
         action: list[float] = dppo.load_policy(source, **changes).act(obs).tolist()
         return action
 
-    wanted = action_of("run")  # this program has imported it
+    expected = action_of("run")  # this program has imported it
     forget("mynet")
     words = r"model=mynet:Net: .* Add `trust=True` if you trust that folder"
     with pytest.raises(ConfigError, match=words):
         dppo.load_policy("run")
-    assert action_of("run", model=models.Plain) == wanted
+    assert action_of("run", model=models.Plain) == expected
     assert not Path("imported").exists()
-    assert action_of("run", trust=True) == wanted
+    assert action_of("run", trust=True) == expected
     assert Path("imported").exists()
-    assert action_of(result) == wanted
+    assert action_of(result) == expected
 
 
 def test_the_command_that_continues_a_run_includes_trust_where_needed() -> None:

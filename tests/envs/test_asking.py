@@ -84,9 +84,9 @@ def asked(**env_kwargs: Any) -> dict[str, Any]:
         )
         return Counting()
 
-    made = make_env(factory, env_kwargs, Instance(3, 1))
+    env = make_env(factory, env_kwargs, Instance(3, 1))
     got["there"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
-    made.close()
+    env.close()
     got["left"] = bool(got["scratch_dir"]) and Path(got["scratch_dir"]).is_dir()
     return got
 

@@ -85,9 +85,9 @@ def test_an_environment_may_reuse_its_array() -> None:
 
     stepper = started(Reusing(length=2))
     stepper.step([0])
-    kept = stepper.obs.copy()
+    obs_before = stepper.obs.copy()
     final = stepper.step([0])
-    assert kept.tolist() == [[1, 1]]
+    assert obs_before.tolist() == [[1, 1]]
     assert final[0].tolist() == [2, 2]  # not that of the reset, which is in the same array
     assert stepper.obs.tolist() == [[0, 0]]
 

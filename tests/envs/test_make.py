@@ -220,7 +220,7 @@ def test_a_constructor_that_raises_names_its_place_with_a_traceback(
 
 
 def test_if_a_constructor_fails_the_environments_created_before_are_closed() -> None:
-    made: list[Any] = []
+    envs: list[Any] = []
 
     class Closing(Counting):
         closed = False
@@ -229,17 +229,17 @@ def test_if_a_constructor_fails_the_environments_created_before_are_closed() -> 
             self.closed = True
 
     def third_fails() -> gym.Env[Any, Any]:
-        if len(made) == 2:
+        if len(envs) == 2:
             raise RuntimeError("the licence is for two")
-        made.append(Closing())
-        env: gym.Env[Any, Any] = made[-1]
+        envs.append(Closing())
+        env: gym.Env[Any, Any] = envs[-1]
         return env
 
     with pytest.raises(
         EnvironmentFault, match="env 2: the environment's constructor raised RuntimeError"
     ):
         build_sampler(sampler_plan(Config(env_id=third_fails, envs_per_sampler=3)), 0)
-    assert [env.closed for env in made] == [True, True]
+    assert [env.closed for env in envs] == [True, True]
 
 
 class Changing(Counting):
@@ -254,18 +254,18 @@ class Changing(Counting):
 
 @pytest.mark.proves("changes its arguments")
 def test_an_environment_that_changes_its_arguments_does_not_change_those_of_others() -> None:
-    made: list[Changing] = []
+    envs: list[Changing] = []
 
     class Recorded(Changing):
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
-            made.append(self)
+            envs.append(self)
 
     settings: dict[str, Any] = {"limits": {"steps": 3}, "levels": [0]}
     config = Config(env_id=Recorded, env_kwargs={"settings": settings}, envs_per_sampler=2)
     for sampler_id in range(2):
         build_sampler(sampler_plan(config), sampler_id)
-    assert [env.levels for env in made] == [[0, 1]] * 4
+    assert [env.levels for env in envs] == [[0, 1]] * 4
     assert config.env_kwargs == {"settings": {"limits": {"steps": 3}, "levels": [0]}}
 
 
@@ -389,8 +389,8 @@ class Maker:
 
 def test_an_object_that_makes_environments_has_the_same_name_in_another_process() -> None:
     """The name has no address, which would differ, so that a run can be resumed with the object."""
-    made = [Maker(), Maker()]
-    assert len({import_path(maker) for maker in made}) == 1
+    makers = [Maker(), Maker()]
+    assert len({import_path(maker) for maker in makers}) == 1
     assert import_path(partial(Maker(), length=2)) == import_path(partial(Maker(), length=2))
     assert import_path(partial(Maker(), length=2)) != import_path(partial(Maker(), length=3))
 

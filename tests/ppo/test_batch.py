@@ -142,20 +142,20 @@ def test_rows_that_are_not_transitions_stay_with_weight_zero() -> None:
     valid[1, 0] = False
     valid[2, 1] = False
     batch = batch_of([spoilt(segment, valid)])
-    kept = torch.tensor(valid.flatten())
+    is_transition = torch.tensor(valid.flatten())
     assert batch.weights is not None
-    assert_array_equal(batch.weights, kept)
+    assert_array_equal(batch.weights, is_transition)
 
     for name in ("obs", "actions", "logprobs", "values"):
         rows = getattr(batch, name)
         plain_rows = getattr(plain, name)
-        assert_array_equal(rows[kept], plain_rows[kept])
+        assert_array_equal(rows[is_transition], plain_rows[is_transition])
 
     assert_array_equal(batch.obs, plain.obs)
 
     for name in ("actions", "logprobs", "values", "advantages", "returns"):
         rows = getattr(batch, name)
-        assert not rows[~kept].any(), name
+        assert not rows[~is_transition].any(), name
     # the recursion ends here, because the successor is not a transition
     reward = segment.rewards[0, 0]
     target = reward + GAMMA * segment.next_values[0, 0]

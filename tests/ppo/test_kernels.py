@@ -36,11 +36,11 @@ Pair = Callable[[], tuple[Results, Results]]
 def tensors(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
     """Return tensors of float64 that take gradients."""
     generator = torch.Generator().manual_seed(seed)
-    made = []
+    drawn = []
     for shape in shapes:
         tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
-        made.append(tensor.requires_grad_())
-    return made
+        drawn.append(tensor.requires_grad_())
+    return drawn
 
 
 def with_gradients(

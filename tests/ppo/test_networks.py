@@ -260,12 +260,12 @@ def test_gradients_are_finite_differences(network: str) -> None:
         return float(total)
 
     def difference(index: int) -> float:
-        kept = weights[index].item()
-        weights[index] = kept + 1e-6
+        weight = weights[index].item()
+        weights[index] = weight + 1e-6
         higher = loss()
-        weights[index] = kept - 1e-6
+        weights[index] = weight - 1e-6
         lower = loss()
-        weights[index] = kept
+        weights[index] = weight
         return (higher - lower) / 2e-6
 
     gradient = gradient_of(learning, inputs, recurrent=recurrent)
@@ -401,9 +401,9 @@ def test_a_state_that_a_module_returns_is_not_a_view_of_its_own() -> None:
     state = outputs.state
     assert state is not None
 
-    kept = state.copy()
+    state_before = state.copy()
     agent.decide(second_obs, state)
-    assert_array_equal(state, kept)
+    assert_array_equal(state, state_before)
 
 
 REFUSED: list[tuple[type[nn.Module], str]] = [

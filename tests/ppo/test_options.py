@@ -92,7 +92,7 @@ def test_an_annealed_update_is_one_with_the_smaller_coefficients(
 ) -> None:
     spec = spec_of(BOX)
     batch = random_batch(spec)
-    left = 1 - share if anneal else 1
+    remaining = 1 - share if anneal else 1
 
     def updated(**options: Any) -> tuple[PPOTrainer, Update]:
         trainer = make_trainer(spec, clip_vloss=True, **options)
@@ -102,7 +102,7 @@ def test_an_annealed_update_is_one_with_the_smaller_coefficients(
 
     annealing = {"anneal_clip": anneal, "anneal_ent": anneal}
     falling, update = updated(clip_coef=0.3, ent_coef=0.1, **annealing)
-    still, expected = updated(clip_coef=0.3 * left, ent_coef=0.1 * left)
+    still, expected = updated(clip_coef=0.3 * remaining, ent_coef=0.1 * remaining)
     assert update == expected
     assert_array_equal(falling.weights(), still.weights())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import assert_same_bytes, make_config, random_weights, sampler_of, telling_snapshot
+from builders import assert_same_bytes, linear_snapshot, make_config, random_weights, sampler_of
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.testing import assert_allclose, assert_array_equal
 from updates import experience_of, load_random
@@ -51,7 +51,7 @@ def collect_counting(*, num_steps: int, segments: int = 1, ends: Ends = ({},)) -
     sampler, spec = sampler_of(envs, num_steps=num_steps)
     collected = []
     for index in range(segments):
-        policy = telling_snapshot(spec, index)
+        policy = linear_snapshot(spec, index)
         collected.append(sampler.collect(SegmentRequest(0, index), policy))
     return collected
 
@@ -138,7 +138,7 @@ def test_discounted_returns_run_through_segments_and_start_again_with_each_episo
 
 def test_nothing_is_reported_for_normalizers_that_are_off() -> None:
     sampler, spec = sampler_of([Counting()], num_steps=3, track=False)
-    policy = telling_snapshot(spec)
+    policy = linear_snapshot(spec)
     report, _ = sampler.collect(SegmentRequest(0, 0), policy)
     assert report.statistics == Statistics()
 
@@ -148,9 +148,9 @@ def test_a_segment_is_not_modified_later() -> None:
     first_policy = snapshot_of(spec, 0)
     second_policy = snapshot_of(spec, 1)
     first = sampler.collect(SegmentRequest(0, 0), first_policy)
-    kept = copy.deepcopy(first)
+    first_before = copy.deepcopy(first)
     _, second_segment = sampler.collect(SegmentRequest(0, 1), second_policy)
-    assert_same_bytes(first, kept)
+    assert_same_bytes(first, first_before)
 
     _, first_segment = first
     for field in dataclasses.fields(Segment):

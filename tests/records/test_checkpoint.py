@@ -344,8 +344,8 @@ def test_old_ones_that_cannot_be_deleted_stop_no_checkpoint(
         with patch.object(disk_files, "DISK", Stubborn()):
             put(tmp_path, iteration, str(iteration), keep=2)
         assert text_of(find(tmp_path).path) == str(iteration)
-    left = [".tmp-x-another-host-8", "iter_000001", "iter_000004", "iter_000005"]
-    assert names(tmp_path) == left
+    remaining = [".tmp-x-another-host-8", "iter_000001", "iter_000004", "iter_000005"]
+    assert names(tmp_path) == remaining
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 2, "once for each file, not with each checkpoint"
     assert "iter_000001.safetensors: cannot be deleted or replaced: Permission denied." in logged[1]
@@ -450,7 +450,7 @@ def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata:
 
 
 @pytest.mark.parametrize(
-    ("made", "match"),
+    ("content", "match"),
     [
         ({"state": "3"}, "expected"),
         ({"state": "\u0080\u0004K\u0001."}, "expected"),
@@ -464,11 +464,11 @@ def made_up(path: Path, arrays: dict[str, np.ndarray] | None = None, **metadata:
     ],
 )
 def test_invalid_content_with_valid_checksums_is_refused(
-    tmp_path: Path, made: dict[str, Any], match: str
+    tmp_path: Path, content: dict[str, Any], match: str
 ) -> None:
     good = made_up(tmp_path / "good.safetensors")
     assert load(good).state == RUN
-    invalid = made_up(tmp_path / "iter_000001.safetensors", **made)
+    invalid = made_up(tmp_path / "iter_000001.safetensors", **content)
     with pytest.raises(CheckpointError, match=match):
         load(invalid)
 
@@ -587,7 +587,7 @@ def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "left"),
+    ("room", "remaining"),
     [
         (1, ["best.json", "iter_000001", "iter_000003", "iter_000004", "iter_000005"]),
         (2, ["best.json", "iter_000001", "iter_000003", "iter_000005"]),
@@ -595,7 +595,7 @@ def test_each_wrong_path_has_its_own_message(tmp_path: Path) -> None:
     ],
 )
 def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_the_best(
-    room: int, left: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    room: int, remaining: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # the last is the newest, of a run that was resumed from an older one
     for iteration, score in ((1, 9.0), (2, None), (4, None), (3, None)):
@@ -616,8 +616,8 @@ def test_the_last_one_may_take_the_room_of_older_ones_but_not_of_the_newest_and_
     write = partial(put, tmp_path, 5, keep=9)
     with patch.object(disk_files, "DISK", Small()):
         with pytest.raises(CheckpointNotWritten):
-            write() if left else making_room(write, tmp_path)
-        if left:
+            write() if remaining else making_room(write, tmp_path)
+        if remaining:
             making_room(write, tmp_path)
-            assert names(tmp_path) == left
+            assert names(tmp_path) == remaining
             assert "iter_000002.safetensors: deleted to make room" in caplog.text

@@ -37,7 +37,7 @@ Changes = dict[str, Any]
 
 def rows(changes: Changes) -> list[dict[str, float]]:
     """Rows of a healthy run whose return rises from 20 to 119, with `changes`."""
-    made = []
+    metrics = []
     for i in range(ROWS):
         row = HEALTHY | {
             "iteration": i + 1,
@@ -52,8 +52,8 @@ def rows(changes: Changes) -> list[dict[str, float]]:
             if last_word in changes:
                 value = changes[last_word]
                 row[key] = value(i) if callable(value) else value
-        made.append(row)
-    return made
+        metrics.append(row)
+    return metrics
 
 
 def texts(changes: Changes, actions: Actions = DISCRETE, **settings: Any) -> list[str]:
@@ -216,22 +216,22 @@ def test_real_runs_are_noted_once_also_after_a_resume(tmp_path: Path) -> None:
 
 def test_rows_of_evaluations_do_not_count_as_iterations() -> None:
     notes = LearningNotes(make_config(SETTINGS), DISCRETE)
-    made = [
+    logged = [
         (row["iteration"], note)
         for row in rows(FLAT | {"approx_kl": 7.6e-9})
         for _ in "12"
         for note in notes.follow(row)
     ]
-    assert [iteration for iteration, _ in made] == [PATIENCE]
+    assert [iteration for iteration, _ in logged] == [PATIENCE]
 
 
 @pytest.mark.parametrize(("last", "is_flat"), [(20.0, True), (60.0, False)])
 def test_a_run_is_not_flat_if_its_evaluations_have_risen(last: float, is_flat: bool) -> None:
     notes = LearningNotes(make_config(SETTINGS), DISCRETE)
-    made = rows(FLAT)
+    run_rows = rows(FLAT)
     evaluation = {"eval/episodes": 5, "eval/return_std": 1.0}
     for number, mean in ((51, 20.0), (99, last)):
-        row = made[number]
+        row = run_rows[number]
         notes.follow(row)
         evaluation |= {"eval/global_step": row["global_step"], "eval/episodic_return": mean}
         notes.follow(row | evaluation)  # a second row of the iteration

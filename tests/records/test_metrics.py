@@ -194,7 +194,7 @@ def test_resuming_without_rows_starts_a_new_file(tmp_path: Path, resume: int) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "ending", "left"),
+    ("line", "ending", "remaining"),
     [
         *((line, "\n", [1, 2, 3]) for line in ("\0\0", '{"iteration": 1}', INFINITE, DEEP, HUGE)),
         ("\0\0", "", [1, 3]),
@@ -202,13 +202,13 @@ def test_resuming_without_rows_starts_a_new_file(tmp_path: Path, resume: int) ->
     ids=lambda value: str(value)[:40],
 )
 def test_a_run_with_a_damaged_or_incomplete_row_can_be_resumed(
-    tmp_path: Path, line: str, ending: str, left: list[int]
+    tmp_path: Path, line: str, ending: str, remaining: list[int]
 ) -> None:
     extra_line = json.dumps({**row(2), "words": "x", "list": [1]})
     (tmp_path / METRICS).write_text(f"{json.dumps(row(1))}\n{line}\n{extra_line}{ending}")
     [note] = write(tmp_path, [row(3)], resume=2)
     assert "skipped 1 malformed line" in note
-    assert read_metrics(tmp_path) == [row(number) for number in left]
+    assert read_metrics(tmp_path) == [row(number) for number in remaining]
 
 
 def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> None:
@@ -230,12 +230,12 @@ def test_a_full_disk_while_rows_are_cut_off_loses_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("room_again", "left", "lost"),
+    ("room_again", "remaining", "lost"),
     [(10**6, [1, 2, 3, 4], ""), (0, [1], "3 rows could not be written")],
 )
 def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     room_again: int,
-    left: list[int],
+    remaining: list[int],
     lost: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -263,7 +263,7 @@ def test_a_full_disk_is_logged_once_and_no_row_is_lost_if_there_is_room_again(
     writer.on_iteration(row(4))
     writer.on_end(None, None)
 
-    assert read_metrics(tmp_path) == [row(number) for number in left]
+    assert read_metrics(tmp_path) == [row(number) for number in remaining]
     first, *later = caplog.messages
     assert "No space left on device. Free some disk space. Training continues." in first
     assert len(later) == bool(lost)

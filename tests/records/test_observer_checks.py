@@ -84,8 +84,11 @@ def test_observers_are_a_list_of_instances() -> None:
 
 
 def test_a_run_refuses_its_observers_before_it_makes_a_folder(tmp_path: Path) -> None:
-    several: Sequence[Any] = [observer_with("_on_step"), observer_with("on_end", lambda self: None)]
+    observers: Sequence[Any] = [
+        observer_with("_on_step"),
+        observer_with("on_end", lambda self: None),
+    ]
     with pytest.raises(ConfigError) as refused:
-        dppo.train(tiny_run(tmp_path / "run"), observers=several)
+        dppo.train(tiny_run(tmp_path / "run"), observers=observers)
     assert len(str(refused.value).splitlines()) == 2
     assert not (tmp_path / "run").exists()

@@ -31,13 +31,13 @@ from dppo.tools.pictures.style import COLOURS, GREY
 
 
 def rows(count: int, first_episode: int = 3) -> list[dict[str, float]]:
-    made: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     for i in range(1, count + 1):
         row = {"iteration": i, "global_step": 256 * i, "time/training_s": 0.1 * i}
         if i >= first_episode:
             row["charts/episodic_return"] = 100 * math.tanh(i / 50) + i % 3
-        made.append(row)
-    return made
+        metrics.append(row)
+    return metrics
 
 
 def curve(seed: int, speed: float) -> Curve:
@@ -279,7 +279,7 @@ def test_groups_are_equal_only_if_all_returns_are() -> None:
 
 def test_thinning_keeps_both_ends() -> None:
     for length in (1, 2, 3999, 4000, 4001, 100_000):
-        kept = thinned(length)
-        assert kept[0] == 0
-        assert kept[-1] == length - 1
-        assert len(np.unique(kept)) == min(length, MAX_POINTS)
+        indices = thinned(length)
+        assert indices[0] == 0
+        assert indices[-1] == length - 1
+        assert len(np.unique(indices)) == min(length, MAX_POINTS)

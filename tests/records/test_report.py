@@ -73,7 +73,7 @@ def words_of(page: ElementTree.Element) -> str:
 
 def rows(count: int) -> list[dict[str, float]]:
     shares = {f"perf/{name}_frac": 1 / 6 for name in PHASES}
-    made = []
+    metrics = []
     for i in range(1, count + 1):
         row: dict[str, Any] = {
             "iteration": i,
@@ -86,8 +86,8 @@ def rows(count: int) -> list[dict[str, float]]:
         if i > 2:
             row["charts/episodic_return"] = 100 * math.tanh(i / 50)
             row["charts/episodic_return_std"] = 7.0
-        made.append(row | shares)
-    return made
+        metrics.append(row | shares)
+    return metrics
 
 
 def a_run(folder: Path, lines: list[dict[str, float]], **settings: Any) -> Path:

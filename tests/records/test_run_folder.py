@@ -46,8 +46,8 @@ def interrupted(run_dir: Path, **changes: Any) -> dppo.Config:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return dppo.train(settings(tmp_path_factory.mktemp("whole") / "run")).weights_sha256
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return dppo.train(settings(tmp_path_factory.mktemp("uninterrupted") / "run")).weights_sha256
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "/x/y"])
@@ -160,8 +160,8 @@ def test_a_run_that_fails_before_training_leaves_nothing(tmp_path: Path) -> None
     for name in ("notes", "empty", "new"):
         with pytest.raises(EnvironmentFault):
             dppo.train(settings(tmp_path / name, env_id=raises))
-    left = sorted(path.name for path in tmp_path.rglob("*"))
-    assert left == ["empty", "notes", "todo.txt"]
+    names = sorted(path.name for path in tmp_path.rglob("*"))
+    assert names == ["empty", "notes", "todo.txt"]
 
 
 def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
@@ -181,16 +181,16 @@ def test_there_is_a_checkpoint_before_the_first_segment(tmp_path: Path) -> None:
 
 
 def test_a_run_killed_before_its_settings_were_written_can_be_resumed(
-    tmp_path: Path, whole: str
+    tmp_path: Path, uninterrupted: str
 ) -> None:
     run = tmp_path / "run"
     interrupted(run)
     (run / "config.yaml").unlink()
     assert settings_to_resume(run)["env_id"] == "CartPole-v1"
-    assert dppo.train(settings(run), resume=run).weights_sha256 == whole
+    assert dppo.train(settings(run), resume=run).weights_sha256 == uninterrupted
 
 
-def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) -> None:
+def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, uninterrupted: str) -> None:
     config = settings(tmp_path / "run")
     stopped = dppo.train(config, resume="auto", observers=[Recorder(interrupt_at=1)])
     assert stopped.resumed_at == 0
@@ -199,7 +199,7 @@ def test_resume_auto_starts_a_run_or_continues_it(tmp_path: Path, whole: str) ->
     ended = dppo.train(config, resume="auto")
     assert ended.resumed_at == 1
     assert ended.iterations == ITERATIONS
-    assert ended.weights_sha256 == whole
+    assert ended.weights_sha256 == uninterrupted
 
     again = dppo.train(config, resume="auto")
     assert again.resumed_at == ITERATIONS
@@ -246,7 +246,7 @@ def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_p
     marker = tmp_path / "marker"
     fatal = {"env_id": Fatal, "env_kwargs": {"marker": str(marker)}}
     config = settings(run, checkpoint_interval_s=0, **fatal)
-    whole = dppo.train(config)
+    uninterrupted = dppo.train(config)
 
     marker.touch()
     earlier = {"resume": run / "checkpoints" / "iter_000001"}
@@ -259,8 +259,8 @@ def test_a_run_killed_after_resuming_from_an_older_checkpoint_loses_no_row(tmp_p
     marker.unlink()
     again = dppo.train(config, resume=run)
 
-    assert (again.resumed_at, again.weights_sha256) == (1, whole.weights_sha256)
-    assert [row["iteration"] for row in whole.metrics] == [1, 2, 3]
+    assert (again.resumed_at, again.weights_sha256) == (1, uninterrupted.weights_sha256)
+    assert [row["iteration"] for row in uninterrupted.metrics] == [1, 2, 3]
 
 
 class Wandering(gym.Wrapper[Any, Any, Any, Any]):
@@ -434,7 +434,7 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
         "norm_reward": False,
         "checkpoint_interval_s": 0,
     }
-    whole = dppo.train(tiny_run(tmp_path / "whole", steps=32, **spiking))
+    uninterrupted = dppo.train(tiny_run(tmp_path / "uninterrupted", steps=32, **spiking))
     run = tmp_path / "run"
     marker.touch()
     rarely = spiking | {"checkpoint_interval_s": 1000}
@@ -442,17 +442,17 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
         dppo.train(tiny_run(run, steps=32, **rarely))
     assert "step 0" not in str(diverged.value), "some SGD steps of the update were made and undone"
 
-    left = checkpoints.find(run)
-    assert left.path.stem == "iter_000002"
-    before = checkpoints.load(tmp_path / "whole" / "checkpoints" / left.path.name)
+    newest = checkpoints.find(run)
+    assert newest.path.stem == "iter_000002"
+    before = checkpoints.load(tmp_path / "uninterrupted" / "checkpoints" / newest.path.name)
     for part in ("model", "optimizer", "samplers"):
         expected = before.arrays[part]
-        for name, array in left.checkpoint.arrays[part].items():
+        for name, array in newest.checkpoint.arrays[part].items():
             assert array.tobytes() == expected[name].tobytes(), (part, name)
 
     marker.unlink()
     again = dppo.train(tiny_run(run, steps=32, **spiking), resume=run)
-    assert again.weights_sha256 == whole.weights_sha256
+    assert again.weights_sha256 == uninterrupted.weights_sha256
 
 
 def test_folders_that_a_run_made_and_did_not_use_are_removed(desk: Path) -> None:
@@ -463,8 +463,8 @@ def test_folders_that_a_run_made_and_did_not_use_are_removed(desk: Path) -> None
 
     with open_run(settings(None), None), open_run(settings(None, name="other"), None) as other:
         (other.path / "metrics.jsonl").touch()
-    left = [path.absolute() for path in runs.iterdir()]
-    assert left == [other.path], "what another run uses stays"
+    folders = [path.absolute() for path in runs.iterdir()]
+    assert folders == [other.path], "what another run uses stays"
 
     Path("mine").mkdir()
     with open_run(settings(Path("mine")), None):

@@ -273,9 +273,9 @@ class Fake:
     def server() -> str:
         return "MLFLOW_TRACKING_URI=file:///tmp"
 
-    def __init__(self, run: Any, known: str | None) -> None:
-        self.opened.append((type(self).__name__, known))
-        self.id = known or f"new-{type(self).__name__}"
+    def __init__(self, run: Any, resumed_id: str | None) -> None:
+        self.opened.append((type(self).__name__, resumed_id))
+        self.id = resumed_id or f"new-{type(self).__name__}"
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None

@@ -36,11 +36,11 @@ def changed_as_told(
     assert subject, message
     name = subject[1]
     text = remedy_of(message)
-    for several in re.findall(r"`[a-z_]+=[^`]*`(?: (?:and|with) `[a-z_]+=[^`]*`)*", text):
+    for assignments in re.findall(r"`[a-z_]+=[^`]*`(?: (?:and|with) `[a-z_]+=[^`]*`)*", text):
         yield [
             {
                 **settings,
-                **dict(parsed(assignment) for assignment in re.findall("`([^`]*)`", several)),
+                **dict(parsed(assignment) for assignment in re.findall("`([^`]*)`", assignments)),
             }
         ]
     for number in re.findall(r"`[a-z_]+=[^`]*` or (\d+)", text):
@@ -60,8 +60,8 @@ def changed_as_told(
         yield [_without(settings, setting)]
     for verb, setting in _directions(text):
         yield _raised_or_lowered(settings, name if setting == "it" else setting, verb)
-    for several in re.findall(r"\bSet (`\w+`(?: and `\w+`)*)", text):
-        names = re.findall(r"\w+", several.replace(" and ", " "))
+    for assignments in re.findall(r"\bSet (`\w+`(?: and `\w+`)*)", text):
+        names = re.findall(r"\w+", assignments.replace(" and ", " "))
         chosen = {name: values[name] if name in values else _usual(name) for name in names}
         yield [{**settings, **chosen}]
     if at_most := re.search(r"\bUse at most (\d+)", text):

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from worlds.joint import Agents
 
-from remedies.running import settings_in, told
+from remedies.running import captured, settings_in
 from remedies.worlds import BOX, TWO, Fine, Herd
 
 Settings = dict[str, Any]
@@ -28,7 +28,7 @@ def as_named(message: str, settings: Settings) -> Settings:
 
 def as_meant(message: str, settings: Settings) -> Settings:
     """Take the name that the message suggests."""
-    return {"env_id": Fine, told(message, r"Did you mean (\w+)\?"): 16}
+    return {"env_id": Fine, captured(message, r"Did you mean (\w+)\?"): 16}
 
 
 def without(*names: str) -> Remedy:

@@ -56,7 +56,7 @@ def settings_in(message: str) -> dict[str, Any]:
     return settings
 
 
-def told(message: str, pattern: str) -> str:
+def captured(message: str, pattern: str) -> str:
     """Return the part of a message that a pattern captures, such as a command."""
     match = re.search(pattern, message)
     assert match, f"{pattern!r} is not in: {message}"

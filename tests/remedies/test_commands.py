@@ -46,33 +46,35 @@ def typed(words: str, folders: dict[str, Path], tmp_path: Path) -> list[str]:
 
 def cases() -> Iterator[ParameterSet]:
     """Yield the rows; further ways to carry out a remedy, and what takes long, are slow tests."""
-    known = set[str]()
-    for remedy, words, told, otherwise in COMMANDS:
-        slow = remedy in known or told.startswith(("export RUN TMP", "plot", "report"))
-        known.add(remedy)
+    remedies_so_far = set[str]()
+    for remedy, words, command, otherwise in COMMANDS:
+        slow = remedy in remedies_so_far or command.startswith(("export RUN TMP", "plot", "report"))
+        remedies_so_far.add(remedy)
         marks = [pytest.mark.slow] if slow else []
-        yield pytest.param(remedy, words, told, otherwise, id=f"{remedy} {told[:8]}", marks=marks)
+        yield pytest.param(
+            remedy, words, command, otherwise, id=f"{remedy} {command[:8]}", marks=marks
+        )
 
 
 @pytest.mark.parametrize(("remedy", "words", "told", "otherwise"), list(cases()))
 def test_a_command_that_is_refused_works_as_the_message_says(
     remedy: str,
     words: str,
-    told: str,
+    command: str,
     otherwise: str,
     folders: dict[str, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if "--video" in told:
+    if "--video" in command:
         pytest.importorskip("av")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(TESTS))
     assert main(typed(words, folders, tmp_path)) in (1, 2)
     message = capsys.readouterr().err
     assert re.search(pattern_of(remedy.partition(": ")[2], as_typed=True), message), message
-    code = main(typed(told, folders, tmp_path))
+    code = main(typed(command, folders, tmp_path))
     after = capsys.readouterr().err
     assert code == (2 if otherwise else 0), after
     assert otherwise in after

@@ -16,7 +16,7 @@ from dppo.config.trust import code_named_by
 from dppo.envs.wrappers import old_api
 from remedies import executes
 from remedies.refused import Shaped
-from remedies.running import TINY, problem, settings_in, told
+from remedies.running import TINY, captured, problem, settings_in
 from remedies.worlds import BOX, TWO, Fine, Herd, OldStep, Overshoots
 
 Capture = pytest.CaptureFixture[str]
@@ -196,7 +196,7 @@ def test_a_run_without_a_finished_episode_says_how_to_go_on(
 ) -> None:
     assert problem(tmp_path, env_id="Acrobot-v1") == ""
     message = refused(f"replay {tmp_path / 'run0'} --episode 1")
-    command = told(message, r"Train longer: dppo (.*?)\.(?: Faults|\n)")
+    command = captured(message, r"Train longer: dppo (.*?)\.(?: Faults|\n)")
     typed(f"{command} --progress off")
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_recorded_nothing_records_what_the_message_says(
 ) -> None:
     assert problem(tmp_path, **in_package("Fine"), record_episodes="none") == ""
     printed = typed(f"replay {tmp_path / 'run0'} --episodes")
-    recorded = told(printed, r"Train with --record-episodes (\w+)")
+    recorded = captured(printed, r"Train with --record-episodes (\w+)")
     assert problem(tmp_path, **in_package("Fine"), record_episodes=recorded) == ""
     typed(f"replay {tmp_path / 'run1'} --episode 1 --trust")
 

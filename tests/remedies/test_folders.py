@@ -22,7 +22,7 @@ from dppo.records.files.lock import locked
 from dppo.records.metrics.reading import read_metrics
 from remedies import executes
 from remedies.refused import shaped
-from remedies.running import TINY, problem, settings_in, told
+from remedies.running import TINY, captured, problem, settings_in
 from remedies.worlds import Fine
 
 FINE = "remedies.worlds:Fine"
@@ -148,7 +148,7 @@ def test_a_line_that_is_no_row_is_deleted(run: Path) -> None:
     path.write_text("".join([lines[0], "broken\n", *lines[1:]]))
     with pytest.raises(DppoError, match="Delete this line") as refused:
         read_metrics(run)
-    number = int(told(str(refused.value), r"jsonl:(\d+): "))
+    number = int(captured(str(refused.value), r"jsonl:(\d+): "))
     broken = path.read_text().splitlines(keepends=True)
     del broken[number - 1]
     path.write_text("".join(broken))
@@ -163,8 +163,8 @@ def test_a_run_that_is_done_goes_on_with_more_steps(
     run: Path, typed: Typed, refused: Typed
 ) -> None:
     message = refused(f"train {FINE} --num-samplers 1 --total-timesteps 64 --run-dir {run}")
-    command = told(message, "Continue it with `dppo (.*?)`") + " --progress plain"
-    flag = told(typed(command), r"To go on, raise .*\((--total-timesteps \d+)\)")
+    command = captured(message, "Continue it with `dppo (.*?)`") + " --progress plain"
+    flag = captured(typed(command), r"To go on, raise .*\((--total-timesteps \d+)\)")
     assert "Done after 64 steps" in typed(f"{command} {flag}")
 
 
@@ -179,7 +179,7 @@ def test_a_stopped_run_is_resumed_with_the_command_that_it_prints(
     sizes = {"run_dir": tmp_path / "run", "total_timesteps": 32, "progress": "plain"}
     config = dppo.Config(**{**TINY, "env_id": FINE, **sizes})
     assert dppo.train(config, observers=[Stops()]).stopped_by == "Stops"
-    command = told(capsys.readouterr().out, "Resume with: dppo (.*)")
+    command = captured(capsys.readouterr().out, "Resume with: dppo (.*)")
     assert "Done after 32 steps" in typed(command)
 
 
@@ -187,7 +187,7 @@ def test_an_incident_is_played_with_the_command_that_is_printed(
     tmp_path: Path, capsys: Capture, typed: Typed
 ) -> None:
     assert problem(tmp_path, env_id="remedies.worlds:SeveralRewards", progress="plain")
-    command = told("".join(capsys.readouterr()), r"see .*: dppo (replay .*)")
+    command = captured("".join(capsys.readouterr()), r"see .*: dppo (replay .*)")
     assert "The fault happens again" in typed(command)
 
 

@@ -13,7 +13,7 @@ import dppo
 from dppo.errors import CheckpointError, ConfigError
 from remedies import executes
 from remedies.refused import Masked
-from remedies.running import problem, told
+from remedies.running import captured, problem
 from remedies.worlds import BOX, Fine
 
 MODEL = "worlds.models:Plain"
@@ -69,7 +69,7 @@ def test_an_observation_of_another_shape_is_given_that_of_the_message(
     policy = loaded(runs["plain"])
     with pytest.raises(ValueError, match="obs has shape") as refused:
         policy.act(np.zeros(3, np.float32))
-    shape = told(str(refused.value), r"Pass \((\d+),\)")
+    shape = captured(str(refused.value), r"Pass \((\d+),\)")
     assert policy.act(np.zeros(int(shape), np.float32)) in (0, 1)
     together = policy.act(np.zeros((4, int(shape)), np.float32))
     assert np.shape(together) == (4,)
@@ -103,7 +103,7 @@ def test_a_mask_is_left_out_or_passed(runs: dict[str, Path]) -> None:
     policy = loaded(runs["masked"])
     with pytest.raises(ValueError, match="action_mask is missing") as refused:
         policy.act(Fine.obs)
-    code = told(str(refused.value), r"Pass action_mask=(.*)\.$")
+    code = captured(str(refused.value), r"Pass action_mask=(.*)\.$")
     action_mask = eval(code, {"env": Masked(BOX)})
     with pytest.raises(ValueError, match=r"Pass a mask by its name: action_mask="):
         policy.act(Fine.obs, action_mask)
@@ -121,7 +121,7 @@ def test_what_other_libraries_pass_is_answered_with_what_act_takes(runs: dict[st
         policy.act({"a": Fine.obs, "b": Fine.obs})
     with pytest.raises(ValueError, match="generator=1 is not a NumPy generator") as refused:
         policy.act(Fine.obs, generator=1)
-    generator = eval(told(str(refused.value), r"Pass (.*), and"), {"np": np})
+    generator = eval(captured(str(refused.value), r"Pass (.*), and"), {"np": np})
     for name in ("predict", "compute_single_action"):
         with pytest.raises(AttributeError, match=rf"{name}'\. Use act\(obs\), which returns"):
             getattr(policy, name)
@@ -185,7 +185,7 @@ def test_an_evaluation_is_given_what_the_messages_ask_for(
 ) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     policy = loaded(runs["plain"])
-    kept = loaded(runs["object"])
+    loaded_policy = loaded(runs["object"])
     with pytest.raises(ConfigError, match="Leave them out"):
         played(policy, Fine(), env_kwargs={"a": 1})
     played(policy, Fine())
@@ -202,9 +202,9 @@ def test_an_evaluation_is_given_what_the_messages_ask_for(
         played(policy, Fine(), render=True)
     played(policy, Fine(render_mode="human"))
     with pytest.raises(ConfigError, match="Pass `env_kwargs`"):
-        played(kept, ObjectNeeded)
+        played(loaded_policy, ObjectNeeded)
 
-    played(kept, ObjectNeeded, env_kwargs={"needed": object})
+    played(loaded_policy, ObjectNeeded, env_kwargs={"needed": object})
 
 
 @executes(
@@ -283,7 +283,7 @@ def test_without_a_window_another_way_is_named(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="Or use `video=") as refused:
         played(policy, Fine, render=True)
-    name = told(str(refused.value), "Or use `video=(.*?)`")
+    name = captured(str(refused.value), "Or use `video=(.*?)`")
 
     played(policy, Fine, video=tmp_path / name)
     assert re.fullmatch(r".*\.mp4", name)

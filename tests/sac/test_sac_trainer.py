@@ -199,8 +199,8 @@ def test_ranks_with_their_own_rows_take_the_steps_of_all_rows(size: int) -> None
     for iteration in range(3):
         before = env_steps * iteration
         count = SMALL.gradient_steps_between(before, before + env_steps)
-        known = 6 * (iteration + 1)
-        rows = [scaled(world.rows[:known]) for world in worlds]
+        num_rows = 6 * (iteration + 1)
+        rows = [scaled(world.rows[:num_rows]) for world in worlds]
         twin.update(rows, iteration, count)
 
     for trainer in trainers:

@@ -104,9 +104,9 @@ class Masked(World):
         super().begin()
 
     def step(self, action: Any) -> Any:
-        wanted = [action[0], 4 + action[1]] if self._several else [action]
+        choices = [action[0], 4 + action[1]] if self._several else [action]
         mask = self.mask()
-        if not mask[wanted].all():
+        if not mask[choices].all():
             raise ValueError(f"{action} is not allowed by {mask}")
         return super().step(float(np.mean(action)))
 

@@ -36,7 +36,7 @@ class Forking(Episodic):
             return
         FORKED.add(self._log)
         log = self._log.with_name(f"{self._log.name}-{os.getpid()}")
-        told, ready = os.pipe()
+        receiver, ready = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads
             child = ctypes.PyDLL(None).fork() if self._way == "in C" else os.fork()
@@ -50,10 +50,10 @@ class Forking(Episodic):
                 time.sleep(60)
             return
         if self._way == "wait":
-            os.read(told, 1)  # before that, Python would forget the signal
+            os.read(receiver, 1)  # before that, Python would forget the signal
             os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
-        os.close(told)
+        os.close(receiver)
         os.close(ready)
         log.write_text(str(status), encoding="utf8")
 

@@ -23,8 +23,8 @@ class Licensed(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(
         self, folder: str, licences: int = 1000, child: bool = False, sleep_s: float = 0.0
     ) -> None:
-        with (Path(folder) / "made").open("a") as made:
-            made.write(f"{time.time()}\n")
+        with (Path(folder) / "made").open("a") as log:
+            log.write(f"{time.time()}\n")
         self._file = next(
             (file for number in range(licences) if (file := locked(Path(folder) / str(number)))), -1
         )

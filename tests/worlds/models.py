@@ -136,8 +136,8 @@ class Centred(Broken):
 class Drops(Broken):
     def outputs(self, head: Tensor, values: Tensor) -> Any:
         # of few, two passes may drop the same by chance
-        many = torch.arange(1, 65, dtype=head.dtype).sqrt()
-        return head + nn.functional.dropout(many).sum(), values
+        inputs = torch.arange(1, 65, dtype=head.dtype).sqrt()
+        return head + nn.functional.dropout(inputs).sum(), values
 
 
 class NoCritic(Broken):
