@@ -18,7 +18,7 @@ from dppo.errors import ConfigError, refuse
 def leave_out_ineffective(
     settings: FlatSettings, keep: FlatSettings, *, resume: Collection[str] = ("free",)
 ) -> dict[str, Any]:
-    """Return settings | keep, without any of `settings` that have no effect beside `keep` and change no result.
+    """Return settings | keep, without settings that have no effect with `keep` and change no result.
 
     With `num_actors=0` in `keep`, for example, the `cpus_per_actor` of a run with actors is left out, and so is all
     that has no effect without settings that are left out.

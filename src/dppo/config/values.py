@@ -26,9 +26,8 @@ def validated(settings: FlatSettings) -> dict[str, Any]:
         lines: dict[str, str] = {}
         for problem in error.errors(include_url=False):
             name = str(problem["loc"][0])
-            lines.setdefault(
-                name, description(problem)
-            )  # a union gives several: the first is enough
+            # a union gives several: the first is enough
+            lines.setdefault(name, description(problem))
         raise ConfigError("\n".join(lines.values()), setting=next(iter(lines))) from None
     return {name: getattr(model, name) for name in settings_by_name()}
 

@@ -79,7 +79,7 @@ class ActorCollector:
         self._do(self._engine.describe(now))
         self._wait(stop, lambda: self._engine.spaces is not None)
         assert self._engine.spaces is not None
-        self._take_spent_s()  # this was no collecting
+        self._take_spent_s()  # time that does not count as collecting
         return self._engine.spaces
 
     def request(self, policy: PolicySnapshot, index: int) -> None:

@@ -79,7 +79,7 @@ def _has_equal_bytes(path: Path, other: Path) -> bool:
 
 
 def _next_data(handle: int, position: int, size: int) -> int:
-    """Return where the next bytes are that a hole does not stand for; `size` if there are none."""
+    """Return the position of the next bytes outside the holes of a sparse file; `size` if there are none."""
     try:
         return os.lseek(handle, position, os.SEEK_DATA)
     except OSError as error:

@@ -161,7 +161,7 @@ class OwnStates:
             self._starts = []
 
     def take(self, envs: Sequence[CheckedEnv], log: EnvLog) -> dict[str, np.ndarray]:
-        """Return the states, packed, and what proves them, under their names in `SamplerCarry`; nothing if that fails.
+        """Return packed states and proofs of them, under their names in `SamplerCarry`; nothing after a failure.
 
         A failure is an incident; an EnvironmentFault in the first segment of the run, if states are demanded.
         """

@@ -39,10 +39,10 @@ class Worker:
 
     def end(self, last_call: Callable[[], Any]) -> Future[Any]:
         """Let the thread end after one more call; see `wait_for_ends`."""
-        last = self.begin(last_call)
+        future = self.begin(last_call)
         self._calls.put(None)
         _ending.append(self._thread)
-        return last
+        return future
 
     def _work(self) -> None:
         process = FORKS.number

@@ -256,8 +256,8 @@ def _end_marked(marker: bytes, signal_number: int) -> None:
     """Send a signal to all processes of the actor until they have ended, for GRACE_S at most."""
     began = time.monotonic()
     while time.monotonic() < began + GRACE_S:
-        pids, some_begin = look_for(marker)
-        if not pids and (not some_begin or time.monotonic() > began + BEGINNING_S):
+        pids, some_start = look_for(marker)
+        if not pids and (not some_start or time.monotonic() > began + BEGINNING_S):
             return
         for pid in pids:
             with suppress(OSError):
@@ -323,19 +323,19 @@ def look_for(marker: bytes) -> tuple[set[int], bool]:
     package, each of the two small programs would take 25 ms longer to start, and 2 MB more.
     """
     marked = set[int]()
-    some_begin = False
+    some_start = False
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for part in ("environ", "maps"):
             with suppress(OSError), open(f"/proc/{pid}/{part}", "rb") as file:
                 content = file.read()
                 if marker in content:
                     marked.add(int(pid))
-                some_begin = some_begin or (not content and _begins(pid))
-    return marked, some_begin
+                some_start = some_start or (not content and _is_starting(pid))
+    return marked, some_start
 
 
-def _begins(pid: str) -> bool:
-    """Return whether a process has a program, and the program no arguments yet."""
+def _is_starting(pid: str) -> bool:
+    """Return whether a process is just being started: it has a program, which has no arguments yet."""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         arguments = file.read()
     os.readlink(f"/proc/{pid}/exe")  # raises for zombies and threads of the kernel

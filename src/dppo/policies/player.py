@@ -150,7 +150,7 @@ def find_player(
     *,
     trust: bool,
 ) -> Player:
-    """Return what plays and its environment; import nothing that only a run's folder names, unless it is trusted."""
+    """Return a policy or controller with its environment; code that only the run's folder names needs `trust`."""
     if is_made(env) and env_kwargs is not None:
         raise ConfigError(
             "env_kwargs: have no effect on an environment that is already made. Leave them out."

@@ -301,8 +301,8 @@ def marked_processes(mark: str) -> list[int]:
     assert len(mark) >= MIN_MARK_LENGTH, f"{mark!r} may be in the environment of any process"
     until = time.monotonic() + BEGINNING_S
     while True:
-        marked, some_begin = look_for(mark)
-        if marked or not some_begin or time.monotonic() > until:
+        marked, some_start = look_for(mark)
+        if marked or not some_start or time.monotonic() > until:
             return marked
         time.sleep(LOOK_AT_BEGINNING_S)
 
@@ -313,18 +313,18 @@ def look_for(mark: str) -> tuple[list[int], bool]:
     The same rule stands in `hosts/keeper.py`, which does not import the package either.
     """
     marked = []
-    some_begin = False
+    some_start = False
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
             environment = file.read()
             if mark.encode() in environment and int(pid) != os.getpid():
                 marked.append(int(pid))
-            some_begin = some_begin or (not environment and _begins(pid))
-    return marked, some_begin
+            some_start = some_start or (not environment and _is_starting(pid))
+    return marked, some_start
 
 
-def _begins(pid: str) -> bool:
-    """Return whether a process has a program, and the program no arguments yet."""
+def _is_starting(pid: str) -> bool:
+    """Return whether a process is just being started: it has a program, which has no arguments yet."""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         arguments = file.read()
     os.readlink(f"/proc/{pid}/exe")  # raises for zombies and threads of the kernel

@@ -50,9 +50,9 @@ class WideExploration(Exploration):
 
     @override
     def covers_episode(self, sampler_id: int, episode: Episode, segments: range) -> bool:
-        """Return whether a segment explored widely.
+        """Return whether one of the `segments` of an episode explored widely.
 
-        False for episodes that are so long that all explore widely: no other returns would be known.
+        False for episodes so long that each of them has such a segment: no returns would be known without them.
         """
         is_wide = any(self.covers(sampler_id, index) for index in segments)
         return is_wide and episode.length <= LONGEST_WITHOUT
