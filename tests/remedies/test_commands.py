@@ -56,7 +56,7 @@ def cases() -> Iterator[ParameterSet]:
         )
 
 
-@pytest.mark.parametrize(("remedy", "words", "told", "otherwise"), list(cases()))
+@pytest.mark.parametrize(("remedy", "words", "command", "otherwise"), list(cases()))
 def test_a_command_that_is_refused_works_as_the_message_says(
     remedy: str,
     words: str,
