@@ -46,9 +46,8 @@ FIRST_TRIALS = 5  # these are never stopped early
 BEST = 3  # trials of which a command is printed: a single one may be best by luck
 FINISHED = ("COMPLETE", "PRUNED")
 """States of the trials that count."""
-SIGN_OF_LIFE_S = (
-    60  # a trial whose process gives none for twice as long was killed, and does not count
-)
+SIGN_OF_LIFE_S = 60
+"""Interval of signs of life: a trial whose process gives none for twice as long was killed, and does not count."""
 COMMAND = Command(
     prog="dppo tune",
     usage="ENV_ID [--trials N] [--flag value ...]",
