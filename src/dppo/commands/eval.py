@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TextIO
 
-from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, parsed_json
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, parsed_json, print_lines
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.errors import counted, printable
 from dppo.files import user_path
@@ -71,8 +71,7 @@ def main(argv: list[str]) -> int:
     if evaluation.left_out:
         total = counted(len(evaluation.left_out) + len(evaluation.returns), "episode")
         print(f"{len(evaluation.left_out)} of {total} left out: the environment failed in them")
-    for line in info_table(evaluation):
-        print(printable(line))
+    print_lines(*info_table(evaluation))
     return 0
 
 

@@ -183,6 +183,12 @@ class Parser(argparse.ArgumentParser):
         return unknown_name("flag", flag, flags, ours)
 
 
+def print_lines(*lines: str) -> None:
+    """Print lines that may hold a stranger's text."""
+    for line in lines:
+        print(printable(line), flush=True)
+
+
 def is_help(argv: Sequence[str]) -> bool:
     return any(word in ("-h", "--help") for word in argv)
 

@@ -16,6 +16,7 @@ from dppo.commands.flags import (
     as_settings,
     is_help,
     only_word,
+    print_lines,
 )
 from dppo.config import Config, read_settings
 from dppo.config.field import FlatSettings
@@ -24,7 +25,7 @@ from dppo.config.presets import Preset, merge_preset, preset_named, preset_of
 from dppo.config.programs import definitions_of_program, refusal
 from dppo.config.reading import check_names
 from dppo.config.trust import code_named_by, require_trust
-from dppo.errors import ConfigError, DppoError, printable, refuse
+from dppo.errors import ConfigError, DppoError, refuse
 from dppo.invocation import as_called, command, flag
 from dppo.log import logger
 from dppo.plugins import plugin
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     if isinstance(arguments.resume, Path):
         # a prior may also be the baseline
         for action in dict.fromkeys(code_named_by(arguments.settings).values()):
-            print(printable(f"{arguments.resume} {action}."), flush=True)
+            print_lines(f"{arguments.resume} {action}.")
 
     from dppo.run.runner import train
 

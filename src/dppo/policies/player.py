@@ -198,7 +198,7 @@ def _player_of_policy(
         )
     require_trust(_wrappers_of(policy.state, env), (), "the policy", trust=trust)
     kwargs = _own_kwargs(policy, env, _checked_kwargs(env_kwargs))
-    return Player(policy, env, kwargs, _settings_of(policy))
+    return Player(policy, env, kwargs, settings_of(policy))
 
 
 def _player_of_run(
@@ -242,7 +242,7 @@ def _player_of_run(
     _log_code(settings, user_settings, run)
     loaded = policy_from(run_files, user_settings.get("model"))
     kwargs = dict(settings["env_kwargs"])
-    player = Player(loaded, settings["env_id"], kwargs, _settings_of(loaded), objects)
+    player = Player(loaded, settings["env_id"], kwargs, settings_of(loaded), objects)
     if not_better is None:
         log_if_training(run, run_files)
         return player
@@ -272,7 +272,7 @@ def _checked_kwargs(env_kwargs: Any) -> dict[str, Any]:
     return dict(env_kwargs)
 
 
-def _settings_of(policy: Policy) -> dict[str, Any]:
+def settings_of(policy: Policy) -> dict[str, Any]:
     return flattened(policy.state.get("config") or {})
 
 
@@ -319,7 +319,7 @@ def _is_of_run(env: Any, env_id: Any) -> bool:
 
 def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for `env`, as `_settings_with`; raise ConfigError if some are lost."""
-    stored = _settings_of(policy)
+    stored = settings_of(policy)
     run_kwargs = stored.get("env_kwargs")
     if not _is_of_run(env, stored.get("env_id")) or not isinstance(run_kwargs, Mapping):
         return dict(user_kwargs)

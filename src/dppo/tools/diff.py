@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from dppo.commands.flags import Parser, UsageError
+from dppo.commands.flags import Parser, UsageError, print_lines
 from dppo.config.parts import settings_by_name
 from dppo.config.plain import plain_defaults
-from dppo.errors import CheckpointError, DppoError, counted, printable
+from dppo.errors import CheckpointError, DppoError, counted
 from dppo.invocation import as_called
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.lock import training_notes
@@ -48,14 +48,13 @@ def main(argv: list[str]) -> int:
     run_a, run_b = map(Path, words)
     trace_a = read_trace(run_a)
     trace_b = read_trace(run_b)
-    for note in training_notes(run_a, run_b):
-        print(printable(note))
+    print_lines(*training_notes(run_a, run_b))
     if trace_a.keys() & trace_b.keys():
         difference, compared = _different_traces(trace_a, trace_b)
     else:
         difference, compared = _different_metrics(run_a, run_b)
     if difference or compared:
-        print(printable(difference or f"equal in {compared}"))
+        print_lines(difference or f"equal in {compared}")
     _print_different_settings(run_a, run_b)
     if not difference and not compared:
         raise DppoError(f"{run_a}, {run_b}: have no iteration in common. Continue the shorter run.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dppo.commands.flags import Parser, UsageError
+from dppo.commands.flags import Parser, UsageError, print_lines
 from dppo.errors import ConfigError, DppoError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files.disk import writing
@@ -49,8 +49,7 @@ def main(argv: list[str]) -> int:
     ).split(argv)
     if not words:
         raise UsageError(f"RUN is missing. For example: {as_called(PROG)} runs/a runs/b")
-    for line in plot([Path(word) for word in words], **{"out": Path("plot.png")} | flags):
-        print(printable(line))
+    print_lines(*plot([Path(word) for word in words], **{"out": Path("plot.png")} | flags))
     return 0
 
 

@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import EXTRA, as_words, in_flags
+from dppo.commands.flags import EXTRA, as_words, in_flags, print_lines
 from dppo.commands.train import Command, arguments_of
 from dppo.config import Config
 from dppo.config.parts import default_of
 from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import leave_out_ineffective
-from dppo.errors import ConfigError, counted, printable, refuse
+from dppo.errors import ConfigError, counted, refuse
 from dppo.invocation import command, flag
 from dppo.tools.doctor.controller_findings import is_better_than_chance
 from dppo.tools.doctor.controllers import described
@@ -176,8 +176,7 @@ def _print(report: dict[str, Any], *, as_json: bool) -> int:
     lines += _speeds(report.get("expected", []))
     lines += [f"advice   {text}" for text in report.get("advice", [])]
     lines.append(f"\n{report['command']}" if "command" in report else "")
-    for line in lines:
-        print(printable(line))
+    print_lines(*lines)
     return code
 
 

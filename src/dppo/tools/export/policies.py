@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from dppo.config import flattened
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.config.trust import require_trust
 from dppo.errors import ConfigError, NotBetter, counted, printable
 from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
+from dppo.policies.player import settings_of
 from dppo.policies.policy import (
     Policy,
     log_if_training,
@@ -182,9 +182,7 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
 
 def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
     """Return the metadata of the file: the run's environment, the network, and what makes observations."""
-    settings = policy.state.get("config")
-    if not isinstance(settings, dict):
-        settings = {}
+    settings = settings_of(policy)
     inputs = {name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}
     prepared = {name: settings[name] for name in PREPARED if name in settings}
     return {
@@ -381,7 +379,7 @@ def _exported_best(exported: LoadedCheckpoint, comparison: BaselineComparison) -
 
 def _setting(policy: Policy, name: str, default: str) -> str:
     """Return a setting of the run as text without line breaks or control characters."""
-    value = flattened(policy.state["config"]).get(name, default)
+    value = settings_of(policy).get(name, default)
     return " ".join(printable(str(value)).split())
 
 

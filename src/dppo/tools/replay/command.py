@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, in_flags
-from dppo.errors import EnvironmentFault, printable
+from dppo.commands.flags import RENDER, TRUST, Parser, UsageError, in_flags, print_lines
+from dppo.errors import EnvironmentFault
 from dppo.invocation import command
 from dppo.records.files.episodes import SUB_ENVS, nothing_recorded, read_episodes
 from dppo.records.files.lock import training_notes
@@ -66,7 +66,7 @@ def _play(path: Path, flags: dict[str, Any], *, debug: bool) -> int:
 
 def _list(run: Path) -> int:
     check_run_files(run)
-    print("".join(f"{printable(note)}\n" for note in training_notes(run)), end="")
+    print_lines(*training_notes(run))
     episodes = read_episodes(run)
     print(f"{'number':>9}  {'sampler/env/episode':<20}{'return':>12}{'length':>9}{'env step':>14}")
     for episode in episodes:

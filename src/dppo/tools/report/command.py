@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dppo.commands.flags import Parser, as_words
+from dppo.commands.flags import Parser, as_words, print_lines
 from dppo.config import Config, plain_settings
 from dppo.config.parts import default_of
 from dppo.config.plain import plain
 from dppo.config.reading import versions_in
 from dppo.config.settings import Settings
-from dppo.errors import ConfigError, DppoError, printable
+from dppo.errors import ConfigError, DppoError
 from dppo.files import check_kind, sha256_of
 from dppo.invocation import command
 from dppo.records.files import checkpoint as checkpoints
@@ -65,8 +65,8 @@ def main(argv: list[str]) -> int:
         data = page(facts_of(run)).encode("utf8", "replace")
         with writing(f"out={out}"):
             write_file(out, data)
-        written = f"{out}: {len(data) / 1024:,.0f} kB. Open it in a browser."
-        print(printable("\n".join([*training_notes(run), written])))
+        size = f"{len(data) / 1024:,.0f} kB"
+        print_lines(*training_notes(run), f"{out}: {size}. Open it in a browser.")
     return 0
 
 

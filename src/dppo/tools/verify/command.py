@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dppo.commands.flags import TRUST, Parser
+from dppo.commands.flags import TRUST, Parser, print_lines
 from dppo.config import Config
-from dppo.errors import CheckpointError, ConfigError, counted, printable
+from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.invocation import command
 from dppo.numerics.fingerprint import cpu_name
 from dppo.records.files import checkpoint as checkpoints
@@ -68,8 +68,7 @@ def main(argv: list[str]) -> int:
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # a stranger's file
         problems = [f"the newest checkpoint contains values that no run writes ({error!r})"]
     if problems:
-        for problem in problems:
-            print(printable(f"differs  {problem}"))
+        print_lines(*(f"differs  {problem}" for problem in problems))
         return 1
     check_stored_names(run)
     settings_to_resume(run)  # refuses Python objects, which a folder cannot hold
@@ -82,32 +81,29 @@ def main(argv: list[str]) -> int:
     chosen = _drawn(stretches, count, seed)
     state = newest.checkpoint.state
     config = config_of(newest.checkpoint, flags.get("num_actors"), run, trust="trust" in flags)
-    notes = training_notes(run)
     run_line = f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
-    facts = [run_line, *_expectations(newest.checkpoint, config), *_left_out(stretches)]
-    for line in [*notes, *facts]:
-        print(printable(line))
+    print_lines(*training_notes(run), run_line)
+    print_lines(*_expectations(newest.checkpoint, config), *_left_out(stretches))
     rows = read_metrics(run)
     seconds = sum(_estimated_s(stretch, rows, config) for stretch in chosen)
     iterations = sum(stretch.iterations for stretch in chosen)
     drawn = (
         f"{len(chosen)} of {len(stretches)} stretches between checkpoints, drawn with --seed {seed}"
     )
-    print(
-        f"compute  {counted(iterations, 'iteration')}: {drawn}; about {duration(seconds)}",
-        flush=True,
-    )
+    print_lines(f"compute  {counted(iterations, 'iteration')}: {drawn}; about {duration(seconds)}")
     weights_sha256 = _computed_weights(run, chosen, flags)
     if not weights_sha256:
         return 1
     took_s = time.monotonic() - began
     # before the certificate, whose folder may not be writable
-    print(f"verified weights {weights_sha256[:16]}, in {duration(took_s)}")
-    print("write    the certificate, with the simulator's first steps ...", flush=True)
+    print_lines(
+        f"verified weights {weights_sha256[:16]}, in {duration(took_s)}",
+        "write    the certificate, with the simulator's first steps ...",
+    )
     out = flags.get("out", run / "certificate.json")
     measured = {"weights_sha256": weights_sha256, "seconds": round(took_s, 1), "draw_seed": seed}
     write_certificate(out, run, newest, config, chosen, measured)
-    print(printable(f"wrote    {out}"))
+    print_lines(f"wrote    {out}")
     return 0
 
 
@@ -181,15 +177,15 @@ def _computed_weights(run: Path, chosen: Sequence[Stretch], flags: Mapping[str, 
             try:
                 recompute(config, comparison, stretch, stop)
             except (NotEqual, NotReplayed) as difference:
-                print(printable(f"differs  {difference}"))
+                print_lines(f"differs  {difference}")
                 if isinstance(difference, NotEqual):
-                    print(printable(f"         {_find_cause(config, comparison, stretch, stop)}"))
+                    print_lines(f"         {_find_cause(config, comparison, stretch, stop)}")
                 return ""
             except StopRequested as request:
                 request.progress = f"{number} of {len(chosen)} stretches were computed, all equal"
                 raise
             weights_sha256 = comparison.weights_sha256
-            print(f"equal    {stretch}, in {duration(time.monotonic() - began)}", flush=True)
+            print_lines(f"equal    {stretch}, in {duration(time.monotonic() - began)}")
     return weights_sha256
 
 
