@@ -101,14 +101,7 @@ def main(argv: list[str]) -> int:
             with ending_on_signals(progress) as check_signals:
                 try:
                     study.optimize(
-                        partial(
-                            _train,
-                            base=base,
-                            space=space,
-                            out=out,
-                            whole_time=whole_time,
-                            check_signals=check_signals,
-                        ),
+                        lambda trial: _train(trial, base, space, out, whole_time, check_signals),
                         callbacks=[enough, _print_trial, lambda *_: check_signals()],
                     )
                 except UnboundLocalError:  # of Optuna, after a signal while it stores a result
