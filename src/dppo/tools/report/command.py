@@ -65,8 +65,8 @@ def main(argv: list[str]) -> int:
         data = page(facts_of(run)).encode("utf8", "replace")
         with writing(f"out={out}"):
             write_file(out, data)
-        size = f"{len(data) / 1024:,.0f} kB"
-        print_lines(*training_notes(run), f"{out}: {size}. Open it in a browser.")
+        size = f"{len(data) / 1024:,.0f}"
+        print_lines(*training_notes(run), f"{out}: {size} kB. Open it in a browser.")
     return 0
 
 
