@@ -11,7 +11,7 @@ import io
 import tokenize
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,12 @@ TREES = {"src": SRC, "tests": TESTS}
 NO_NOUN = {
     *("one", "of", "own", "found", "more", "how", "given", "seen"),
     *("said", "both", "rest", "taken", "held", "others", "thing", "things"),
+}
+VAGUE = NO_NOUN | {  # in tests, `before` and `here` have a counterpart in the same function
+    *("made", "known", "kept", "told", "wanted", "asked", "several"),
+    *("passed", "many", "some", "whole", "wrong", "bad", "lost", "beside"),
+    *("before", "after", "shown", "same", "there", "here", "each", "begun"),
+    *("early", "late", "busy", "differs", "named", "alone", "over", "what"),
 }
 MAX_PARAMETERS = 6
 MAX_TOKENS_A_LINE = 7.5  # of a file; HTTPX has 4.1
@@ -73,10 +79,11 @@ def is_packed(node: ast.AST) -> bool:
     return targets.isdisjoint(values)
 
 
-def is_named_without_a_noun(node: ast.AST) -> bool:
+def is_named(names: set[str], node: ast.AST) -> bool:
+    """Return whether a node gives a variable or a parameter one of these names."""
     if isinstance(node, ast.Name):
-        return isinstance(node.ctx, ast.Store) and node.id in NO_NOUN
-    return isinstance(node, ast.arg) and node.arg in NO_NOUN
+        return isinstance(node.ctx, ast.Store) and node.id in names
+    return isinstance(node, ast.arg) and node.arg in names
 
 
 def has_many_parameters(node: ast.AST) -> bool:
@@ -102,9 +109,11 @@ def test_a_line_assigns_one_thing(tree: str, limit: int) -> None:
     assert len(refused) <= limit, "\n".join(refused)
 
 
-@pytest.mark.parametrize(("tree", "limit"), [("src", 3), ("tests", 8)])
-def test_a_name_is_a_noun(tree: str, limit: int) -> None:
-    refused = places(tree, is_named_without_a_noun)
+@pytest.mark.parametrize(
+    ("tree", "names", "limit"), [("src", VAGUE, 4), ("tests", NO_NOUN, 8)], ids=["src", "tests"]
+)
+def test_a_name_is_a_noun(tree: str, names: set[str], limit: int) -> None:
+    refused = places(tree, partial(is_named, names))
     assert len(refused) <= limit, "\n".join(refused)
 
 

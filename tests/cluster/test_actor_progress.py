@@ -242,7 +242,7 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     record.stepped()
     process = Process(0, 5)
 
-    watching = Watching(link, here="another node")
+    watching = Watching(link, node_id="another node")
     watching.started(process, file)
     watching.started(Process(1, 5), progress_file.ProgressFile(node_id, "/no/such/file"))
     # on a node that is gone
@@ -304,7 +304,7 @@ def test_a_look_at_another_node_is_repeated_once_the_one_before_has_ended(
     monkeypatch.setattr(watching, "ray", SimpleNamespace(remote=witness.as_class_of_ray))
     monkeypatch.setattr(watching, "NodeAffinitySchedulingStrategy", lambda *_, **__: None)
     link: Any = SimpleNamespace(calls=RayCalls("test"))
-    looks = watching.Watching(link, here="another node")
+    looks = watching.Watching(link, node_id="another node")
     process = Process(0, 5)
     looks.started(process, progress_file.ProgressFile("its node", "/progress"))
 
@@ -338,7 +338,7 @@ def test_the_end_of_a_log_on_another_node_is_read_by_a_witness_unless_the_node_m
         "dppo: process 7 began\nnode h3 is lost\ndppo: process 7 ended with exit code 1\n"
     )
     node_id = ray.get_runtime_context().get_node_id()
-    looks = watching.Watching(link_of_its_own("test"), here="another node")
+    looks = watching.Watching(link_of_its_own("test"), node_id="another node")
     file = progress_file.ProgressFile(node_id, "", node="h2", log=str(log), pid=7)
     looks.started(Process(0, 5), file)
     crash = RuntimeError("Worker unexpectedly exits with a connection error code 2. End of file.")
@@ -361,7 +361,7 @@ def test_a_log_on_a_disk_that_blocks_does_not_keep_the_loop_from_going_on(
     blocked = threading.Event()
     monkeypatch.setattr(watching, "LOG_S", 0.05)
     monkeypatch.setattr(watching, "end_of_log", lambda path, pid: blocked.wait())
-    looks = watching.Watching(link_of_its_own("test"), here="this node")
+    looks = watching.Watching(link_of_its_own("test"), node_id="this node")
     path, _ = progress_file.make_progress_file()
     looks.started(Process(0, 5), progress_file.ProgressFile("this node", path, log="/net/log"))
     try:

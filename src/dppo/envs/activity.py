@@ -177,23 +177,23 @@ class ActivityRecord:
         self,
         num_calls: int,
         environments: int,
-        busy: Activity | None,
+        active: Activity | None,
         replayed: int,
         steps: int,
         restarts: int,
     ) -> None:
-        """Record sums over the records of all threads, and the activity of `busy`, one that has not finished."""
+        """Record sums over the records of all threads, and the activity of one that has not finished, `active`."""
         cells = self._cells
         is_replaying = not steps
-        if busy is None:
+        if active is None:
             cells[_PLACE] = Phase.IDLE
             cells[_EPISODE] = 0
             cells[_LENGTH] = 0
         else:
-            cells[_PLACE] = place_of(busy.phase, busy.sampler_id, busy.env)
-            cells[_EPISODE] = busy.episode
-            cells[_LENGTH] = busy.length
-            is_replaying = is_replaying or busy.phase is Phase.REPLAY
+            cells[_PLACE] = place_of(active.phase, active.sampler_id, active.env)
+            cells[_EPISODE] = active.episode
+            cells[_LENGTH] = active.length
+            is_replaying = is_replaying or active.phase is Phase.REPLAY
         cells[_CALLS] = num_calls
         cells[_ENVIRONMENTS] = environments
         cells[_RESTARTS] = restarts

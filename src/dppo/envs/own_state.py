@@ -111,13 +111,13 @@ class SegmentStart(NamedTuple):
 
     env: Any
     """The instance; if there is another one at the end of the segment, that state is not proven."""
-    before: EpisodeState
+    state: EpisodeState
 
 
 class Proof(NamedTuple):
     """A state of an environment and the actions that led from it, in one segment, to the next state."""
 
-    before: EpisodeState
+    start: EpisodeState
     actions: np.ndarray
     """[T, *A]"""
     options: Any
@@ -238,7 +238,7 @@ class OwnStates:
         start = self._starts[checked.index]
         if start.env is not checked.env:
             return None
-        return [*start.before, np.ascontiguousarray(log.actions[:, checked.index]), log.options]
+        return [*start.state, np.ascontiguousarray(log.actions[:, checked.index]), log.options]
 
     def _report_failure(self, error: BaseException, env: int, log: EnvLog) -> None:
         is_plain = isinstance(error, NotPlain)

@@ -99,11 +99,11 @@ class Expected:
 
     def problem(self, *, torch: bool) -> str:
         """Describe how the results of this process differ; "" if they do not. Raise ClusterError if `refuse` is set."""
-        here = fingerprint(self.probe, torch=torch)
-        differences = self.own.differences(here)
+        local = fingerprint(self.probe, torch=torch)
+        differences = self.own.differences(local)
         if not differences:
             return ""
-        fact = f"node {here.node} ({here.cpu}) computes {differences}, compared with {self.own.node} ({self.own.cpu})"
+        fact = f"node {local.node} ({local.cpu}) computes {differences}, compared with {self.own.node} ({self.own.cpu})"
         if self.refuse:
             raise ClusterError(
                 f"{fact}. Use one type of CPU, `numerics=portable` or `on_other_cpu=warn`"

@@ -340,7 +340,9 @@ def _check_program(
     program = sys.modules["__main__"]
     not_in_commands = {"wrappers", "baseline", "prior"}  # the command has no flags for them
     definitions = definitions_of_program(stored_settings, {*user_settings, *not_in_commands})
-    names = [name.removeprefix(MAIN) for several in definitions.values() for name in several]
+    names = [
+        name.removeprefix(MAIN) for setting_names in definitions.values() for name in setting_names
+    ]
     if not all(hasattr(program, name.partition(".")[0]) for name in names):
         unchanged = {
             setting: value

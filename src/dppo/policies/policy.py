@@ -330,7 +330,7 @@ def read(path: str | Path) -> LoadedCheckpoint:
 
 def log_if_training(run: Path, run_files: LoadedCheckpoint) -> None:
     """Log which policy of a run plays, or is exported, while the run is still training."""
-    for note in training_notes(run, shown=f"its policy of {run_files.path.stem}"):
+    for note in training_notes(run, content=f"its policy of {run_files.path.stem}"):
         logger.info("%s", note)
 
 

@@ -167,9 +167,9 @@ class Evaluations(Observer):
 
     def take_begun(self) -> bool:
         """Return whether an evaluation has begun since the last call: its policy must be in a checkpoint."""
-        begun = self._has_begun
+        has_begun = self._has_begun
         self._has_begun = False
-        return begun
+        return has_begun
 
     def notes(self) -> list[str]:
         lines = []

@@ -272,10 +272,10 @@ def _may_change_results(setting: str) -> bool:
 
 def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Return names and values of settings, for example `gamma=0.9, env_kwargs={"g": 1}`; of many, the chosen ones."""
-    shown = [name for name in names if name in settings]
-    if len(shown) > MAX_NAMED:
-        shown = [name for name in shown if _is_chosen(name, settings)]
-    return ", ".join(f"{name}={as_typed(settings[name])}" for name in shown)
+    listed = [name for name in names if name in settings]
+    if len(listed) > MAX_NAMED:
+        listed = [name for name in listed if _is_chosen(name, settings)]
+    return ", ".join(f"{name}={as_typed(settings[name])}" for name in listed)
 
 
 def baselines_of(groups: Sequence[CurveGroup]) -> list[DrawnBaseline]:

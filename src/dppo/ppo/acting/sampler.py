@@ -122,7 +122,7 @@ class PPOSampler:
         log = rollout.logs[number]
         self.obs = rollout.obs[number, -1].copy()
         if rollout.memory is not None:
-            self.memory = rollout.memory.before[number, -1].copy()
+            self.memory = rollout.memory.states_before[number, -1].copy()
         statistics = self._next_statistics(segment, rollout.snapshot.obs_scale)
         self.envs.check(rollout.obs[number], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
@@ -202,17 +202,17 @@ class _Memory:
         start = np.stack([cast("np.ndarray", sampler.memory) for sampler in samplers])
         num_steps = samplers[0].num_steps
         shape = (len(samplers), num_steps + 1, *start.shape[1:])
-        self.before = np.empty(shape, start.dtype)
+        self.states_before = np.empty(shape, start.dtype)
         """[S, T + 1, E, n] before each step, and after the last; zero where an episode starts."""
-        self.before[:, 0] = start
-        self.after = np.empty_like(self.before[:, :-1])
+        self.states_before[:, 0] = start
+        self.states_after = np.empty_like(self.states_before[:, :-1])
         """[S, T, E, n] after each step, also where it ended the episode."""
 
     def keep(self, t: int, states: np.ndarray, done: np.ndarray) -> None:
         """Keep the `states` after step `t`; reset those whose episode is `done`."""
-        states_after = self.after[:, t]
+        states_after = self.states_after[:, t]
         states_after[...] = states
-        following = self.before[:, t + 1]
+        following = self.states_before[:, t + 1]
         following[...] = states_after
         following[done] = 0.0
 
@@ -270,7 +270,7 @@ class Rollout:
         actions = by_step(columns["actions"])
         values = by_step(columns["values"])
         memory = self.memory
-        states = None if memory is None else by_step(memory.before)
+        states = None if memory is None else by_step(memory.states_before)
         stepping = [
             (sampler.envs.step, self._rows(s), self.logs[s])
             for s, sampler in enumerate(self.samplers)
@@ -306,7 +306,7 @@ class Rollout:
         """Estimate the values of the true successors of all steps."""
         next_values = self._columns["next_values"]
         next_values[:, :-1] = self._columns["values"][:, 1:]
-        last_states = None if self.memory is None else self.memory.before[:, -1]
+        last_states = None if self.memory is None else self.memory.states_before[:, -1]
         next_values[:, -1] = self.agent.outputs(self.obs[:, -1], last_states).values
         for s, log in enumerate(self.logs):
             if log.time_limits:
@@ -317,7 +317,7 @@ class Rollout:
         final_obs = np.stack([limit.obs for limit in limits])
         steps = [limit.step for limit in limits]
         envs = [limit.env for limit in limits]
-        final_states = None if self.memory is None else self.memory.after[s, steps, envs]
+        final_states = None if self.memory is None else self.memory.states_after[s, steps, envs]
         outputs = self.agent.outputs(final_obs, final_states)
         self._columns["next_values"][s, steps, envs] = outputs.values
 
@@ -359,7 +359,7 @@ def _with_frames(rollout: Rollout, number: int, segment: Segment) -> Segment:
 
 def _with_states(sequence_length: int, rollout: Rollout, number: int, segment: Segment) -> Segment:
     assert rollout.memory is not None
-    return replace(segment, states=rollout.memory.before[number, :-1:sequence_length].copy())
+    return replace(segment, states=rollout.memory.states_before[number, :-1:sequence_length].copy())
 
 
 def with_successors(rollout: Rollout, number: int, segment: Segment) -> Segment:
@@ -369,7 +369,7 @@ def with_successors(rollout: Rollout, number: int, segment: Segment) -> Segment:
     successors, _ = rollout.agent.split(next_obs[segment.followed])
     states = None
     if rollout.memory is not None:
-        states = rollout.memory.after[number][segment.followed]
+        states = rollout.memory.states_after[number][segment.followed]
     return replace(segment, successors=successors, successor_states=states)
 
 

@@ -60,9 +60,9 @@ def goes_on(run: Path) -> bool:
     return False
 
 
-def training_notes(*runs: Path, shown: str = "what it has so far") -> list[str]:
-    """Return a line on each run that is still training, of whose files only a part is `shown`."""
-    return [f"{run}: is still training; this is {shown}" for run in runs if goes_on(run)]
+def training_notes(*runs: Path, content: str = "what it has so far") -> list[str]:
+    """Return a line on each run that is still training, of whose files only a part is read: `content`."""
+    return [f"{run}: is still training; this is {content}" for run in runs if goes_on(run)]
 
 
 def _write_owner(path: Path) -> bytes:

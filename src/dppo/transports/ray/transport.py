@@ -169,7 +169,7 @@ class RayTransport:
         log = f"{self._kind.logs}/{self._kind.name}-{actor_id}.log"
         keep_gpus = "GPU" in self._demand.actor
         configured = handle.configure_process.remote(
-            keep_gpus, log, self._watching.here, os.getpid(), reserved
+            keep_gpus, log, self._watching.node_id, os.getpid(), reserved
         )
         self._expect(configured, start)
 

@@ -51,9 +51,9 @@ class Watching:
     thread of the calls into Ray: a look never waits, even if the network does.
     """
 
-    def __init__(self, link: RayLink, here: str, seed: int | None = None) -> None:
+    def __init__(self, link: RayLink, node_id: str, seed: int | None = None) -> None:
         self._link = link
-        self.here = here
+        self.node_id = node_id
         """Id of this node."""
         self._seed = seed  # seed of the run; None for actors of evaluations, which host no samplers
         self._files: dict[Process, ProgressFile] = {}
@@ -75,13 +75,13 @@ class Watching:
         self._latest.pop(process, None)
         self._looks.discard(process)
         file = self._files.pop(process, None)
-        if file is not None and file.node_id == self.here:
+        if file is not None and file.node_id == self.node_id:
             file.remove()
 
     def cause_of_death(self, process: Process, error: Exception) -> str:
         """Return how a process died, what it was doing, where its log is and, if it can be read, the end of it."""
         file = self._files.get(process, ProgressFile("", ""))
-        is_here = file.node_id == self.here
+        is_here = file.node_id == self.node_id
         cause = cause_of_death(error)
         place = self._describe_place(self.last_activity(process))
         if not file.log:
@@ -103,14 +103,14 @@ class Watching:
         file = self._files.get(process)
         if file is None or not file.log:
             return ""
-        if file.node_id == self.here:
+        if file.node_id == self.node_id:
             return file.log
         return f"{file.log} on {file.node}"
 
     def last_activity(self, process: Process) -> Activity | None:
         """Return what a process did last; None if that is not known."""
         file = self._files.get(process)
-        if file is not None and file.node_id == self.here:
+        if file is not None and file.node_id == self.node_id:
             return file.read()
         return self._latest.get(process)
 
@@ -131,7 +131,7 @@ class Watching:
     def look(self, process: Process) -> None:
         """Look at a process; does not wait."""
         file = self._files.get(process)
-        if file is not None and file.node_id == self.here:
+        if file is not None and file.node_id == self.node_id:
             self._take(process, file.read())
         elif file is not None and file.path and process not in self._looks:
             self._looks.add(process)
@@ -155,7 +155,7 @@ class Watching:
         file = self._files.get(process)
         if file is None or not file.path:
             return ""
-        if file.node_id == self.here:
+        if file.node_id == self.node_id:
             return file.stacks()
         return self._answer_of_witness("stacks", file, STACKS_S, "")
 
