@@ -27,7 +27,7 @@ VAGUE = NO_NOUN | {  # in tests, `before` and `here` have a counterpart in the s
     *("made", "known", "kept", "told", "wanted", "asked", "several"),
     *("passed", "many", "some", "whole", "wrong", "bad", "lost", "beside"),
     *("before", "after", "shown", "same", "there", "here", "each", "begun"),
-    *("early", "late", "busy", "differs", "named", "alone", "over", "what"),
+    *("again", "early", "late", "busy", "differs", "named", "alone", "over", "what"),
 }
 MAX_PARAMETERS = 6
 MAX_TOKENS_A_LINE = 7.5  # of a file; HTTPX has 4.1

@@ -203,7 +203,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def unknown_name(kind: str, name: str, names: Collection[str], meant: Iterable[str] = ()) -> str:
-    """Return `x is not a known setting. Did you mean y?`; y is the first known of `meant`, or one spelled alike."""
+    """Return `x is not a known setting. Did you mean y?`; y is the first of `meant` in `names`, or the closest name."""
     fact = f"{name} is not a known {kind}."
     alike = [candidate for candidate in meant if candidate in names]
     alike += difflib.get_close_matches(name, names, n=1)

@@ -247,10 +247,10 @@ class StopSignals:
             self._interruptible = False
             raise StopRequested(signal.Signals(number))
         name = signal.Signals(number).name
-        again = (
+        trigger = (
             f"once more after {COPIES_S[number]:g} s" if number == signal.SIGTERM else "once more"
         )
-        text = f"{name}: stopping ... ({again}: at once)"
+        text = f"{name}: stopping ... ({trigger}: at once)"
         # In another thread, because this one may hold the lock of the display; and not by `threading`, because this one
         # may also hold a lock of that module.
         _thread.start_new_thread(self._on_first, (text,))

@@ -35,16 +35,16 @@ class EnvFaults:
         """Faults by environment and kind, "sampler 3, env 0: ValueError in step", and the "steps lost": of abandoned
         episodes, without the steps that failed."""
 
-    def checked(self, collected: Collected, *, again: bool = False) -> Collected:
+    def checked(self, collected: Collected, *, is_repeated: bool = False) -> Collected:
         """Return `collected` with all actions of episodes that failed; raise EnvironmentFault if these are too many.
 
-        Faults of segments that are collected `again` happen again, and were counted.
+        Faults of segments that are collected again happen again, and were counted: `is_repeated`.
         """
         incidents = [incident for report in collected.reports for incident in report.incidents]
         faulty = [incident for incident in incidents if incident.fault]
         if not faulty:
             return collected
-        if not again:
+        if not is_repeated:
             self._check_budget(faulty)
         return self._completed_in(collected)
 

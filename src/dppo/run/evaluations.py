@@ -65,7 +65,7 @@ class Evaluations(Observer):
     ) -> None:
         """Begin the evaluations again that were not over in the checkpoint from which the run is resumed.
 
-        `rows`: those of metrics.jsonl before this call.
+        `rows`: rows of metrics.jsonl that earlier processes have written.
         """
         self._observers = run.observers
         self._players = players

@@ -192,7 +192,7 @@ class PPOLearner:
         self._collector.renew()
         for index in range(collected.index, self._last_requested + 1):
             self._collector.request(self.policies[index].snapshot, index)
-        return self.env_faults.checked(self._collector.receive(stop), again=True)
+        return self.env_faults.checked(self._collector.receive(stop), is_repeated=True)
 
     def _commit(
         self, collected: Collected, statistics: Statistics, trainer_incidents: Sequence[Incident]

@@ -258,7 +258,7 @@ class Run:
         if self.evaluations is None or not self.evaluations.finish():
             return None
         # again, with the results of the evaluations
-        self.checkpoints.save(last=True, again=True)
+        self.checkpoints.save(last=True, overwrite=True)
         if self.stop.received is not None and self.evaluations.state()["open"]:
             return self.stop.received.name
         return None

@@ -55,14 +55,14 @@ class RunCheckpoints:
         self._has_failed = False
         self._saved_at = time.monotonic()
 
-    def save(self, *, last: bool = False, again: bool = False) -> None:
+    def save(self, *, last: bool = False, overwrite: bool = False) -> None:
         """Write a checkpoint of the last finished iteration, unless it exists.
 
         Args:
             last: older checkpoints may be deleted to make room for it.
-            again: also if it exists: evaluations have ended since.
+            overwrite: also if it exists: evaluations have ended since.
         """
-        if self._learner.iteration == self._saved_iteration and not again:
+        if self._learner.iteration == self._saved_iteration and not overwrite:
             return
         state = RunState.capture(self._learner)
         evaluations = self._evaluations_state()

@@ -79,7 +79,7 @@ def _sampled_lines(path: Path) -> Iterator[bytes]:
             yield file.readline(MAX_ROW_BYTES)
         file.seek(size - MAX_ROW_BYTES)
         last_lines = file.read(MAX_ROW_BYTES).splitlines(keepends=True)[1:]
-        yield from last_lines[-2:]  # not all, which would be no even sample
+        yield from last_lines[-2:]  # two of them, as the sample must be even
 
 
 def last_row(run: Path) -> Row:

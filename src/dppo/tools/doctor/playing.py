@@ -158,8 +158,8 @@ def difference_after_restoring(source: PPOSampler, target: PPOSampler) -> str | 
     steps = steps_of(*source.collect(SegmentRequest(0, 2, None), policy))
     rebuild = SegmentRequest(0, 2, Rebuild(carry, ()))
     repeated = steps_of(*target.collect(rebuild, policy))
-    for number, (step, again) in enumerate(zip(steps, repeated, strict=True)):
-        if step != again:
+    for number, (step, repeated_step) in enumerate(zip(steps, repeated, strict=True)):
+        if step != repeated_step:
             return f"it differs at step {number}"
     return ""
 

@@ -19,16 +19,18 @@ def nothing_repeated(num_steps: int) -> Facts:
     return {"compared": num_steps, "same": {}, "unlike": []}
 
 
-def with_repetition(facts: Facts, place: str, trace: Iterable[Any], again: Iterable[Any]) -> Facts:
+def with_repetition(
+    facts: Facts, place: str, trace: Iterable[Any], repeated_trace: Iterable[Any]
+) -> Facts:
     """Return the facts with a repetition in `place`, which is compared with `trace` up to the first difference.
 
     Args:
-        trace, again: steps, as `StepFacts` or as a list of its fields.
+        trace, repeated_trace: steps, as `StepFacts` or as a list of its fields.
     """
     compared = facts["compared"]
     differences = facts["same"] | {place: ""}
     unlike = facts["unlike"]
-    for number, (step, repeated) in enumerate(zip(trace, again, strict=False)):
+    for number, (step, repeated) in enumerate(zip(trace, repeated_trace, strict=False)):
         if tuple(step) == tuple(repeated):
             continue
         compared = min(compared, number)

@@ -115,12 +115,12 @@ def replay(
         limit_blas(1),  # one core, as in the run
         ending_on_signals(progress) as check_signals,
         SilenceWatch(activity, name_env(config.env_name)),
-        closing(_Replay(config, recorded, check_signals, activity, render_mode)) as again,
+        closing(_Replay(config, recorded, check_signals, activity, render_mode)) as player,
     ):
-        again.begin(pause)
+        player.begin(pause)
         with guarded_steps(f"a step or reset of {config.env_name}"):
-            film = None if video is None else Video(video, again.env, repeat=config.action_repeat)
-            again.play(film, steps)
+            film = None if video is None else Video(video, player.env, repeat=config.action_repeat)
+            player.play(film, steps)
     return _result(episode or recorded.name, recorded)
 
 
@@ -271,9 +271,9 @@ class _Replay:
     def _find_cause(self, steps: list[ReplayStep]) -> str:
         """Play once more, and describe where two replays differ."""
         logger.info("playing once more, to see where two replays differ")
-        again = _Replay(self._config, self._recorded, self._check_signals, self._activity)
-        with closing(again), suppress(EnvironmentFault):  # as before, or it is the difference
-            for number, (step, repeated) in enumerate(zip_longest(steps, again.steps())):
+        player = _Replay(self._config, self._recorded, self._check_signals, self._activity)
+        with closing(player), suppress(EnvironmentFault):  # as before, or it is the difference
+            for number, (step, repeated) in enumerate(zip_longest(steps, player.steps())):
                 if step != repeated:
                     return _first_difference(number, step, repeated)
         return "Two replays are equal: look for state that earlier episodes leave behind, and for other versions."

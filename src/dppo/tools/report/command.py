@@ -149,8 +149,8 @@ def _command_of(config: Config) -> str:
     settings = plain_settings(config)
     flags = {name: value for name, value in settings.items() if value != plain(default_of(name))}
     # games and algorithms have other defaults
-    again = plain_settings(Settings(**flags))
-    flags |= {name: value for name, value in settings.items() if value != again[name]}
+    reproduced = plain_settings(Settings(**flags))
+    flags |= {name: value for name, value in settings.items() if value != reproduced[name]}
     env_id = flags.pop("env_id")
     return command("train", env_id, "--preset", "none", *as_words(flags))
 

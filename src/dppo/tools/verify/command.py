@@ -193,10 +193,10 @@ def _find_cause(config: Config, comparison: Comparison, stretch: Stretch, stop: 
     """Return why an iteration may differ: this process, or, after computing it once more, environment or folder."""
     if comparison.other_numerics:
         return f"Equal results cannot be expected here: {comparison.other_numerics}"
-    again = Comparison(comparison.run, stretch, comparison.show)
+    repetition = Comparison(comparison.run, stretch, comparison.show)
     with suppress(NotEqual):
-        recompute(config, again, stretch, stop)
-    if again.computed != comparison.computed:
+        recompute(config, repetition, stretch, stop)
+    if repetition.computed != comparison.computed:
         doctor = command("doctor", config.env_name)
         return (
             f"Computed once more, it differs again: the environment does not follow from its seed. Run `{doctor}`, "
