@@ -538,8 +538,13 @@ def test_the_model_predicts(
 
     chosen = recommended(facts, config)
     assert (chosen.actors, chosen.threads) == best
-    says_without_ray = any("You do not need Ray" in text for text in advice(facts, config))
-    assert says_without_ray == (chosen.actors == 0)
+    texts = [text for text in advice(facts, config) if text.startswith("You do not need Ray")]
+    assert len(texts) == (chosen.actors == 0)
+    assert all("stops the run; actors are replaced. Use --num-actors 8" in text for text in texts)
+    bring_nothing = (
+        "would not make this command faster, because threads step all environments at the same time"
+    )
+    assert any(bring_nothing in text for text in texts) == (best == THREADS)
 
 
 def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:

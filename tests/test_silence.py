@@ -145,7 +145,9 @@ def test_a_run_in_process_says_where_it_stands(
     assert any(
         f"({SlowOnce.__module__}:SlowOnce), env 0: " in line and where in line for line in lines()
     )
-    hint = "There are 2 instances in this process. If it may have only one, use num_actors=2 (--num-actors 2), samplers"
+    remedy = "Nothing in this process ends a hang: press Ctrl-C, and resume with num_actors="
+    assert any(remedy in line for line in lines()) == (where != "constructor")
+    hint = "There are 2 instances here; if a process may have only one, also use samplers_per_actor=1 (--samplers-per-a"
     assert any(hint in line for line in lines()) == threads
 
 
@@ -216,7 +218,9 @@ def test_evaluations_eval_and_replay_say_where_they_stand(
         eval_env_kwargs={"where": "step 5"},
     )
     assert any(
-        line.startswith("evaluation: step 5 of episode 0 has not returned") for line in lines()
+        line.startswith("evaluation: step 5 of episode 0 has not returned")
+        and "resume with num_actors=" in line
+        for line in lines()
     )
 
     caplog.clear()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 REASONS: dict[str, tuple[str, ...]] = {
     "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster": (
+        "tools/doctor/speed.py: actors are replaced. Use --num-actors {} where these happen",
         "engine/actors.py: made no environment within {}; if its constructor takes longer, raise ",
         "engine/actors.py: {} and counts as hung; if a single {} takes longer, raise {}",
         "engine/balancing.py: actor {}{} needs {} s for a segment, a typical actor {} s, which costs",
@@ -171,7 +172,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "carried out by tests/test_single_instances.py": (
         "records/instance_lines.py: If a process may have only {}, use {}.",
-        "records/instance_lines.py: If it may have only one, use {}",
         "records/instance_lines.py: use {}: {} instances, and a smaller batch.",
     ),
     "carried out by tests/commands/test_tune.py": (

@@ -74,7 +74,7 @@ class SilenceWatch:
     def __init__(
         self, record: ActivityRecord, owner: Callable[[Activity], str], hint: str = ""
     ) -> None:
-        """Watch `record`, with names by `owner`; the first line ends with `hint`, if there may be a second instance."""
+        """Watch `record`, with names by `owner`; `hint` ends the first line, unless the first constructor hangs."""
         self._record = record
         self._hint = hint
         self._stillness = Stillness(owner)

@@ -22,18 +22,22 @@ def instances_line(config: Config, fault: EnvFault | None) -> str:
     return ""
 
 
-def together_line(config: Config) -> str:
-    """Return what may be wrong with an environment in this process that does not return; "" if it is the only one."""
+def hang_line(config: Config) -> str:
+    """Return what to do about an environment in this process that does not return, to append to a line about it."""
     instances = config.num_samplers * config.envs_of_sampler
-    if instances == 1:
-        return ""
     samplers = config.num_samplers * config.envs_per_sampler
-    flags = []
+    actors = as_setting_and_flag("num_actors", config.num_samplers)
+    text = f". Nothing in this process ends a hang: press Ctrl-C, and resume with {actors}: hung actors are replaced"
+    if instances == 1:
+        return text
+    single = [as_setting_and_flag("samplers_per_actor", 1)]
     if samplers != config.num_samplers:  # the same batch, in samplers of one environment
-        flags.append(as_setting_and_flag("num_samplers", samplers))
-    flags.append(as_setting_and_flag("num_actors", samplers))
-    flags.append(as_setting_and_flag("samplers_per_actor", 1))
-    return f". There are {instances} instances in this process. If it may have only one, use {', '.join(flags)}"
+        single.insert(0, as_setting_and_flag("num_actors", samplers))
+        single.insert(0, as_setting_and_flag("num_samplers", samplers))
+        begin = "start again with"
+    else:
+        begin = "also use"
+    return f"{text}. There are {instances} instances here; if a process may have only one, {begin} {', '.join(single)}"
 
 
 def _limit_of_process(config: Config, fault: EnvFault) -> str:

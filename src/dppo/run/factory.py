@@ -18,7 +18,7 @@ from dppo.numerics.fingerprint import Expected
 from dppo.policies.acting import ActingFor, PlaySettings, PolicyActingFor
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.networks.network import NetworkSpec
-from dppo.records.instance_lines import together_line
+from dppo.records.instance_lines import hang_line
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.signals import StopSignals
 from dppo.slots.layout import CORES_REMEDY
@@ -114,7 +114,7 @@ class PartsFactory:
         )
         if self.session is None:
             check_cores(config)
-            in_process = InProcessCollector(plan, ledger, on_progress, together_line(config))
+            in_process = InProcessCollector(plan, ledger, on_progress, hang_line(config))
             return self.stack.enter_context(closing(in_process))
         from dppo.transports.ray.collecting import ActorFiles, collector_on_ray
 
@@ -186,9 +186,12 @@ class PartsFactory:
         if self.session is not None:
             return self._ray_players(self._player(spaces, spec), self.session)
         players = [self._player(spaces, spec, number) for number in range(config.evaluators)]
-        timeout_s = run.eval_timeout_s
         in_process = InProcessPlayers(
-            players, run.eval_episodes, timeout_s, self.stop.interruptible
+            players,
+            run.eval_episodes,
+            run.eval_timeout_s,
+            self.stop.interruptible,
+            hang_line(config),
         )
         return self.stack.enter_context(closing(in_process))
 

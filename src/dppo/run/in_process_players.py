@@ -36,12 +36,17 @@ class InProcessPlayers:
         episodes: int,
         timeout_s: float,
         turn: Callable[[], AbstractContextManager[None]],
+        hint: str,
     ) -> None:
-        """Keep the arguments; `turn` returns a context in which a signal ends an episode."""
+        """Keep the arguments; `turn` returns a context in which a signal ends an episode.
+
+        `hint` ends the first line about an environment that does not return from a call.
+        """
         self._players = players
         self._episodes = episodes
         self._timeout_s = timeout_s
         self._turn = turn
+        self._hint = hint
         self.on_step: Callable[[int], object] = int
         """Called with the length of an episode after its reset and each step; of several players, now and then with
         the length of the longest."""
@@ -97,7 +102,7 @@ class InProcessPlayers:
         player = self._players[index]
         assert player.progress is not None
         _, episode, policy = task
-        with SilenceWatch(player.progress, lambda _: "evaluation"):
+        with SilenceWatch(player.progress, lambda _: "evaluation", self._hint):
             return player.play(policy, episode, self._timeout_s, stepped)
 
     def _begin(self, index: int, task: Task) -> None:

@@ -242,9 +242,15 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
     if not plan.actors:
         most = config.num_samplers
         best = max(other.speed for other in plans(facts, config) if other.actors <= most)
-        spread = f"with up to {counted(most, 'actor')}, as many as there are samplers"
-        at_most = f"this command would be {best / plan.speed:.1f} x as fast at most"
-        yield f"You do not need Ray: {spread}, {at_most}."
+        gain = f"would make this command {best / plan.speed:.1f} x as fast at most"
+        if best < WORTHWHILE * plan.speed:
+            gain = "would not make this command faster"
+        if plan.threads:
+            gain += ", because threads step all environments at the same time"
+        yield (
+            f"You do not need Ray for speed: actors, {most} at most for as many samplers, {gain}. But a hang or a "
+            f"crash of this process stops the run; actors are replaced. Use --num-actors {most} where these happen."
+        )
     elif config.iterations > 1 and not config.lag:
         gain = now_s / iteration_s(facts, config, plan.actors, threads=plan.threads, lag=True)
         if gain > WORTHWHILE:
