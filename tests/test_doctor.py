@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from builders import make_config
+from builders import SLOW_STEPS, make_config
 from commandline import Typed, parse, run
 from remedies import executes
 from worlds.sick import Sick
@@ -262,6 +262,7 @@ def test_the_update_that_is_timed_is_that_of_the_run(
 
 PLAYED: Facts = {
     "steps": 1000,
+    "faults": {},
     "rewards": [0.0, 1.0],
     "returns": [1.0],
     "lengths": [9],
@@ -276,6 +277,17 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
     ({"rewards": [0.0, 1e6]}, {}, ""),
     ({"lengths": []}, {}, "no episode ended in 1,000 steps"),
     ({"lengths": []}, {"replay": False}, ""),
+    (
+        {
+            "lengths": [],
+            "rewards": [],
+            "faults": {"invalid in step": 700},
+            "first_fault": ["step returned nan as the reward."],
+        },
+        {},
+        "step returned nan as the reward.\nIt is the first of 700 faults in 1,000 steps (700 x invalid in step): no "
+        "run learns from so few valid steps. Correct the environment",
+    ),
     (
         {"lengths": [], "state": ""},
         {"env_state": "own"},
@@ -478,6 +490,27 @@ def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     config = make_config(parse(words).settings)
     assert config.num_actors == best.actors
     assert config.env_threads == best.threads
+
+
+def test_the_report_is_about_the_command_that_is_printed(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soft actor-critic steps at another speed, so that its faults in an hour are others."""
+    faulty = {"steps": 500, "faults": {"RuntimeError in step": 9}, "first_fault": ["."], "lost": 9}
+    network = "two critics"
+    sac = {"collect_s": 0.1, "update_s": 1.2, "network": network}
+    facts = {**SLOW_STEPS, **faulty, "stage": "over", "output": 0, "make": {"mean": 0.1}}
+    facts["algorithms"] = {"sac": sac}
+    monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
+    assert main(["doctor", "x:y", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert "--algo sac" in printed["command"]
+    assert printed["facts"]["network"] == network
+    rates = {
+        re.findall(r"--env-faults (\d+)/h", text)[0]
+        for text in (printed["command"], printed["findings"][0][1])
+    }
+    assert len(rates) == 1
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan"])
@@ -776,9 +809,13 @@ def test_a_simulator_of_which_a_process_may_have_one_gets_a_command_that_works(
 @pytest.mark.parametrize(
     ("facts", "envs", "flags"),
     [
-        ({}, 1, "`samplers_per_actor=1`, `num_actors=4`"),
+        ({}, 1, "`samplers_per_actor=1`, `num_actors=4`, `num_samplers=4`, `envs_per_sampler=1`"),
         ({}, 2, "`samplers_per_actor=1`, `num_actors=8`, `num_samplers=8`, `envs_per_sampler=1`"),
-        ({"rows": 2}, 2, "`samplers_per_actor=1`, `num_actors=4`"),
+        (
+            {"rows": 2},
+            2,
+            "`samplers_per_actor=1`, `num_actors=4`, `num_samplers=4`, `envs_per_sampler=2`",
+        ),
     ],
 )
 def test_as_many_processes_as_instances_are_recommended(

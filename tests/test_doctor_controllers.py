@@ -16,9 +16,17 @@ import dppo
 from dppo.config import Config
 from dppo.envs.checks.actions import action_checker, action_nearest_zero
 from dppo.tools.doctor.command import _advice_on_prior, _with_evaluations
-from dppo.tools.doctor.controllers import RANDOM, ZERO, Random, Zero, reason_to_leave_out
+from dppo.tools.doctor.controllers import (
+    MIN_EPISODES,
+    RANDOM,
+    ZERO,
+    Random,
+    Zero,
+    reason_to_leave_out,
+)
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
+from dppo.tools.doctor.playing import FIRST_SHARE
 from dppo.tools.doctor.speed import Facts
 
 INTEGRAL = "worlds.controllers:Integral"
@@ -61,28 +69,44 @@ def test_a_baseline_that_fails_is_named_and_the_environment_is_made_again(
     assert "baseline=worlds.controllers:far: in step 3 of episode 0" in failed[0]
 
 
-@executes("tools/doctor/controller_findings.py: To measure them, raise --seconds")
+@executes("tools/doctor/controllers.py: are left for them. To measure them, raise --seconds")
 def test_controllers_that_take_too_long_are_left_out_with_the_reason() -> None:
     config = config_of()
     now = time.monotonic()
-    reason = reason_to_leave_out([100], 150, 1.0, now + 30.5, config)
-    assert reason == "2 episodes of each take 400 s, and 30 s are left for them"
+    reason = reason_to_leave_out([100], 150, 1.0, now + 30.5, 0.25, config)
+    assert reason == (
+        "2 episodes of each take 400 s, and 30 s are left for them. To measure them, raise --seconds to 2420"
+    )
     assert texts({"controllers_left_out": reason}, config) == [
-        f"the returns of zero and random actions were not measured: {reason}. To measure them, raise --seconds"
+        f"the returns of zero and random actions were not measured: {reason}"
     ]
-    assert reason_to_leave_out([100], 150, 1.0, now + 500, config) == ""
-    assert reason_to_leave_out([], 150, 1.0, now, config) == "no episode ended in 150 steps"
+    assert reason_to_leave_out([100], 150, 1.0, now + 500, 0.25, config) == ""
+    no_end = "no episode ended in {} steps. {}"
+    assert reason_to_leave_out([], 150, 1.0, now, 0.25, config) == no_end.format(
+        150, "Raise --seconds"
+    )
+    assert reason_to_leave_out([], 9000, 1.0, now, 0.25, config) == no_end.format(
+        "9,000", "Let them end"
+    )
 
 
-@pytest.mark.parametrize(
-    ("needed_s", "advice"),
-    [(154.0, "raise --seconds to 170"), (0.0, "raise --seconds")],  # 0: no episode ended
-)
-def test_the_seconds_in_which_controllers_could_play_are_named(
-    needed_s: float, advice: str
+@pytest.mark.parametrize("baseline", [None, INTEGRAL])
+def test_the_seconds_that_are_advised_suffice(
+    baseline: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = {"controllers_left_out": "it takes long", "controllers_need_s": needed_s}
-    assert texts(facts, config_of())[0].endswith(f"it takes long. To measure them, {advice}")
+    config = config_of(baseline=baseline, eval_every=None if baseline is None else 16)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    examination = Examination(config, 100.0, lambda **_: None, {})
+    play = examination._play_share
+    share = (1 - play) * examination._controllers_share
+    reason = reason_to_leave_out([200], 400, 0.02, now, share, config)
+    advised_s = float(reason.rpartition(" ")[2])
+    needed_s = MIN_EPISODES * (2 if baseline is None else 3) * 200 * 0.02
+    enough = {
+        seconds: (FIRST_SHARE * seconds - 8.0) * share > needed_s for seconds in (60.0, advised_s)
+    }
+    assert enough == {60.0: baseline is not None, advised_s: True}
 
 
 @pytest.mark.parametrize(
@@ -114,8 +138,14 @@ def test_a_baseline_takes_its_first_action_also_without_time_for_episodes(
     config = config_of(baseline=baseline, eval_every=16)
     facts = examined(config, monkeypatch)
     assert facts["controllers_left_out"] == "there is no time"
-    assert facts["controllers_need_s"] > 0
     assert ("controllers_failed" in facts) == fails
+
+
+def test_faults_leave_a_baseline_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = {"env_id": "worlds.faulty:Unreliable", "env_kwargs": {"steps": 0.2}}
+    config = make_config({**faulty, **SIZES, "baseline": INTEGRAL, "eval_every": 16})
+    facts = examined(config, monkeypatch)
+    assert facts["controllers_left_out"] == "the environment failed while a policy played"
 
 
 def test_a_baseline_that_is_better_than_chance_is_advised_as_a_beginning() -> None:

@@ -55,7 +55,7 @@ def test_the_environment_is_examined_first_and_a_long_update_is_timed_in_part(
     monkeypatch: Monkeypatch,
 ) -> None:
     monkeypatch.setattr(examination, "MAX_STEPS", 50)
-    monkeypatch.setattr(updating, "times_of_algorithms", lambda *_: {})
+    monkeypatch.setattr(updating, "facts_of_algorithms", lambda *_: {})
     stages, facts = examined(long_update(target_kl=0.0), 0.0)
     assert stages == [
         "making",
@@ -145,7 +145,7 @@ def test_the_sums_of_an_update_are_known_before(
     monkeypatch.setattr(SGDClock, "measure", noted)
     monkeypatch.setattr(updating, "MAX_ITERATIONS", 4)
     monkeypatch.setattr(examination, "MAX_STEPS", 20)
-    monkeypatch.setattr(examination, "times_of_algorithms", lambda *_: {})
+    monkeypatch.setattr(examination, "facts_of_algorithms", lambda *_: {})
     _, facts = examined(config, 1e4)
     assert len(predicted) == 4, facts.get("error")
     assert predicted == Recorded.sums
@@ -235,7 +235,7 @@ def test_updates_are_timed_by_the_cpu_so_that_the_advice_is_that_of_a_quiet_mach
     _, facts = examined(config, 1e4)
     assert time.monotonic() > began
     assert facts["update_s"] == facts["collect_s"] == 0.0
-    assert facts["algorithms"]["sac"] == {"collect_s": 0.0, "update_s": 0.0}
+    assert facts["algorithms"]["sac"].items() >= {"collect_s": 0.0, "update_s": 0.0}.items()
 
 
 def without_cpu_time(clock: SGDClock) -> None:

@@ -28,7 +28,7 @@ from dppo.envs.spaces import describe_spaces
 from dppo.records.flat import Score, flat_note
 from dppo.spaces.actions import Actions, BoxActions, DiscreteActions
 from dppo.tools.doctor.speed import best_way
-from dppo.tools.doctor.updating import times_of_algorithms
+from dppo.tools.doctor.updating import facts_of_algorithms
 
 ROOT = Path(__file__).parents[1]
 CENTRED = BoxActions(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
@@ -155,12 +155,13 @@ def test_the_doctor_times_soft_actor_critic_where_it_is_possible(
     config = make_config({"env_id": "Still-v0", "num_samplers": 2, "num_steps": 8})
     env: gym.Env[Any, Any] = Faulty(space=obs, observe=lambda _: obs.sample())
     env.action_space = actions
-    times = times_of_algorithms(config, env, describe_spaces(env), until=0.0)
+    times = facts_of_algorithms(config, env, describe_spaces(env), until=0.0)
     expected = ["sac"] if is_possible else []
     assert list(times) == expected
     for algorithm_times in times.values():
         assert algorithm_times["collect_s"] > 0
         assert algorithm_times["update_s"] > 0
+        assert "two critics" in algorithm_times["network"]
 
 
 def advised(text: str) -> list[str]:

@@ -83,22 +83,23 @@ def _examine_environment(
         print(f"{time.monotonic() - began:6.1f} s  {stage} ...", file=sys.stderr, flush=True)
 
     facts = examine(plain(settings), seconds, show)
+    advice_on_way = []
+    best = best_way(facts, config, settings.keys()) if "update_s" in facts else None
+    if best is not None:  # from here on, the report is about these settings
+        config = best.config
+        facts = best.facts
+        flags = flags | dict(best.way.settings)
+        settings = settings | dict(best.way.settings)
+        advice_on_way = [best.advice()]
+    needed = in_processes_of_their_own(facts, config)
+    if needed:
+        config = Config(**leave_out_ineffective(settings | {"env_threads": False}, needed))
     report = {
         "facts": facts,
         "findings": [(severity, in_flags(text)) for severity, text in findings(facts, config)],
     }
     if "update_s" not in facts:
         return report
-    needed = in_processes_of_their_own(facts, config)
-    if needed:
-        config = Config(**leave_out_ineffective(settings | {"env_threads": False}, needed))
-    best = best_way(facts, config, settings.keys())
-    advice_on_way = []
-    if best is not None:
-        config = best.config
-        facts = best.facts
-        flags = flags | dict(best.way.settings)
-        advice_on_way = [best.advice()]
     candidates = list(plans(facts, config))
     in_process = candidates[0].speed
     expected = [asdict(plan) | {"speed_up": plan.speed / in_process} for plan in candidates]
@@ -161,7 +162,7 @@ def _recommended_settings(
         # twice that, so that it is a rare event
         effective_flags["recycle_after"] = f"{max(2, math.ceil(2 * envs_gb))}GB"
     needed, _ = faults(facts, config)
-    return effective_flags | needed
+    return effective_flags | (needed or {})
 
 
 def _print(report: dict[str, Any], *, as_json: bool) -> int:
@@ -204,8 +205,8 @@ def _measured(facts: Facts) -> Iterator[str]:
         if name in facts:
             yield f"{name:8} {_times(facts[name])}"
     if "busy" in facts:
-        low, high = facts["rewards"]
-        yield f"rewards  from {low:g} to {high:g}; {counted(len(facts['returns']), 'episode')}"
+        limits = " to ".join(f"{reward:g}" for reward in facts["rewards"]) or "no valid step"
+        yield f"rewards  from {limits}; {counted(len(facts['returns']), 'episode')}"
     if "controllers" in facts:
         returns = facts["controllers"]
         count = counted(len(next(iter(returns.values()))), "episode")

@@ -1,6 +1,5 @@
 """Findings about the returns of zero, random and baseline actions: does the reward tell good actions from bad?"""
 
-import math
 from statistics import fmean
 
 from dppo.config import Config
@@ -8,7 +7,6 @@ from dppo.tools.doctor.controllers import RANDOM, ZERO, Returns, are_alike, diff
 from dppo.tools.doctor.speed import Facts, Findings
 
 SMALL_SHARE = 0.01  # share of returns
-START_S = 10.0  # time of imports, and of making the environment
 
 
 def findings_about_controllers(facts: Facts, config: Config) -> Findings:
@@ -24,14 +22,9 @@ def findings_about_controllers(facts: Facts, config: Config) -> Findings:
             f"while {simple_actions(config)} were played: {facts['controllers_failed']}",
         )
     if facts.get("controllers_left_out"):
-        enough = ""
-        if facts.get("controllers_need_s"):
-            seconds = START_S + facts["controllers_need_s"]
-            enough = f" to {10 * math.ceil(seconds / 10)}"
         yield (
             "note",
-            f"the returns of {simple_actions(config)} were not measured: {facts['controllers_left_out']}. To measure "
-            f"them, raise --seconds{enough}",
+            f"the returns of {simple_actions(config)} were not measured: {facts['controllers_left_out']}",
         )
 
 

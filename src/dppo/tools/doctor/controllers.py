@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import combinations, islice
-from math import sqrt
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -18,10 +18,14 @@ from dppo.policies.acting import PlaySettings
 from dppo.policies.controller import Controller
 from dppo.policies.controller_acting import ControllerActing
 from dppo.policies.playing import Playing
+from dppo.tools.doctor.playing import FIRST_SHARE
 from dppo.tools.doctor.speed import Facts
 
 MIN_EPISODES = 2
 MAX_EPISODES = 10
+MIN_STEPS_WITHOUT_END = 500  # steps without an end after which episodes count as endless
+START_S = 20.0  # time of imports, and of making the environment
+MARGIN = 1.2  # episodes of other actions may be longer
 BY_CHANCE = 2.0  # standard errors by which mean returns may differ by chance
 ZERO = "zero actions"
 RANDOM = "random actions"
@@ -57,31 +61,30 @@ class Random:
         return self._space.sample()
 
 
-def seconds_of_controllers(lengths: Sequence[int], step_s: float, config: Config) -> float:
-    """Return the seconds in which each controller plays `MIN_EPISODES` of such lengths; 0 if no length is known."""
-    if not lengths:
-        return 0.0
-    controllers = 2 if config.baseline is None else 3
-    return MIN_EPISODES * controllers * fmean(lengths) * step_s
-
-
 def reason_to_leave_out(
-    lengths: Sequence[int], steps: int, step_s: float, until: float, config: Config
+    lengths: Sequence[int], steps: int, step_s: float, until: float, share: float, config: Config
 ) -> str:
-    """Return why controllers cannot play `MIN_EPISODES` in time; "" if they can.
+    """Return why controllers cannot play `MIN_EPISODES` in time, and what to do; "" if they can.
 
     Args:
         lengths: of the episodes that have ended in `steps` steps.
         step_s: seconds of a step.
         until: the time at which they have to be over.
+        share: of the time of the first process, in which they play.
     """
     if not lengths:
-        return f"no episode ended in {steps:,} steps"
-    needed_s = seconds_of_controllers(lengths, step_s, config)
+        remedy = "Let them end" if steps >= MIN_STEPS_WITHOUT_END else "Raise --seconds"
+        return f"no episode ended in {steps:,} steps. {remedy}"
+    controllers = 2 if config.baseline is None else 3
+    needed_s = MIN_EPISODES * controllers * fmean(lengths) * step_s
     seconds = until - time.monotonic()
     if needed_s > seconds:
         needed = _in_words(needed_s)
-        return f"{MIN_EPISODES} episodes of each take {needed}, and {_in_words(seconds)} are left for them"
+        enough_s = START_S + MARGIN * needed_s / share / FIRST_SHARE
+        return (
+            f"{MIN_EPISODES} episodes of each take {needed}, and {_in_words(seconds)} are left for them. To measure "
+            f"them, raise --seconds to {10 * math.ceil(enough_s / 10)}"
+        )
     return ""
 
 
@@ -119,12 +122,18 @@ def play_controllers(env: Any, config: Config, until: float) -> Facts:
     returns: dict[str, list[float]] = {name: [] for name in controllers}
     playings = {name: _playing(controller, env, config) for name, controller in controllers.items()}
     facts: Facts = {}
+    began = time.monotonic()
     try:
         for episode in range(MAX_EPISODES):
+            now = time.monotonic()
+            if episode >= MIN_EPISODES and now + (now - began) / episode > until:
+                break
             for name, playing in playings.items():
                 returns[name].append(_return_of(playing, episode, until))
     except TimeoutError:
-        facts["controllers_left_out"] = "their episodes take longer than those before"
+        facts["controllers_left_out"] = (
+            "their episodes take longer than those before. To measure them, raise --seconds"
+        )
     except (ControllerFault, EnvironmentFault) as fault:
         facts["controllers_failed"] = str(fault)
     num_episodes = min(map(len, returns.values()))
@@ -163,7 +172,7 @@ def described(returns: Returns) -> str:
 def differ(first: Sequence[float], second: Sequence[float]) -> bool:
     """Return whether the returns of the same episodes differ by more than chance."""
     differences = [value - other for value, other in zip(first, second, strict=True)]
-    error = stdev(differences) / sqrt(len(differences))
+    error = stdev(differences) / math.sqrt(len(differences))
     return abs(fmean(differences)) > BY_CHANCE * error
 
 

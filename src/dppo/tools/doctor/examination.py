@@ -41,9 +41,9 @@ from dppo.tools.doctor.controllers import (
     check_names,
     play_controllers,
     reason_to_leave_out,
-    seconds_of_controllers,
 )
 from dppo.tools.doctor.instances import MAX_STORED_ANSWERS, Instances
+from dppo.tools.doctor.needed import fails_mostly
 from dppo.tools.doctor.playing import (
     FIRST_SIZES,
     WITH_SECOND,
@@ -56,14 +56,16 @@ from dppo.tools.doctor.playing import (
 )
 from dppo.tools.doctor.process import CoreClock, ProcessWatch, threads_that_hold_the_process
 from dppo.tools.doctor.repetitions import nothing_repeated, with_repetition
-from dppo.tools.doctor.updating import iteration_times, times_of_algorithms
+from dppo.tools.doctor.updating import facts_of_algorithms, iteration_times
 from dppo.transports.ray.pickling import pack
 from dppo.user_code import in_a_line
 
 # Shares of the time left that stages may take. The environment is examined first, and updates are timed last.
 PLAY_SHARE = 0.35
 CONTROLLERS_SHARE = 0.4
-OF_CONTROLLERS = (1 - PLAY_SHARE) * CONTROLLERS_SHARE  # share of the whole time
+# with a baseline, by which the user asks for returns
+PLAY_SHARE_WITH_BASELINE = 0.15
+CONTROLLERS_SHARE_WITH_BASELINE = 0.75
 COMPARE_SHARE = 0.6
 ITERATE_SHARE = 0.5  # for the algorithm of the settings; others get the rest
 LEAST_S = 1.0  # seconds that each check of the environment gets, also when the time is up
@@ -95,6 +97,11 @@ class Examination:
         if config.on_env_fault == "raise":  # faults are counted, and playing goes on
             config = replace(config, on_env_fault="auto")
         self._config = config
+        self._play_share = PLAY_SHARE
+        self._controllers_share = CONTROLLERS_SHARE
+        if config.baseline is not None:
+            self._play_share = PLAY_SHARE_WITH_BASELINE
+            self._controllers_share = CONTROLLERS_SHARE_WITH_BASELINE
         self._report = report
         self._until = time.monotonic() + seconds
         self._process = ProcessWatch()
@@ -128,7 +135,9 @@ class Examination:
                 self._play_controllers(built, played, step_s)
                 self._compare(built.spaces, played, step_s)
         finally:
-            self._iterate(built, updates)
+            env_steps = len(played.trace) * built.sampler.envs.num_envs
+            faults = sum(incident.fault is not None for incident in played.incidents)
+            self._iterate(built, updates and not fails_mostly(faults, env_steps))
 
     def _end_of_stage(self, share: float) -> float:
         """Return the time at which a stage must end if it may take `share` of the time left."""
@@ -180,7 +189,7 @@ class Examination:
         usage_before = self._process.usage()
         played = Played(memory=[(0, usage_before.mb)])
         core = CoreClock()
-        sizes_to_play = sizes or self._segment_sizes(self._end_of_stage(PLAY_SHARE))
+        sizes_to_play = sizes or self._segment_sizes(self._end_of_stage(self._play_share))
         for report, segment in guard_each(segments([built.sampler], sizes_to_play)):
             played.add(report, segment, built.spaces)
             num_segments = len(played.sizes)
@@ -210,7 +219,6 @@ class Examination:
     def _report_played(self, played: Played, spaces: Spaces) -> None:
         instances = self._instances
         faults = [(incident, incident.fault) for incident in played.incidents if incident.fault]
-        rewards = [reward for step in played.trace for reward in step.rewards]
         stored_rows = MAX_STORED_ANSWERS + 3 * LATER_STEPS
         stored_mb = stored_rows * spaces.obs.itemsize / 2**20
         self._report(
@@ -220,7 +228,7 @@ class Examination:
             trace=played.trace,
             lengths=[episode.length for episode in played.episodes],
             returns=[episode.episode_return for episode in played.episodes],
-            rewards=[min(rewards), max(rewards)],
+            rewards=[min(played.rewards), max(played.rewards)] if played.rewards else [],
             incidents=[incident.message for incident in played.incidents if not incident.fault],
             observed=played.observed,
             faults=Counter(f"{fault.error} in {fault.phase}" for _, fault in faults),
@@ -234,20 +242,27 @@ class Examination:
 
     def _play_controllers(self, built: BuiltSampler, played: Played, step_s: float) -> None:
         """Play some episodes with zero, random and baseline actions, unless they fail or take too long."""
-        if self._instances.has_sub_envs or any(incident.fault for incident in played.incidents):
+        config = self._config
+        if self._instances.has_sub_envs:
             return
-        until = self._end_of_check(CONTROLLERS_SHARE)
+        if any(incident.fault for incident in played.incidents):
+            if config.baseline is not None:
+                self._report(controllers_left_out="the environment failed while a policy played")
+            return
+        until = self._end_of_check(self._controllers_share)
         lengths = [episode.length for episode in played.episodes]
-        left_out = reason_to_leave_out(lengths, len(played.trace), step_s, until, self._config)
-        self._report(stage="playing controllers")
+        share = (1 - self._play_share) * self._controllers_share
+        left_out = reason_to_leave_out(lengths, len(played.trace), step_s, until, share, config)
+        if left_out:
+            self._report(controllers_left_out=left_out)
+            if config.baseline is None:
+                return
+            self._report(stage="asking the baseline")
+        else:
+            self._report(stage="playing controllers")
         env = built.envs.sub_envs.envs[0].env
         with guarded_steps("a step or reset"):
-            if left_out:
-                needed_s = seconds_of_controllers(lengths, step_s, self._config) / OF_CONTROLLERS
-                facts = {"controllers_left_out": left_out, "controllers_need_s": needed_s}
-                facts |= ask_baseline(env, self._config)
-            else:
-                facts = play_controllers(env, self._config, until)
+            facts = ask_baseline(env, config) if left_out else play_controllers(env, config, until)
         self._report(**facts)
         if "controllers_failed" in facts:
             self._instances.discard(0)
@@ -368,8 +383,8 @@ class Examination:
         core = CoreClock()
         until = self._end_of_stage(ITERATE_SHARE)
         self._report(**iteration_times(self._config, env, built.spaces, until))
-        times = times_of_algorithms(self._config, env, built.spaces, self._until)
-        self._report(algorithms=times, core_share_of_updates=core.share())
+        algorithms = facts_of_algorithms(self._config, env, built.spaces, self._until)
+        self._report(algorithms=algorithms, core_share_of_updates=core.share())
         env.reset = reset_method
         env.step = step_method
 

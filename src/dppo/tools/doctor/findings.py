@@ -6,13 +6,13 @@ A fact that was not measured is absent, and nothing is found about it.
 from dppo.config import Config
 from dppo.envs.statistics import REMEDY, describe_statistics
 from dppo.tools.doctor.controller_findings import findings_about_controllers
+from dppo.tools.doctor.controllers import MIN_STEPS_WITHOUT_END
 from dppo.tools.doctor.needed import faults, one_process_each
 from dppo.tools.doctor.speed import LEAK_MB, Facts, Findings
 
 FAR_FROM_ONE = 100.0  # rewards this much above or below 1 are learned badly
 MAX_SMALL_INTEGER = 255  # larger ones need a normalizer
 MAX_OUTPUT_PER_STEP = 100  # bytes
-MIN_STEPS_WITHOUT_END = 500  # steps without an end after which episodes count as endless
 MAX_CLOSE_S = 4.0  # a run does not wait longer for close()
 
 
@@ -78,7 +78,7 @@ def _hung(facts: Facts) -> str:
 def _about_faults(facts: Facts, config: Config) -> Findings:
     needed, text = faults(facts, config)
     if text:
-        yield "error" if needed else "warning", text
+        yield "warning" if needed == {} else "error", text
     if facts.get("unlike"):
         yield (
             "warning",
@@ -251,7 +251,12 @@ def _about_resources(facts: Facts, config: Config) -> Findings:
     if facts.get("close_s", 0.0) > MAX_CLOSE_S:
         yield "warning", f"close() took {facts['close_s']:.1f} s, and a run waits for 4 s"
     is_replayed = config.replay and config.env_state != "own"
-    if is_replayed and steps >= MIN_STEPS_WITHOUT_END and not facts["lengths"]:
+    if (
+        is_replayed
+        and steps >= MIN_STEPS_WITHOUT_END
+        and not facts["lengths"]
+        and not facts["faults"]
+    ):
         remedy = "Give it a time limit (gymnasium.wrappers.TimeLimit)"
         if facts.get("state") == "":
             remedy = "Use --env-state own, which sets its own state instead"

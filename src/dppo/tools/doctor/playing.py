@@ -30,6 +30,7 @@ WITH_SECOND = "comparing with a second instance"
 """The stage from which on there are two instances in the process."""
 FIRST_SIZES = (2, 16)
 """Steps of the first two segments, of which a fingerprint of the simulator is taken."""
+FIRST_SHARE = 0.8  # share of the time for the first process; the second one repeats its episodes
 QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "worst": 1.0}
 HISTOGRAM_BINS = 16
 MIN_GROWTH_MB = 2.0  # smaller growth is not reported as a leak
@@ -58,6 +59,8 @@ class Played:
     incidents: list[Incident] = field(default_factory=list)
     observed: dict[str, tuple[str, float, float]] = field(default_factory=dict)
     """Kind, lowest and highest value of each part of the observation."""
+    rewards: list[float] = field(default_factory=list)
+    """Rewards of the valid steps of all environments."""
     memory: list[tuple[int, float]] = field(default_factory=list)
     """Measurements: the number of steps so far, and the MB of memory in use."""
 
@@ -65,6 +68,7 @@ class Played:
         """Add a segment and its report."""
         self.sizes.append(len(segment.rewards))
         self.trace += steps_of(report, segment)
+        self.rewards += segment.rewards[segment.valid].tolist()
         self.episodes += report.episodes
         self.incidents += report.incidents
         for name, leaf in leaves(segment.obs).items():

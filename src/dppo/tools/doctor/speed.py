@@ -242,13 +242,13 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
     if not plan.actors:
         most = config.num_samplers
         best = max(other.speed for other in plans(facts, config) if other.actors <= most)
-        gain = f"would make this command {best / plan.speed:.1f} x as fast at most"
+        effect = f"would make this command {best / plan.speed:.1f} x as fast at most"
         if best < WORTHWHILE * plan.speed:
-            gain = "would not make this command faster"
+            effect = "would not make this command faster"
         if plan.threads:
-            gain += ", because threads step all environments at the same time"
+            effect += ", because threads step all environments at the same time"
         yield (
-            f"You do not need Ray for speed: actors, {most} at most for as many samplers, {gain}. But a hang or a "
+            f"You do not need Ray for speed: actors, {most} at most for as many samplers, {effect}. But a hang or a "
             f"crash of this process stops the run; actors are replaced. Use --num-actors {most} where these happen."
         )
     elif config.iterations > 1 and not config.lag:

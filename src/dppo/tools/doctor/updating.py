@@ -12,12 +12,15 @@ from dppo.config.resolve import resolve
 from dppo.config.ways import WAYS, suits_sac
 from dppo.engine.ledger import ReplayLedger
 from dppo.hosts.plans import trainer_plan
+from dppo.hosts.sac import networks_in_words
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import Experience, PolicySnapshot
 from dppo.signals import StopSignals
 from dppo.spaces.actions import BoxActions, continuous_width
+from dppo.spaces.bounds import bounds_described
 from dppo.spaces.spaces import Spaces, is_image
 from dppo.tools.doctor.playing import plan_of
+from dppo.tools.doctor.speed import Facts
 from dppo.transports.in_process import InProcessCollector
 
 MAX_ITERATIONS = 6
@@ -47,14 +50,12 @@ def _without_a_start(config: Config) -> Config:
     return replace(config, **changes)
 
 
-def times_of_algorithms(
-    config: Config, env: Any, spaces: Spaces, until: float
-) -> dict[str, dict[str, float]]:
-    """Return the times of other algorithms that a run in this environment could use, by their name.
+def facts_of_algorithms(config: Config, env: Any, spaces: Spaces, until: float) -> dict[str, Facts]:
+    """Return the facts that differ with other algorithms that a run here could use, by their name.
 
     Long updates are measured in part.
     """
-    times = {}
+    facts = dict[str, Facts]()
     for way in WAYS:
         changed = way.within(config)
         actions = spaces.actions
@@ -65,10 +66,11 @@ def times_of_algorithms(
         measured = replace(changed, gradient_steps=per_step)
         squashed_actions = replace(actions, bounds="squash")
         squashed = replace(spaces, actions=squashed_actions)
-        iteration_parts = iteration_times(measured, env, squashed, until)
-        iteration_parts["update_s"] *= changed.gradient_steps / per_step
-        times[way.algo] = iteration_parts
-    return times
+        algorithm_facts: Facts = {**iteration_times(measured, env, squashed, until)}
+        algorithm_facts["update_s"] *= changed.gradient_steps / per_step
+        algorithm_facts["network"] = networks_in_words(changed, squashed)
+        facts[way.algo] = algorithm_facts | bounds_described(squashed_actions)
+    return facts
 
 
 def _suits_sac(spaces: Spaces) -> bool:

@@ -17,7 +17,7 @@ import psutil
 
 from dppo.envs.checks.faults import PACKAGE
 from dppo.machine import load_average, usable_cores
-from dppo.tools.doctor.playing import FIRST_SIZES, WITH_SECOND, fingerprint_of
+from dppo.tools.doctor.playing import FIRST_SHARE, FIRST_SIZES, WITH_SECOND, fingerprint_of
 from dppo.tools.doctor.repetitions import with_repetition
 from dppo.tools.doctor.speed import Facts
 
@@ -25,7 +25,6 @@ from dppo.tools.doctor.speed import Facts
 PATIENCE_S = 10.0
 SLOW_S = 60.0  # longest silence of starting or closing, after the time is up
 UPDATING_S = 20.0  # longest silence of an update, after the time is up
-FIRST_SHARE = 0.8  # share of the time for the first process; the second one repeats its episodes
 MIN_SECOND_EXAMINATION_S = 5.0
 MAX_REPEATED_SEGMENTS = 6
 # reported call -> its description
@@ -42,11 +41,13 @@ STAGES = {
     WITH_SECOND: "playing the same episodes in a second instance",
     "updating": "measuring how long updates take",
     "playing controllers": "playing zero actions, random actions and any baseline",
+    "asking the baseline": "taking the first action of the baseline",
     "closing": "closing the environment",
 }
 STAGES_OF_SECOND = {**STAGES, "playing": "playing the same episodes again"}
 CHECKS = (
     "playing controllers",
+    "asking the baseline",
     "comparing with other episodes",
     WITH_SECOND,
     "making a second instance in another process",
