@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "tests")]
@@ -110,7 +110,7 @@ def settings() -> str:
     """Return a table of settings for each group: default, permission to change on resume, help."""
     from dppo.config.algorithms import SAC_DEFAULTS
     from dppo.config.parts import PARTS as GROUPS
-    from dppo.config.parts import about, default_of, help_by_name, names_of
+    from dppo.config.parts import about, default_of, help_by_name, names_of, types_by_name
 
     texts = help_by_name()
     tables = []
@@ -119,6 +119,10 @@ def settings() -> str:
         for name in names_of(group):
             resume = about(name).resume
             default = _default(default_of(name))
+            hint = types_by_name()[name]
+            if get_origin(hint) is Literal:
+                others = [choice for choice in get_args(hint) if choice != default_of(name)]
+                default += f" (or {', '.join(map(_default, others))})"
             if name in SAC_DEFAULTS:
                 default += f"; `algo` sac: {_default(SAC_DEFAULTS[name])}"
             cells = (f"`{name}`", default, "-" if resume == "fixed" else resume, texts[name])

@@ -105,11 +105,7 @@ def imported(path: str, kind: str) -> Any:
     """Return the object at an import path such as `module:{kind}`; raise ImportError, with the reason, without one."""
     module_name, _, name = path.rpartition(":")
     if module_name.endswith(".py"):
-        file = Path(module_name)
-        folder = "in the folder of the file"
-        if file.parent != Path():
-            folder = f"with PYTHONPATH={file.parent}"
-        raise ImportError(f"is a file. Write {file.stem}:{name}, {folder}")
+        raise ImportError(as_module(Path(module_name), name))
     if not module_name:
         raise ImportError(
             f"is not of the form module:{kind}. Add the name of the module that defines the {kind.lower()}"
@@ -121,6 +117,12 @@ def imported(path: str, kind: str) -> Any:
         if module_name == "__main__":
             raise ImportError(program_definition_fact(name)) from None
         raise ImportError(f"the module {module_name} has no {name}. Check the spelling") from None
+
+
+def as_module(file: Path, name: str) -> str:
+    """Say that a definition `name` is named by its module, not by its file."""
+    folder = "" if file.parent == Path() else f", with PYTHONPATH={file.parent}"
+    return f"is a file, but must be a module, without .py. Use {file.stem}:{name}{folder}"
 
 
 def spelled_alike(module: str, name: str, names: Collection[str]) -> str:

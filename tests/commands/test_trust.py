@@ -69,11 +69,21 @@ def traces() -> set[str]:
     return {name for name in ("imported", "called") if Path(name).exists()}
 
 
-@pytest.mark.parametrize("line", ["eval run", "train --resume run"])
-def test_code_named_by_a_folder_is_refused(line: str, evil: None, refused: Typed) -> None:
+@pytest.mark.parametrize(
+    ("line", "also"),
+    [
+        ("eval run", ", or name the environment yourself"),
+        ("train --resume run", ", or name the environment yourself"),
+        ("replay run --episode 1", ""),
+    ],
+)
+def test_code_named_by_a_folder_is_refused(
+    line: str, also: str, evil: None, refused: Typed
+) -> None:
+    """Not all commands have a flag for the environment."""
     [message] = refused(line).splitlines()
     assert "it imports mysim_" in message
-    assert "and calls make(command='rm'). Add --trust if you trust that folder, or name" in message
+    assert f"calls make(command='rm'). Add --trust if you trust that folder{also}." in message
     assert not traces()
 
 
@@ -89,6 +99,7 @@ def test_code_that_two_settings_name_is_printed_once(modules: Path, typed: Typed
     run_of(Path("run"), prior=controller, baseline=controller, eval_every=64, eval_episodes=2)
     printed = typed("train --resume run --trust")
     assert printed.count("run imports worlds.priors and calls balance().") == 1
+    assert "Nothing to do" in printed  # although the run had no display
 
 
 def test_an_environment_of_the_user_replaces_that_of_the_folder(

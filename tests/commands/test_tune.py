@@ -16,7 +16,8 @@ from builders import make_config
 from commandline import Typed, parse
 
 from dppo.config import Config
-from dppo.config.parts import settings_by_name
+from dppo.config.parts import default_of, settings_by_name
+from dppo.config.plain import as_typed
 from dppo.errors import ConfigError, DppoError
 from dppo.tools import tune
 
@@ -83,7 +84,9 @@ def test_settings_that_are_given_are_not_tuned(
     monkeypatch.setattr("dppo.user_code.find_spec", lambda name: True)
     words = " ".join(f"--{name}=1" for name in SPACE)
     if place == "file":
-        Path("own.yaml").write_text("".join(f"{name}: 1\n" for name in SPACE))
+        Path("own.yaml").write_text(
+            "".join(f"{name}: {as_typed(default_of(name))}\n" for name in SPACE)
+        )
         words = "--config own.yaml"
     assert "none is left to tune" in refused(f"tune CartPole-v1 {words}")
 

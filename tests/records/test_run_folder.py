@@ -363,7 +363,7 @@ def test_resuming_on_a_full_disk_is_an_error_with_a_remedy(
 ) -> None:
     interrupted(tmp_path / "run")
     monkeypatch.setattr(Disk, "write", full)
-    text = typed(f"train --resume {tmp_path / 'run'}", 1)
+    text = typed(f"train --resume {tmp_path / 'run'} --progress off", 1)
     assert "config.yaml: cannot be written: No space left on device. Free some disk space." in text
     assert "Traceback" not in text
 

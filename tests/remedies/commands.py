@@ -96,6 +96,12 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "contains a run, or an earlier export",
     ),
     (
+        "tools/replay/episode.py: Add `episode=NUMBER`, for one of its {} recorded episodes",
+        "replay RUN --trust",
+        "replay RUN --trust --episode 1",
+        "",
+    ),
+    (
         "tools/replay/command.py: has no effect with --episodes, which plays none. Leave it out",
         "replay RUN --episodes --trust",
         "replay RUN --episodes",
@@ -162,13 +168,13 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "",
     ),
     (
-        "config/trust.py: Add `trust=True` if you trust that folder, or name the {} yourself",
+        "config/trust.py: Add `trust=True` if you trust that folder",
         "eval RUN --episodes 1",
         "eval RUN --episodes 1 --trust",
         "",
     ),
     (
-        "config/trust.py: Add `trust=True` if you trust that folder, or name the {} yourself",
+        "config/trust.py: or name the {} yourself",
         "eval RUN --episodes 1",
         "eval RUN --episodes 1 --env-id remedies.worlds:Fine",
         "",

@@ -104,7 +104,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "it is a help text": (
         "commands/eval.py: Use this class for the run's own network instead of the one that the c",
-        "commands/train.py: Train a policy with PPO, and write checkpoints, metrics and a learning",
+        "commands/train.py: Train a policy with PPO or SAC, and write checkpoints, metrics and a l",
         "commands/train.py: Train a run for each of these seeds, in processes of their own and in ",
         "tools/compare/__init__.py: Report the time until the mean episode return reaches this value, e.g.",
         "tools/compare/__init__.py: Train with several numbers of actors, and compare the mean episode ret",

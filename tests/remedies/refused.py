@@ -220,11 +220,6 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(env_id=Fine),
     ),
     (
-        "envs/names.py: is a file. Write {}:{}",
-        {"env_id": "./remedies/worlds.py:Fine"},
-        instead(env_id="remedies.worlds:Fine"),
-    ),
-    (
         "envs/names.py: names no environment. Write {}:make",
         {"env_id": "remedies.worlds:"},
         instead(env_id="remedies.worlds:fixed_mode"),
@@ -409,7 +404,7 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         without("model"),
     ),
     (
-        "user_code.py: is a file. Write {}:{}, {}",
+        "user_code.py: Use {}:{}{}",
         {"env_id": Fine, "model": "worlds/models.py:Plain"},
         instead(model=CLASS),
     ),

@@ -274,8 +274,6 @@ BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...]
         {"eval_actors": 9, "eval_every": 1, "eval_episodes": 4} | ACTORS,
         ({"eval_actors": 4, "eval_every": 1, "eval_episodes": 4} | ACTORS,),
     ),
-    ("config/refusals.py", "Use a larger value", {"num_steps": 0}, ({"num_steps": 64},)),
-    ("config/refusals.py", "Use a smaller value", {"gamma": 1.5}, ({"gamma": 0.5},)),
     (
         "config/refusals.py",
         "Use a number such as 0.001 or 1e-3",
@@ -300,7 +298,6 @@ BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...]
         {"anneal_lr": "perhaps"},
         ({"anneal_lr": "true"}, {"anneal_lr": "false"}),
     ),
-    ("config/refusals.py", "Use one of these", {"activation": "cosine"}, ({"activation": "tanh"},)),
     (
         "config/refusals.py",
         "Use `name: value` pairs",

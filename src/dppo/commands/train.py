@@ -23,8 +23,8 @@ from dppo.config.field import FlatSettings
 from dppo.config.parts import help_by_name, settings_by_name
 from dppo.config.presets import Preset, merge_preset, preset_named, preset_of
 from dppo.config.programs import definitions_of_program, refusal
-from dppo.config.reading import check_names
-from dppo.config.trust import code_named_by, require_trust
+from dppo.config.reading import check_file
+from dppo.config.trust import NAMING, code_named_by, require_trust
 from dppo.errors import ConfigError, DppoError, refuse
 from dppo.invocation import as_called, command, flag
 from dppo.log import logger
@@ -160,8 +160,8 @@ class Command:
 COMMAND = Command(
     prog="dppo train",
     usage="ENV_ID [--flag value ...]\n--resume RUN [--flag value ...]",
-    description="Train a policy with PPO, and write checkpoints, metrics and a learning curve to the folder of the "
-    "run.",
+    description="Train a policy with PPO or SAC, and write checkpoints, metrics and a learning curve to the folder of "
+    "the run.",
     title="several seeds",
     flags={
         "--seeds A..B|A,B,...": "Train a run for each of these seeds, in processes of their own and in folders below "
@@ -195,7 +195,7 @@ def arguments_of(flags: dict[str, Any], env_id: str | None, prog: str) -> Argume
             "--trust has no effect: it applies to the code of a run to resume. Leave it out."
         )
     if "config" in flags:
-        check_names(flags["config"])
+        check_file(flags["config"])
         settings = read_settings(flags["config"]) | settings
     if settings.get("env_id") is None:
         raise UsageError(f"the environment is missing. For example: {as_called(prog)} CartPole-v1")
@@ -242,10 +242,11 @@ def _resume_arguments(flags: dict[str, Any], changes: dict[str, Any]) -> Argumen
     run = Path(flags["resume"])
     run_dir = {"run_dir": flags["branch"]} if "branch" in flags else {}
     check_stored_names(run)
-    settings = settings_to_resume(run, changes | run_dir)
+    # the display belongs to the terminal, not to the run
+    settings = settings_to_resume(run, {"progress": "auto"} | changes | run_dir)
     _check_program(run, settings, changes, ["--branch", flags["branch"]] if run_dir else [])
     if "trust" not in flags:
-        require_trust(settings, changes, flags["resume"])
+        require_trust(settings, changes, flags["resume"], nameable=NAMING)
     return Arguments(settings, resume=run, branch="branch" in flags)
 
 

@@ -31,7 +31,7 @@ def flattened(settings: FlatSettings) -> dict[str, Any]:
             inner = _group(name, value, problems)
         problems += [
             ConfigError(
-                f"{key}={inner[key]!r}: is given twice, alone and in its group. Leave one out."
+                f"{key}={flat[key]!r}: is given twice, alone and in its group. Leave one out."
             )
             for key in inner
             if key in flat

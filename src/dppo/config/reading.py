@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from dppo.files import MAX_SETTINGS_BYTES, read_file
 
 OTHER_NAMES = {*PARTS, "versions", "on_bad_step"}
 """Names in files that are not settings."""
+ABOUT = re.compile(r"(?m)^(?:[a-z]\w*\.)?([a-z]\w*)(?:\.\d+)*[=:]")
+"""The beginning of a refusal's line, with the name of its setting or group."""
 
 
 def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
@@ -29,18 +32,34 @@ def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     """
     data = _read(path, trusted)
     check_twice(f"config={path}", data)
-    settings = flattened(
-        {key.replace("-", "_"): value for key, value in data.items() if key != "versions"}
-    )
+    with _with_lines(path):
+        settings = flattened(
+            {key.replace("-", "_"): value for key, value in data.items() if key != "versions"}
+        )
     # a config.yaml of a run; dates of YAML are objects and no texts yet
     if trusted and repr(OBJECT) in repr(settings):
         refuse_objects(settings, f"the text of a Python object in {path}")
     return settings
 
 
-def check_names(path: Path, *, trusted: bool = True) -> None:
-    """Raise ConfigError, with file and line, if names in a file are no settings; `trusted`: as in `read_settings`."""
+def check_file(path: Path, *, trusted: bool = True) -> None:
+    """Raise ConfigError, with file and line, for unknown names and invalid values; `trusted`: as in `read_settings`."""
+    from dppo.config.values import validated  # imports pydantic, which an actor must not load
+
     refuse(_unknown_names(path, trusted))
+    settings = read_settings(path, trusted=trusted)
+    with _with_lines(path):
+        validated({"env_id": "-"} | settings)
+
+
+@contextmanager
+def _with_lines(path: Path) -> Iterator[None]:
+    """Add file and line to each line of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        text = ABOUT.sub(lambda about: f"{_place(about[1], path)}: {about[0]}", str(error))
+        raise ConfigError(text, setting=error.setting) from None
 
 
 def _unknown_names(path: Path, trusted: bool) -> Iterator[ConfigError]:
@@ -53,7 +72,7 @@ def _unknown_names(path: Path, trusted: bool) -> Iterator[ConfigError]:
 
 
 def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
-    where = f"config={path}, line {_line_of(key, path)}"
+    where = _place(key, path)
     if is_group:
         return ConfigError(
             f"{where}: {key} is not a setting, but has some, as in files of rl-baselines3-zoo. Move these to the top "
@@ -62,15 +81,13 @@ def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
     return ConfigError(f"{where}: {unknown_setting(key)}")
 
 
-def _line_of(key: str, path: Path) -> int:
-    """Return the number of the first line that begins with a key, also behind a quote or a brace."""
-    starts = re.compile(rf"[\s{{\"'-]*{re.escape(key)}\b")
-    for number, line in enumerate(
-        path.read_text(encoding="utf8", errors="replace").splitlines(), 1
-    ):
-        if starts.match(line):
-            return number
-    return 1
+def _place(key: str, path: Path) -> str:
+    """Return the file, and the number of the first line that has a key."""
+    name = re.escape(key).replace("_", "[-_]")
+    text = path.read_text(encoding="utf8", errors="replace")
+    first = re.search(rf"(?m)^[^#\n]*(?<![\w-]){name}[\"']?\s*[:=]", text)
+    line = 1 + text.count("\n", 0, first.start() if first else 0)
+    return f"config={path}, line {line}"
 
 
 def versions_in(path: Path) -> dict[str, Any]:

@@ -10,9 +10,6 @@ from dppo.config.parts.ppo import ANNEALED
 from dppo.errors import unknown_name
 
 KINDS = {  # first letters of pydantic's error type -> fact and remedy
-    "greater_than": ("", "Use a larger value."),
-    "less_than": ("", "Use a smaller value."),
-    "literal_error": ("", "Use one of these."),
     "string_too_short": ("is empty", "Use at least one character."),
     "finite_number": ("must be a finite number", "Use a number such as 0.001 or 1e-3."),
     "int_": ("must be a whole number", "Use one such as 1000 or 1e3."),

@@ -9,6 +9,8 @@ import yaml
 from dppo.files import MAX_DEPTH
 
 LONG_NUMBER = re.compile("[-+0-9:._]{1000,}")
+OTHER_BASE = re.compile(r"[-+]?(0[0-7_]*[1-7][0-7_]+|[1-9][\d_]*(:[0-5]?\d)+(\.[\d_]*)?)")
+"""Numbers of YAML 1.1 that readers take for decimal ones or times: 010 is 8, and 1:30 is 90."""
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -20,11 +22,16 @@ def load(text: str, *, aliases: bool) -> Any:
         aliases: False to refuse aliases, which may multiply.
 
     Raises:
-        ValueError: the text is deeply nested, or has an alias, a very long number, or a key twice; with the line.
-        yaml.YAMLError: the text is not YAML.
+        ValueError: the text is deeply nested, or has an alias, a very long number, or a key twice, or is not YAML; with
+            the line.
+        yaml.YAMLError: it has characters that YAML forbids.
     """
-    _check(text, aliases)
-    return yaml.load(text, LOADER)
+    try:
+        _check(text, aliases)
+        return yaml.load(text, LOADER)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1  # type: ignore[union-attr]
+        raise ValueError(f"line {line}: {error.problem}") from None
 
 
 @dataclass
@@ -64,6 +71,10 @@ def _check(text: str, aliases: bool) -> None:
             problem = f"an alias, *{event.anchor}"
         if len(opened) > MAX_DEPTH or (_may_be_number(event) and LONG_NUMBER.fullmatch(value)):
             problem = f"more than {MAX_DEPTH} levels, or a very long number"
+        elif _may_be_number(event) and OTHER_BASE.fullmatch(value):
+            problem = (
+                f"{value}, which is {yaml.load(value, LOADER)} in YAML: write that, or quote it"
+            )
         if problem:
             line = event.start_mark.line + 1  # type: ignore[union-attr]
             raise ValueError(f"line {line} has {problem}")

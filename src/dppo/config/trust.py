@@ -55,6 +55,7 @@ def require_trust(
     origin: object,
     *,
     trust: bool = False,
+    nameable: Collection[str] = ("env_id", "model"),
 ) -> None:
     """Raise ConfigError, with a line for each, if settings would import code that is named only by a file.
 
@@ -63,12 +64,17 @@ def require_trust(
         passed: settings that the user gave, and so trusts.
         origin: the run that the file belongs to.
         trust: True to refuse only objects of a Python program, which no file can name.
+        nameable: settings that the user can give instead.
     """
-    refuse(_untrusted(stored_settings, user_settings, origin, trust))
+    refuse(_untrusted(stored_settings, user_settings, origin, trust, nameable))
 
 
 def _untrusted(
-    stored_settings: Mapping[str, Any], user_settings: Collection[str], origin: object, trust: bool
+    stored_settings: Mapping[str, Any],
+    user_settings: Collection[str],
+    origin: object,
+    trust: bool,
+    nameable: Collection[str],
 ) -> Iterator[ConfigError]:
     for name, action in code_named_by(stored_settings).items():
         if name in user_settings:
@@ -80,9 +86,11 @@ def _untrusted(
                 f"the object itself in Python: dppo.train(config, resume=...) or dppo.evaluate(run, {argument}=...)."
             )
         elif not trust:
+            remedy = "Add `trust=True` if you trust that folder"
+            if name in nameable:
+                remedy += f", or name the {NAMING[name]} yourself"
             yield ConfigError(
-                f"{name}={stored_settings[name]}: taken from the settings of {origin}, it {action}. Add `trust=True` "
-                f"if you trust that folder, or name the {NAMING[name]} yourself."
+                f"{name}={stored_settings[name]}: taken from the settings of {origin}, it {action}. {remedy}."
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from dppo.errors import ConfigError, unknown_name
-from dppo.user_code import imported_module, program_definition_fact, spelled_alike
+from dppo.user_code import as_module, imported_module, program_definition_fact, spelled_alike
 
 EnvId = str | Callable[..., Any]
 ATARI_ID = re.compile(r"([A-Z][A-Za-z]*?)(NoFrameskip|Deterministic)?-v\d")
@@ -53,15 +53,8 @@ def factory_of(env_id: str) -> Callable[..., Any]:
     file_name = module_name or name
     is_file = file_name.endswith(".py") or "/" in module_name
     if is_file:
-        file = Path(file_name)
-        folder = ", in the folder of the file"
-        if file.parent != Path():
-            folder = f", with PYTHONPATH={file.parent}"
         factory_name = name if module_name else "make"
-        raise ConfigError(
-            f"env_id={env_id}: is a file. Write {file.stem}:{factory_name}, its module and what makes the "
-            f"environment{folder}."
-        )
+        raise ConfigError(f"env_id={env_id}: {as_module(Path(file_name), factory_name)}.")
     try:
         module = imported_module(module_name) if module_name else None
     except ImportError as error:

@@ -20,7 +20,7 @@ import yaml
 from dppo.config import Config, flattened, grouped, plain_settings, read_settings
 from dppo.config.plain import objects_in
 from dppo.config.programs import named_as_now
-from dppo.config.reading import check_names
+from dppo.config.reading import check_file
 from dppo.config.resolve import Choice
 from dppo.config.resume import changes_on_resume, check_branch, for_branch, leave_out_ineffective
 from dppo.config.trust import resume_call
@@ -281,7 +281,7 @@ def check_stored_names(run: Path) -> None:
     """Raise ConfigError, with file and line, if a run has settings that are none, as of another version of dppo."""
     run_dir = run_dir_of(run)
     if _has_readable_config(run_dir):
-        check_names(run_dir / CONFIG, trusted=False)
+        check_file(run_dir / CONFIG, trusted=False)
 
 
 def stored_config(run: Path) -> Config:

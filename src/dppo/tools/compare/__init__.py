@@ -362,13 +362,10 @@ def _time_to_target(group: Group) -> str:
 def explain_bound(group: Group) -> str:
     """Explain the bound in one line, with its measured parts."""
     return (
-        "Bound: an iteration of {steps:,} env steps takes at least C = w + M + x + u. Measured with {label}: "
-        "w + x = {exchange_ms:.1f} ms to send weights and receive segments, M = {collect_s:.3f} s for the slowest "
-        "actor, u = {update_s:.3f} s to update, so C = {bound_s:.3f} s. It took {iteration_s:.3f} s (without the first "
-        "iteration)."
-    ).format(
-        label=group["label"], exchange_ms=1000 * group["cycle"]["exchange_s"], **group["cycle"]
-    )
+        "Bound: an iteration of {steps:,} env steps takes at least {bound_s:.3f} s with {label}: {exchange_s:.3f} s to "
+        "send weights and receive segments, {collect_s:.3f} s until the slowest actor has collected, and "
+        "{update_s:.3f} s to update. It took {iteration_s:.3f} s (mean without the first iteration)."
+    ).format(label=group["label"], **group["cycle"])
 
 
 def _report_equality(runs: Sequence[MeasuredRun], console: Console) -> int:

@@ -42,7 +42,7 @@ from dppo.records.files.episodes import (
     packed,
     read_episodes,
 )
-from dppo.records.files.run_files import INCIDENT, check_run_files, read_run_file
+from dppo.records.files.run_files import CONFIG, INCIDENT, check_run_files, read_run_file
 from dppo.records.files.run_folder import check_stored_names, settings_to_resume
 from dppo.signals import ending_on_signals
 from dppo.spaces.actions import Actions
@@ -90,15 +90,17 @@ def replay(
     if video is not None:
         Video.check(video, render=render)
     path = path.absolute()
-    run = path if episode else _run_of_incident(path)
+    is_run = episode or (path / CONFIG).exists()
+    run = path if is_run else _run_of_incident(path)
     check_run_files(run)
-    recorded = _recorded(run, episode) if episode else _recorded_by_incident(path)
+    recorded = _recorded(run, episode) if is_run else _recorded_by_incident(path)
     if not recorded.is_single:
         raise CheckpointError(f"{run}: is of {SUB_ENVS}: none can be played again.")
     check_stored_names(run)
     settings = settings_to_resume(run)
     only_in_training = {"model": None, "prior": None, "baseline": None}
-    require_trust({"env_kwargs": {}} | settings | only_in_training, (), run, trust=trust)
+    stored = {"env_kwargs": {}} | settings | only_in_training
+    require_trust(stored, (), run, trust=trust, nameable=())
     config = Config(**settings)
     render_mode = None if video is None else "rgb_array"
     if render:
@@ -308,15 +310,20 @@ def _actions_of(recorded: RecordedEpisode, space: Actions) -> np.ndarray:
     )
 
 
-def _recorded(run: Path, query: str) -> RecordedEpisode:
+def _recorded(run: Path, query: str | None) -> RecordedEpisode:
     """Return the episode whose number or name is `query`; raise CheckpointError with the nearest if it is missing."""
     episodes = read_episodes(run)
-    query = query.replace(",", "")
+    query = (query or "").replace(",", "")
     matches = [episode for episode in episodes if query in (episode.name, str(episode.number))]
     if matches:
         return matches[-1]
     if not episodes:
         raise CheckpointError(nothing_recorded(run))
+    if not query:
+        raise CheckpointError(
+            f"{run}: is a run. Add `episode=NUMBER`, for one of its {len(episodes):,} recorded episodes, which "
+            f"--episodes lists."
+        )
     numbers = [episode.number for episode in episodes if episode.number]
     if query.isdecimal() and numbers:
         nearest = sorted(numbers, key=lambda number: abs(number - float(query)))[:2]

@@ -57,7 +57,7 @@ def config_of(end: Checkpoint, num_actors: int | None, run: Path, *, trust: bool
     Raises ConfigError if they name code that is not trusted, or do not go together with `num_actors`.
     """
     settings = {"atari": "raw"} | flattened(end.state["config"])
-    require_trust({"env_kwargs": {}} | settings, (), run, trust=trust)
+    require_trust({"env_kwargs": {}} | settings, (), run, trust=trust, nameable=())
     changes: dict[str, Any] = {"eval_every": None, "track": ()}
     if num_actors is not None:
         changes["num_actors"] = num_actors
