@@ -98,8 +98,7 @@ def replay(
         raise CheckpointError(f"{run}: is of {SUB_ENVS}: none can be played again.")
     check_stored_names(run)
     settings = settings_to_resume(run)
-    only_in_training = {"model": None, "prior": None, "baseline": None}
-    stored = {"env_kwargs": {}} | settings | only_in_training
+    stored = {"env_kwargs": {}} | settings | dict.fromkeys(("model", "prior", "baseline"))
     require_trust(stored, (), run, trust=trust, nameable=())
     config = Config(**settings)
     render_mode = None if video is None else "rgb_array"
