@@ -9,7 +9,7 @@ import pytest
 from builders import make_config, tiny_run
 
 import dppo
-from dppo.records.bottleneck import TimeSplit, bottleneck_line, times_line
+from dppo.records.bottleneck import TimeSplit, bottleneck_line, longest_usual, times_line
 from dppo.run import runner
 from dppo.run.iteration_row import iteration_row
 from dppo.tools.doctor.run_findings import findings_of_run
@@ -114,17 +114,37 @@ def test_without_actors_rows_or_gain_nothing_is_reported(
     assert line_of(0.100, 0.088, 0.085, 0.012) != ""
 
 
-def test_a_stall_turns_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("usual", "times", "advice"),
+    [
+        (TimeSplit(20.0, 5.0, 5.0, 15.0), "20 s: collecting 5 s, updating 15 s.", True),
+        (TimeSplit(2.0, 0.5, 0.5, 1.5), "2 s: collecting 500 ms, updating 1.5 s.", False),
+    ],
+)
+def test_a_stall_turns_no_advice(
+    usual: TimeSplit, times: str, advice: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that was stopped counts the time as that of an update."""
-    usual = TimeSplit(20.0, 15.0, 15.0, 5.0)
     stalled = {2: usual._replace(iteration_s=999.0, update_s=984.0), 5: TimeSplit(900.0, 899.0)}
 
     def row_of(iteration: Any, *parts: Any) -> dict[str, float]:
-        times = stalled.get(iteration.number, usual)
-        named = {f"perf/{name}": value for name, value in times._asdict().items()}
+        split = stalled.get(iteration.number, usual)
+        named = {f"perf/{name}": value for name, value in split._asdict().items()}
         return iteration_row(iteration, *parts) | named
 
     monkeypatch.setattr(runner, "row_maker", lambda keys: row_of)
     result = dppo.train(tiny_run(tmp_path / "run", iterations=8, update_epochs=4))
-    assert result.times == "An iteration took 20 s: collecting 15 s, updating 5 s."
-    assert ("note", result.times) in findings_of_run(tmp_path / "run")
+    assert times in result.times
+    assert ("update_epochs=2 " in result.times) == advice, "seven iterations are the time to save"
+    lines = [text for _, text in findings_of_run(tmp_path / "run")]
+    assert any(times in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("times", "longest"),
+    [([], 0), ([3], 3), ([9, 1], 1), ([9, 2, 1], 2), ([4, 3, 9, 9, 1], 4), (range(101), 95)],
+)
+def test_the_longest_usual_time_is_not_among_the_longest_twentieth(
+    times: Any, longest: float
+) -> None:
+    assert longest_usual(times) == longest
