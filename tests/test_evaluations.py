@@ -36,6 +36,7 @@ from dppo.records.files import disk
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import by_step
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
+from dppo.run.evaluation_pace import EvaluationPace
 from dppo.run.evaluations import Evaluations
 from dppo.run.factory import play_limits
 from dppo.tools.replay.episode import replay
@@ -157,6 +158,79 @@ def test_the_time_of_evaluations_is_not_that_of_training(
 
     shown = [row[key] for row in result.metrics for key in ("time/training_s", "perf/iteration_s")]
     assert max(result.training_s, *shown) < 1.0
+
+    rows = [row for row in result.metrics if "eval/iteration" in row]
+    for number, row in enumerate(rows, 1):
+        assert row["time/wall_s"] == pytest.approx(4000.0 * number, abs=1)
+        assert row["time/eval_wait_s"] == pytest.approx(4000.0 * number, abs=1)
+    [line] = [note for note in result.notes if note.startswith("Waiting for evaluations took")]
+    assert " took 3:20:00, training 0:00. Use num_actors=1 " in line
+
+
+class InTurn:
+    """Plays episodes one after the other, each in 12 s of a clock that waiting sets forward."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._free_at = 0.0
+        self._playing: list[tuple[float, tuple[int, int, Episode]]] = []
+
+    def begin(self, number: int, _: object) -> None:
+        for index in range(4):
+            self._free_at = max(self.now, self._free_at) + 12.0
+            outcome = (number, index, Episode(0, index, 1.0, 9, None))
+            self._playing.append((self._free_at, outcome))
+
+    def outcomes(self, wait_s: float) -> list[tuple[int, int, Episode]]:
+        if wait_s:
+            self.now = max(self.now, self._playing[0][0])
+        ended = [outcome for end, outcome in self._playing if end <= self.now]
+        del self._playing[: len(ended)]
+        return ended
+
+
+def test_evaluations_that_end_long_after_the_training_are_announced_and_reported_as_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An iteration takes 20 s, and the evaluation after it 48 s."""
+    players: Any = InTurn()
+    monkeypatch.setattr("time.monotonic", lambda: players.now)
+    config = settings(tmp_path, num_actors=1, eval_every=ROWS)
+    learner = SimpleNamespace(iteration=0, global_step=0, incident_metrics=dict, snapshot=dict)
+    observer = Stops()
+    run: Any = SimpleNamespace(
+        config=config,
+        observers=observer,
+        disk=None,
+        stop=SimpleNamespace(check=lambda: None),
+        parts=SimpleNamespace(learner=learner),
+        folder=SimpleNamespace(path=tmp_path, resumed_from={}),
+        actions=describe_spaces(gym.make("CartPole-v1")).actions,
+    )
+    evaluating = Evaluations(run, players, [], EvaluationPace(config, 0.0))
+    rows: list[dict[str, float]] = []
+    with Notes() as notes:
+        for number in range(1, ITERATIONS + 1):
+            players.now += 20.0
+            rows.append({"iteration": number, "global_step": number * ROWS})
+            rows[-1] |= {"charts/SPS": ROWS / 20, "time/training_s": players.now}
+            evaluating.on_iteration(rows[-1])
+    left = {row["iteration"]: row["time/eval_left_s"] for row in rows if "time/eval_left_s" in row}
+    end = 20.0 + 48.0 * ITERATIONS
+    assert left[3] == pytest.approx(end - 60.0, rel=0.2)
+    [backlog] = [text for text in notes.texts if text.startswith("evaluations fall behind")]
+    assert "3 are not over, and at this speed the last one ends 3:" in backlog
+    assert "Use eval_actors=4 (--eval-actors 4) if " in backlog
+
+    in_the_wait = observer.rows[1:]
+    assert [row["time/wall_s"] for row in (*in_the_wait, rows[-1])] == [164, 212, 260, end]
+    assert rows[-1]["eval/iteration"] == ITERATIONS
+    assert rows[-1]["time/eval_wait_s"] == end - 120
+    waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after")]
+    assert waiting[0].startswith("waiting for the evaluation after 192 steps (")
+    assert evaluating.notes()[-1].startswith(
+        "Waiting for evaluations took 3:08, training 2:00. Use"
+    )
 
 
 @pytest.mark.parametrize(

@@ -478,6 +478,18 @@ def test_a_stall_leaves_the_time_left_as_it_is_and_repeated_evaluations_count(
             assert view.left_s(clock.now) == pytest.approx(true, rel=0.3)
 
 
+def test_the_time_left_includes_evaluations_that_end_after_the_training(clock: Clock) -> None:
+    view = View()
+    view.start(about(64 * 4))
+    for iteration in range(1, 5):
+        clock.now += 1.0
+        view.add_row(
+            {"iteration": iteration, "global_step": 64 * iteration, "time/eval_left_s": 60.0}
+        )
+    assert view.left(clock.now + 10.0) == "0:50"
+    assert view.left(clock.now + 70.0) == "0:00"
+
+
 def test_a_slow_second_iteration_counts_no_more_than_the_first(clock: Clock) -> None:
     view = View()
     view.start(about(64 * 4))

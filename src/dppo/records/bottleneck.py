@@ -1,5 +1,6 @@
 """A model of an iteration's time: what takes the longest, and which setting would make the run faster."""
 
+import math
 from collections.abc import Collection, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 from dppo.config import Config
 from dppo.invocation import as_setting_and_flag
 from dppo.records.metrics.reading import Row
+from dppo.records.terminal.figures import duration
 
 # Seconds of training, or of the iterations after the first, below which a run gets no advice: a faster run would save
 # little time.
@@ -78,6 +80,28 @@ def times_line(split: TimeSplit, config: Config, epochs: int | None, *, advise: 
         f"{times} {as_setting_and_flag('update_epochs', fewer_epochs)} would make about {gain:.1f} x as many env steps "
         f"per second, and need more of them to learn the same."
     )
+
+
+def evaluations_line(waited_s: float, training_s: float, config: Config) -> str:
+    """Return how long a run has waited for evaluations, and what would shorten that; "" if it is short."""
+    ratio = _ratio(training_s + waited_s, training_s)
+    if waited_s < MIN_ADVICE_S or ratio < MIN_GAIN:
+        return ""
+    times = f"Waiting for evaluations took {duration(waited_s)}, training {duration(training_s)}."
+    return f"{times} Use {ways_to_evaluate_faster(config, ratio)}."
+
+
+def ways_to_evaluate_faster(config: Config, ratio: float) -> str:
+    """Return the settings that make evaluations shorter; they take `ratio` times as long as they may."""
+    ways = ["a larger eval_every (--eval-every)", "fewer eval_episodes (--eval-episodes)"]
+    actors = min(config.eval_episodes, math.ceil(config.eval_actors * ratio))
+    if config.num_actors == 0:
+        ways.insert(
+            0, f"{as_setting_and_flag('num_actors', 1)}, which plays them beside the training"
+        )
+    elif actors > config.eval_actors:
+        ways.insert(0, f"{as_setting_and_flag('eval_actors', actors)} if there are CPUs for them")
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 def bottleneck_line(split: TimeSplit, config: Config) -> str:

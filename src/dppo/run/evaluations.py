@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from dppo.records.files.run_files import BASELINE, CHECKPOINTS
 from dppo.records.observer import Observer
 from dppo.run.baseline import BASELINE_NUMBER, CHECK_NUMBER, Baseline
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
+from dppo.run.evaluation_pace import EvaluationPace
 from dppo.run.evaluation_result import EvaluationResult, result_of
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
@@ -44,11 +46,10 @@ from dppo.signals import StopRequested
 Row = dict[str, float]
 WAIT_S = 0.5  # longest single wait for actors at the end of a run
 WAITING = (
-    "waiting for the evaluation after %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
+    "waiting for the %s; an episode may take eval_timeout_s=%g. Ctrl-C ends the run now; --resume "
     "repeats the evaluation"
 )
 MAX_LOGGED_FAULTS = 3
-MANY = 10  # open evaluations, of which a line warns
 MOST_NAMED = 3  # evaluations that the line about a wait describes
 MAX_REPEATED = 100  # evaluations that a resumed run repeats
 
@@ -61,14 +62,20 @@ class Evaluations(Observer):
     """
 
     def __init__(
-        self, run: RunContext, players: InProcessPlayers | ActorPlayers, rows: Sequence[Row] = ()
+        self,
+        run: RunContext,
+        players: InProcessPlayers | ActorPlayers,
+        rows: Sequence[Row],
+        pace: EvaluationPace,
     ) -> None:
         """Begin the evaluations again that were not over in the checkpoint from which the run is resumed.
 
         `rows`: rows of metrics.jsonl that earlier processes have written.
         """
+        self._pace = pace
         self._observers = run.observers
         self._players = players
+        self._on_actors = run.config.num_actors != 0
         self._disk = run.disk
         self._stop = run.stop
         self._config: Config = run.config
@@ -78,7 +85,6 @@ class Evaluations(Observer):
         self._row: Row = {"iteration": self._learner.iteration, "global_step": self._steps}
         if rows:
             self._row |= rows[-1]
-        self._waited_s = 0.0
         self._notices = Notices()
         if isinstance(players, InProcessPlayers):
             players.on_step = self._on_step
@@ -156,9 +162,7 @@ class Evaluations(Observer):
 
     def take_waited_s(self) -> float:
         """Return the seconds of waiting for evaluations since the last call, which are no time of training."""
-        waited_s = self._waited_s
-        self._waited_s = 0.0
-        return waited_s
+        return self._pace.take_waited_s()
 
     def check(self) -> None:
         """Raise ConfigError if the evaluations of the last row cannot be played."""
@@ -180,6 +184,9 @@ class Evaluations(Observer):
                 f"Best evaluation: {best.mean_return:.1f} in {count}, after {best.global_step:,} steps "
                 f"(iter_{best.iteration:06d})"
             )
+        waits = self._pace.wait_line(self._row)
+        if waits:
+            lines.append(waits)
         comparison = self.comparison()
         has_failed = self._baseline is not None and self._baseline.has_failed
         if comparison is not None and not has_failed:
@@ -205,11 +212,33 @@ class Evaluations(Observer):
         except ConfigError as error:
             self._refusal = error
             return
-        row |= self._learner.incident_metrics()
+        row |= self._learner.incident_metrics() | self._pace.wait_time()
+        if self._on_actors:
+            self._add_time_left(row)
         if results:
             self._report(results[:-1])
             row |= results[-1]
             self._row = row  # `_report` has set another one
+
+    def _add_time_left(self, row: Row) -> None:
+        """Add the time until all evaluations of the run are over, if it is known; warn of a backlog."""
+        config = self._config
+        every = config.eval_every or 1
+        later = math.ceil(config.total_steps / every) - int(row["global_step"]) // every
+        later = min(later, config.iterations - int(row["iteration"]))
+        playing = self._playing()
+        played = sum(len(evaluation.played) for evaluation in playing)
+        left_s = self._pace.left_s((later + len(playing)) * config.eval_episodes - played)
+        if left_s > 0:  # neither NaN
+            row["time/eval_left_s"] = left_s
+            self._pace.warn_of_backlog(left_s, row, len(self._open))
+
+    def _playing(self) -> list[OpenEvaluation]:
+        """Return the baseline and the evaluations that are not over, in the order in which they are played."""
+        playing = [evaluation for evaluation in self._open.values() if not evaluation.is_played]
+        if self._baseline is not None and not self._baseline.is_over:
+            playing.insert(0, self._baseline.play)
+        return playing
 
     def _is_due(self, number: int, steps: int) -> bool:
         """Return whether an evaluation is due; the first one of a run with a prior evaluates its clone."""
@@ -222,7 +251,8 @@ class Evaluations(Observer):
     def finish(self) -> bool:
         """Wait for the evaluations that are not over, unless a signal has arrived; return whether there were any."""
         waiting = bool(self._open)
-        self._report(self._take_ended(wait=True))
+        # a kill may leave the last checkpoint, whose open evaluations are repeated: no row may have their results yet
+        self._report(self._take_ended(wait=True, report=False))
         return waiting
 
     def _load(self, state: Any) -> None:
@@ -260,13 +290,15 @@ class Evaluations(Observer):
             self._players.begin(CHECK_NUMBER, ControllerTurn(first_step_only=True))
         self._players.begin(BASELINE_NUMBER, ControllerTurn())
 
+    def _look(self) -> None:
+        """Measure how long episodes have been played; before the baseline is ready, its process is only starting."""
+        is_ready = self._baseline is None or self._baseline.is_ready
+        self._pace.look(busy=is_ready and bool(self._playing()))
+
     def _begin(self, number: int, steps: int, policy: PolicySnapshot) -> None:
+        self._look()
         self._open[number] = OpenEvaluation(f"evaluation after {steps:,} steps", steps)
         self._players.begin(number, policy)
-        if len(self._open) == MANY:
-            logger.warning(
-                "%d evaluations are waiting: use more eval_actors, or a larger eval_every", MANY
-            )
 
     def _report(self, results: list[Row]) -> None:
         """Write a row for each result: a copy of the current row, with the metrics of the result."""
@@ -277,46 +309,43 @@ class Evaluations(Observer):
             stopped_by = self._observers.iteration(self._row)
             self.stopped_by = self.stopped_by or stopped_by
 
-    def _take_ended(self, *, wait: bool) -> list[Row]:
-        """Return the results of the evaluations that are over, in their order; log a wait that is long."""
-        began = time.monotonic()
+    def _take_ended(self, *, wait: bool, report: bool = True) -> list[Row]:
+        """Return the results of the evaluations that are over, in their order; log a wait that is long.
+
+        Until the last one is over, `report` reports results at once.
+        """
         try:
             with suppress(StopRequested):  # what is not over is repeated when the run is resumed
                 if wait:
-                    self._wait_for_all()
+                    self._wait_for_all(report=report)
                 else:
                     while self._take_in(self._players.outcomes(0.0)):
                         pass
         except ClusterError as error:  # Ray is gone, and the run has ended
-            logger.warning("evaluation after %s is left out: %s", self.describe_open(), error)
+            logger.warning("the %s is left out: %s", self.describe_open(), error)
             for evaluation in self._open.values():
                 self._count_faults(evaluation)
             self._open.clear()
-        if wait:
-            self._waited_s += time.monotonic() - began
         return self._take_results()
 
-    def _wait_for_all(self) -> None:
+    def _wait_for_all(self, *, report: bool) -> None:
         self._notices = Notices()
         while self._is_waiting():
-            self._stop.check()
-            outcomes = self._players.outcomes(WAIT_S)
-            on_actors = self._config.num_actors != 0
-            if on_actors and self._notices.take_due():
-                logger.info(WAITING, self.describe_open(), self._config.eval_timeout_s)
-            self._take_in(outcomes)
+            with self._pace.waiting():
+                self._stop.check()
+                outcomes = self._players.outcomes(WAIT_S)
+                if self._on_actors and self._notices.take_due():
+                    logger.info(WAITING, self.describe_open(), self._config.eval_timeout_s)
+                self._take_in(outcomes)
+            if report and self._is_waiting():
+                self._report(self._take_results())
 
     def _on_step(self, length: int) -> None:
         """Log now and then how far the episodes in this process are; the current one has `length` steps."""
         if not self._notices.take_due():
             return
-        playing = list(self._open.values())
-        if self._baseline is not None and not self._baseline.is_over:
-            playing.insert(0, self._baseline.play)
-        for evaluation in playing:
-            if not evaluation.is_played:
-                self._log_progress(evaluation, length)
-                return
+        for evaluation in self._playing()[:1]:
+            self._log_progress(evaluation, length)
 
     def _log_progress(self, evaluation: OpenEvaluation, length: int = 0) -> None:
         seconds = time.monotonic() - evaluation.began
@@ -327,14 +356,14 @@ class Evaluations(Observer):
 
     def _is_waiting(self) -> bool:
         """Return whether an evaluation is not over: its episodes, or the baseline's, are still played."""
-        is_played = all(evaluation.is_played for evaluation in self._open.values())
-        return bool(self._open) and not (is_played and self._baseline_is_over())
+        return bool(self._open and self._playing())
 
     def _baseline_is_over(self) -> bool:
         return self._baseline is None or self._baseline.is_over
 
     def _take_in(self, outcomes: list[Outcome]) -> bool:
         """Take in the results of episodes; return whether there may be more outcomes."""
+        self._look()
         for number, episode, outcome in outcomes:
             if isinstance(outcome, ConfigError):
                 raise outcome
@@ -377,23 +406,23 @@ class Evaluations(Observer):
             result = result_of(number, evaluation, self._baseline, self._config, self._actions)
             self._keep_score(result)
             self._keep_element_at_bound(evaluation.name, result)
-            results.append(result.metrics)
+            results.append(result.metrics | self._pace.times())
         return results
 
     def describe_open(self) -> str:
-        """Describe the evaluations that are not over; "" if there are none."""
-        episodes = self._config.eval_episodes
-        waiting = list(self._open.values())
+        """Describe the episodes of evaluations and of the baseline that are not over; "" if there are none."""
+        playing = self._playing()
         described = [
-            f"{evaluation.global_step:,} steps ({len(evaluation.played)} of {episodes} episodes)"
-            for evaluation in waiting[:MOST_NAMED]
+            f"{evaluation.name} ({len(evaluation.played)} of {self._config.eval_episodes} episodes)"
+            for evaluation in playing[:MOST_NAMED]
         ]
-        if len(waiting) > MOST_NAMED:
-            described.append(f"and for {len(waiting) - MOST_NAMED} others")
+        if len(playing) > MOST_NAMED:
+            described.append(f"and {len(playing) - MOST_NAMED} more")
         return ", ".join(described)
 
     def _add(self, evaluation: OpenEvaluation, episode: int, outcome: Episode | DppoError) -> None:
         """Add the result of an episode, and note whether it is the last one of this evaluation."""
+        self._pace.count_episode()
         evaluation.played[episode] = None
         missing = self._config.eval_episodes - len(evaluation.played)
         evaluation.is_played = not missing

@@ -31,6 +31,7 @@ from dppo.records.run_lines import own_state_line
 from dppo.records.terminal.plain import make_display
 from dppo.run import outputs
 from dppo.run.building import build
+from dppo.run.evaluation_pace import EvaluationPace
 from dppo.run.evaluations import Evaluations
 from dppo.run.file_observers import cut_row_files, file_observers
 from dppo.run.iteration_row import TrainingTimes, mean_return, row_maker
@@ -188,7 +189,8 @@ class Run:
         cut = partial(cut_row_files, self.folder.path, last_iteration)
         rows = call_disk(disk, "opening metrics.jsonl", cut)
         if self.parts.players is not None:
-            begin = partial(Evaluations, self.context, self.parts.players, rows)
+            pace = EvaluationPace(self.config, self.times.called_at)
+            begin = partial(Evaluations, self.context, self.parts.players, rows, pace)
             self.evaluations = call_disk(disk, "reading evaluations", begin)
             self.checkpoints.evaluations = self.evaluations
             self.observers.add_file(self.evaluations)
@@ -215,9 +217,7 @@ class Run:
             )
             unplayed = "" if self.evaluations is None else self.evaluations.describe_open()
             if unplayed:
-                logger.warning(
-                    "%s: a resumed run plays the evaluation after %s again", signal_name, unplayed
-                )
+                logger.warning("%s: a resumed run plays the %s again", signal_name, unplayed)
             return signal_name
         return None
 

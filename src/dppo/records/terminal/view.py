@@ -191,7 +191,7 @@ class View:
 
         Until there are two, env steps are expected to go on as in the present one, and updates to take as long. The
         time of making the environments and of resetting them says nothing about the rest. While the policy does not
-        learn yet, the env steps alone are known: it is a lower bound.
+        learn yet, the env steps alone are known: it is a lower bound. Evaluations on actors may end after the training.
         """
         steps = self.row.get("global_step", 0)
         since = self.row_at
@@ -206,7 +206,9 @@ class View:
         # of an iteration that is late, no more time than expected is over
         # `min` and `max` return NaN only if NaN is their first argument
         worked_s = min(self.batch_size * s_per_step, now - since)
-        return max((self.total_steps - steps) * s_per_step - worked_s, 0.0)
+        training_s = (self.total_steps - steps) * s_per_step - worked_s
+        evaluations_s = self.row.get("time/eval_left_s", 0.0) - (now - self.row_at)
+        return max(training_s, evaluations_s, 0.0)
 
 
 def has_trained(row: Row, prior_iterations: int) -> bool:

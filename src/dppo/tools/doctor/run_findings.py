@@ -8,7 +8,14 @@ from dppo.config import Config
 from dppo.config.resolve import value_of
 from dppo.envs.names import solved_at
 from dppo.errors import CheckpointError
-from dppo.records.bottleneck import MIN_GAIN, TimeSplit, bottleneck_line, times_line, usual_rows
+from dppo.records.bottleneck import (
+    MIN_GAIN,
+    TimeSplit,
+    bottleneck_line,
+    evaluations_line,
+    times_line,
+    usual_rows,
+)
 from dppo.records.files.checkpoint import find
 from dppo.records.files.lock import training_notes
 from dppo.records.files.run_folder import stored_config
@@ -50,6 +57,10 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
     for note in notes.closing_notes():
         yield "warning", note
     with suppress(KeyError):
+        waited_s = rows[-1].get("time/eval_wait_s", 0.0) if rows else 0.0
+        waits = waited_s and evaluations_line(waited_s, rows[-1]["time/training_s"], config)
+        if waits:
+            yield "warning", waits
         epochs = value_of("update_epochs", config, notes.action_dims)
         yield from _time_findings(rows, config, epochs)
     if rows:

@@ -15,6 +15,8 @@ def cards(facts: Facts) -> dict[str, str]:
     seconds = [math.nan, *training_times(facts.rows)][-1]
     counted = sum(count for key, count in row.items() if key.startswith("incidents/"))
     incidents = max(counted, len(facts.incidents))  # no row counts the one that ended the run
+    waited_s = row.get("time/eval_wait_s", 0.0)
+    waits = {"waiting for evaluations": duration(waited_s)} if waited_s >= 1 else {}
     actors = "in process"
     if config.num_actors:
         actors = number(row.get("actors/alive"), 0)
@@ -25,6 +27,7 @@ def cards(facts: Facts) -> dict[str, str]:
         **_training_returns(facts),
         **_evaluations(facts),
         "training": duration(float(seconds)),
+        **waits,
         "env steps / s": number(row.get("charts/SPS")),
         "actors": actors,
         "incidents": f"{incidents:,.0f}",

@@ -1,0 +1,92 @@
+"""EvaluationPace: how long evaluations take beside the training, and how long it has waited for them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dppo.config import Config
+from dppo.log import logger
+from dppo.records.bottleneck import MIN_ADVICE_S, evaluations_line, ways_to_evaluate_faster
+from dppo.records.metrics.reading import Row
+from dppo.records.terminal.figures import duration
+
+BACKLOG = 3  # open evaluations: one is played, and two wait for it
+
+
+class EvaluationPace:
+    """Measures episodes of evaluations that actors play, and waits for them; warns once of a backlog."""
+
+    def __init__(self, config: Config, called_at: float) -> None:
+        """Begin at the time `called_at` of the call of `train`."""
+        self._config = config
+        self._called_at = called_at
+        self._looked_at = called_at
+        self._busy_s = 0.0
+        self._num_played = 0
+        self._waited_s = 0.0
+        self._taken_s = 0.0  # part of it that `take_waited_s` has returned
+        self._has_warned = False
+
+    def look(self, *, busy: bool) -> None:
+        """Measure the time since the last look; `busy`: episodes were played meanwhile."""
+        now = time.monotonic()
+        if busy:
+            self._busy_s += now - self._looked_at
+        self._looked_at = now
+
+    def count_episode(self) -> None:
+        """Count an episode that has ended."""
+        self._num_played += 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context in which the training, or the end of the run, waits for evaluations."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_s += time.monotonic() - began
+
+    def take_waited_s(self) -> float:
+        """Return the seconds of waiting since the last call."""
+        seconds = self._waited_s - self._taken_s
+        self._taken_s = self._waited_s
+        return seconds
+
+    def times(self) -> Row:
+        """Return the metrics of the time of a row about an evaluation that is over."""
+        row = {"time/wall_s": time.monotonic() - self._called_at}
+        return row | self.wait_time()
+
+    def wait_time(self) -> Row:
+        """Return the metric of the time of waiting for evaluations; {} before the first wait."""
+        return {"time/eval_wait_s": self._waited_s} if self._waited_s else {}
+
+    def wait_line(self, row: Row) -> str:
+        """Return a line about a long wait for evaluations after this row; "" if it was short."""
+        return evaluations_line(self._waited_s, row.get("time/training_s", 0.0), self._config)
+
+    def left_s(self, unplayed: int) -> float:
+        """Return the seconds that this number of episodes takes; NaN before one has ended."""
+        if not self._num_played:
+            return math.nan
+        return unplayed * self._busy_s / self._num_played
+
+    def warn_of_backlog(self, left_s: float, row: Row, num_open: int) -> None:
+        """Warn once if the evaluations will end long after the training, at the speed of both so far."""
+        steps_left = self._config.total_steps - row["global_step"]
+        training_left_s = steps_left / row["charts/SPS"]
+        late_s = left_s - training_left_s
+        if self._has_warned or num_open < BACKLOG or not late_s > MIN_ADVICE_S:
+            return
+        self._has_warned = True
+        logger.warning(
+            "evaluations fall behind: %d are not over, and at this speed the last one ends %s after the training. "
+            "Use %s",
+            num_open,
+            duration(late_s),
+            ways_to_evaluate_faster(self._config, left_s / max(training_left_s, 1.0)),
+        )
