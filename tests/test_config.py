@@ -509,6 +509,8 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
     assert ranges_note == (begins + ranges + ends,)
     for total in (5120, 20480):  # without annealing the length changes nothing
         assert note(total, anneal_lr=False) == ()
+    with pytest.raises(ConfigError, match=r"=4096: c was made after 5120 env steps\. Leave it out"):
+        note(4096, anneal_lr=False)
 
 
 def test_a_setting_of_actors_that_is_given_is_not_dropped_without_actors() -> None:

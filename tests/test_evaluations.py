@@ -228,9 +228,7 @@ def test_evaluations_that_end_long_after_the_training_are_announced_and_reported
     assert rows[-1]["time/eval_wait_s"] == end - 120
     waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after")]
     assert waiting[0].startswith("waiting for the evaluation after 192 steps (")
-    assert evaluating.notes()[-1].startswith(
-        "Waiting for evaluations took 3:08, training 2:00. Use"
-    )
+    assert evaluating.notes()[0].startswith("Waiting for evaluations took 3:08, training 2:00. Use")
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "it depends on times and sizes of a long run": (
         "envs/own_state.py: {}: get_state takes {}, {} of its time. Raise `num_steps`.",
         "records/files/episode_writer.py: {}: at {} MB, its older half is dropped. Record fewer to keep more.",
-        "run/evaluations.py: use more eval_actors, or a larger eval_every",
+        "records/bottleneck.py: Use {}, or {}.",
     ),
     "carried out by tests/commands/test_coming_from.py": (
         "config/aliases.py: Pass observers, which are called at each iteration",

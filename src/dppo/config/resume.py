@@ -67,7 +67,9 @@ def changes_on_resume(
     refusals = []
     for name, was, value in changed_settings(stored_settings, config):
         policy = about(name).resume
-        if policy == "free" or (policy == "raised" and not annealed_settings(config.ppo)):
+        is_over = policy == "raised" and config.iterations < iteration and not several
+        is_open = policy == "raised" and not annealed_settings(config.ppo)
+        if policy == "free" or (is_open and not is_over):
             continue
         if policy == "close":
             notes.append(
@@ -79,6 +81,8 @@ def changes_on_resume(
             fact = (
                 f"{checkpoint} was made with {was}, and a run cannot be resumed with another value"
             )
+            if is_over:
+                fact = f"{checkpoint} was made after {iteration * config.batch_size} env steps"
             remedy = "start a new run"
             if is_of_seeds:
                 remedy = "use another `run_dir`"

@@ -88,11 +88,11 @@ def evaluations_line(waited_s: float, training_s: float, config: Config) -> str:
     if waited_s < MIN_ADVICE_S or ratio < MIN_GAIN:
         return ""
     times = f"Waiting for evaluations took {duration(waited_s)}, training {duration(training_s)}."
-    return f"{times} Use {ways_to_evaluate_faster(config, ratio)}."
+    return f"{times} {ways_to_evaluate_faster(config, ratio)}"
 
 
 def ways_to_evaluate_faster(config: Config, ratio: float) -> str:
-    """Return the settings that make evaluations shorter; they take `ratio` times as long as they may."""
+    """Return the advice by which evaluations take less time; they take `ratio` times as long as they may."""
     ways = ["a larger eval_every (--eval-every)", "fewer eval_episodes (--eval-episodes)"]
     actors = min(config.eval_episodes, math.ceil(config.eval_actors * ratio))
     if config.num_actors == 0:
@@ -101,7 +101,7 @@ def ways_to_evaluate_faster(config: Config, ratio: float) -> str:
         )
     elif actors > config.eval_actors:
         ways.insert(0, f"{as_setting_and_flag('eval_actors', actors)} if there are CPUs for them")
-    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
+    return f"Use {', '.join(ways[:-1])}, or {ways[-1]}."
 
 
 def bottleneck_line(split: TimeSplit, config: Config) -> str:

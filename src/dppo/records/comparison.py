@@ -49,12 +49,12 @@ class BaselineComparison:
                 f" The best evaluation (iter_{self.iteration or 0:06d}) differs by {self.difference}: its policy is "
                 f"{self.difference.verdict}."
             )
-        deployed = "the newest policy"
-        if self.never_worse:
+        if not self.never_worse:
+            return text
+        deployed = "the baseline"
+        if self.is_improvement:
             deployed = f"the policy of iter_{self.iteration or 0:06d}"
-        if self.deployed == "baseline":
-            deployed = "the baseline"
-        return f"{text} Deployed, as never_worse={self.never_worse}: {deployed}."
+        return f"{text} Deployed, as never_worse=True: {deployed}."
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values for `from_json`; NaN, which JSON does not have, becomes None."""

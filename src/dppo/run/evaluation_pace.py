@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dppo.config import Config
@@ -12,8 +12,9 @@ from dppo.log import logger
 from dppo.records.bottleneck import MIN_ADVICE_S, evaluations_line, ways_to_evaluate_faster
 from dppo.records.metrics.reading import Row
 from dppo.records.terminal.figures import duration
+from dppo.run.open_evaluation import OpenEvaluation
 
-BACKLOG = 3  # open evaluations: one is played, and two wait for it
+BACKLOG = 3  # evaluations that are not over: one is played, and two wait for it
 
 
 class EvaluationPace:
@@ -65,28 +66,34 @@ class EvaluationPace:
         """Return the metric of the time of waiting for evaluations; {} before the first wait."""
         return {"time/eval_wait_s": self._waited_s} if self._waited_s else {}
 
-    def wait_line(self, row: Row) -> str:
-        """Return a line about a long wait for evaluations after this row; "" if it was short."""
-        return evaluations_line(self._waited_s, row.get("time/training_s", 0.0), self._config)
+    def notes(self, row: Row) -> list[str]:
+        """Return the line about a long wait for evaluations until this row, if it was long."""
+        line = evaluations_line(self._waited_s, row.get("time/training_s", 0.0), self._config)
+        return [line] if line else []
 
-    def left_s(self, unplayed: int) -> float:
-        """Return the seconds that this number of episodes takes; NaN before one has ended."""
-        if not self._num_played:
-            return math.nan
-        return unplayed * self._busy_s / self._num_played
+    def add_time_left(self, row: Row, playing: Sequence[OpenEvaluation]) -> None:
+        """Add the time until all evaluations of the run are over to a row, if it is known; warn once of a backlog.
 
-    def warn_of_backlog(self, left_s: float, row: Row, num_open: int) -> None:
-        """Warn once if the evaluations will end long after the training, at the speed of both so far."""
-        steps_left = self._config.total_steps - row["global_step"]
-        training_left_s = steps_left / row["charts/SPS"]
+        `playing`: evaluations that have begun and are not over.
+        """
+        config = self._config
+        every = config.eval_every or 1
+        later = math.ceil(config.total_steps / every) - int(row["global_step"]) // every
+        later = min(later, config.iterations - int(row["iteration"]))
+        played = sum(len(evaluation.played) for evaluation in playing)
+        unplayed = (later + len(playing)) * config.eval_episodes - played
+        if not self._num_played or not unplayed:
+            return
+        left_s = unplayed * self._busy_s / self._num_played
+        row["time/eval_left_s"] = left_s
+        training_left_s = (config.total_steps - row["global_step"]) / row["charts/SPS"]
         late_s = left_s - training_left_s
-        if self._has_warned or num_open < BACKLOG or not late_s > MIN_ADVICE_S:
+        if self._has_warned or len(playing) < BACKLOG or late_s < MIN_ADVICE_S:
             return
         self._has_warned = True
         logger.warning(
-            "evaluations fall behind: %d are not over, and at this speed the last one ends %s after the training. "
-            "Use %s",
-            num_open,
+            "evaluations fall behind: %d are not over, and at this speed the last one ends %s after the training. %s",
+            len(playing),
             duration(late_s),
-            ways_to_evaluate_faster(self._config, left_s / max(training_left_s, 1.0)),
+            ways_to_evaluate_faster(config, left_s / max(training_left_s, 1.0)),
         )

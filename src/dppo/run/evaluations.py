@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,7 +37,7 @@ from dppo.run.evaluation_result import EvaluationResult, result_of
 from dppo.run.in_process_players import InProcessPlayers
 from dppo.run.learner import PPOLearner
 from dppo.run.notices import Notices
-from dppo.run.open_evaluation import OpenEvaluation
+from dppo.run.open_evaluation import OpenEvaluation, described
 from dppo.run.outputs import call_disk
 from dppo.run.parts import RunContext
 from dppo.signals import StopRequested
@@ -50,7 +49,6 @@ WAITING = (
     "repeats the evaluation"
 )
 MAX_LOGGED_FAULTS = 3
-MOST_NAMED = 3  # evaluations that the line about a wait describes
 MAX_REPEATED = 100  # evaluations that a resumed run repeats
 
 
@@ -82,9 +80,8 @@ class Evaluations(Observer):
         self._learner: PPOLearner = run.parts.learner
         self._path: Path = run.folder.path
         self._steps = self._learner.global_step
-        self._row: Row = {"iteration": self._learner.iteration, "global_step": self._steps}
-        if rows:
-            self._row |= rows[-1]
+        progress: Row = {"iteration": self._learner.iteration, "global_step": self._steps}
+        self._row = progress | dict(rows[-1] if rows else {})
         self._notices = Notices()
         if isinstance(players, InProcessPlayers):
             players.on_step = self._on_step
@@ -176,7 +173,7 @@ class Evaluations(Observer):
         return has_begun
 
     def notes(self) -> list[str]:
-        lines = []
+        lines = self._pace.notes(self._row)
         best = self._best.result
         if best is not None:
             count = counted(self._config.eval_episodes, "episode")
@@ -184,9 +181,6 @@ class Evaluations(Observer):
                 f"Best evaluation: {best.mean_return:.1f} in {count}, after {best.global_step:,} steps "
                 f"(iter_{best.iteration:06d})"
             )
-        waits = self._pace.wait_line(self._row)
-        if waits:
-            lines.append(waits)
         comparison = self.comparison()
         has_failed = self._baseline is not None and self._baseline.has_failed
         if comparison is not None and not has_failed:
@@ -208,30 +202,17 @@ class Evaluations(Observer):
         self._steps = steps
         self._row = row
         try:
-            results = self._take_ended(wait=is_last or self._config.num_actors == 0)
+            results = self._take_ended(wait=is_last or not self._on_actors)
         except ConfigError as error:
             self._refusal = error
             return
         row |= self._learner.incident_metrics() | self._pace.wait_time()
         if self._on_actors:
-            self._add_time_left(row)
+            self._pace.add_time_left(row, self._playing())
         if results:
             self._report(results[:-1])
             row |= results[-1]
             self._row = row  # `_report` has set another one
-
-    def _add_time_left(self, row: Row) -> None:
-        """Add the time until all evaluations of the run are over, if it is known; warn of a backlog."""
-        config = self._config
-        every = config.eval_every or 1
-        later = math.ceil(config.total_steps / every) - int(row["global_step"]) // every
-        later = min(later, config.iterations - int(row["iteration"]))
-        playing = self._playing()
-        played = sum(len(evaluation.played) for evaluation in playing)
-        left_s = self._pace.left_s((later + len(playing)) * config.eval_episodes - played)
-        if left_s > 0:  # neither NaN
-            row["time/eval_left_s"] = left_s
-            self._pace.warn_of_backlog(left_s, row, len(self._open))
 
     def _playing(self) -> list[OpenEvaluation]:
         """Return the baseline and the evaluations that are not over, in the order in which they are played."""
@@ -286,14 +267,14 @@ class Evaluations(Observer):
         """Begin the episodes of the baseline unless they are stored; on actors, play its first step before."""
         if baseline.is_over:
             return
-        if self._config.num_actors != 0:
+        if self._on_actors:
             self._players.begin(CHECK_NUMBER, ControllerTurn(first_step_only=True))
         self._players.begin(BASELINE_NUMBER, ControllerTurn())
 
     def _look(self) -> None:
         """Measure how long episodes have been played; before the baseline is ready, its process is only starting."""
-        is_ready = self._baseline is None or self._baseline.is_ready
-        self._pace.look(busy=is_ready and bool(self._playing()))
+        is_starting = self._baseline is not None and not self._baseline.is_ready
+        self._pace.look(busy=not is_starting and bool(self._playing()))
 
     def _begin(self, number: int, steps: int, policy: PolicySnapshot) -> None:
         self._look()
@@ -312,7 +293,7 @@ class Evaluations(Observer):
     def _take_ended(self, *, wait: bool, report: bool = True) -> list[Row]:
         """Return the results of the evaluations that are over, in their order; log a wait that is long.
 
-        Until the last one is over, `report` reports results at once.
+        With `report`, those that end before the last one are reported during the wait.
         """
         try:
             with suppress(StopRequested):  # what is not over is repeated when the run is resumed
@@ -411,14 +392,7 @@ class Evaluations(Observer):
 
     def describe_open(self) -> str:
         """Describe the episodes of evaluations and of the baseline that are not over; "" if there are none."""
-        playing = self._playing()
-        described = [
-            f"{evaluation.name} ({len(evaluation.played)} of {self._config.eval_episodes} episodes)"
-            for evaluation in playing[:MOST_NAMED]
-        ]
-        if len(playing) > MOST_NAMED:
-            described.append(f"and {len(playing) - MOST_NAMED} more")
-        return ", ".join(described)
+        return described(self._playing(), self._config.eval_episodes)
 
     def _add(self, evaluation: OpenEvaluation, episode: int, outcome: Episode | DppoError) -> None:
         """Add the result of an episode, and note whether it is the last one of this evaluation."""
@@ -437,8 +411,7 @@ class Evaluations(Observer):
         self._report_fault(evaluation, left_out, outcome)
 
     def _report_fault(self, evaluation: OpenEvaluation, left_out: str, error: DppoError) -> None:
-        is_in_process = self._config.num_actors == 0
-        if is_in_process and isinstance(error, EnvironmentFault) and error.in_constructor:
+        if not self._on_actors and isinstance(error, EnvironmentFault) and error.in_constructor:
             elsewhere = as_setting_and_flag("num_actors", 1)
             error.message += (
                 f". The samplers have environments of their own in this process; {elsewhere} evaluates in another "

@@ -1,12 +1,14 @@
 """An evaluation of a run that is not over: the episodes that have been played."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind
+
+MOST_NAMED = 3  # evaluations that the line about a wait describes
 
 
 @dataclass(slots=True)
@@ -39,3 +41,14 @@ class OpenEvaluation:
             raise ConfigError(
                 f"eval_env_kwargs={eval_env_kwargs}: {error.message}. Resume the run with another value."
             )
+
+
+def described(playing: Sequence[OpenEvaluation], episodes: int) -> str:
+    """Describe evaluations that are not over, and how many of their `episodes` are; "" for none."""
+    texts = [
+        f"{evaluation.name} ({len(evaluation.played)} of {episodes} episodes)"
+        for evaluation in playing[:MOST_NAMED]
+    ]
+    if len(playing) > MOST_NAMED:
+        texts.append(f"and {len(playing) - MOST_NAMED} more")
+    return ", ".join(texts)
