@@ -67,7 +67,7 @@ def changes_on_resume(
     refusals = []
     for name, was, value in changed_settings(stored_settings, config):
         policy = about(name).resume
-        is_over = policy == "raised" and config.iterations < iteration and not several
+        is_over = policy == "raised" and config.iterations < iteration and not is_of_seeds
         is_open = policy == "raised" and not annealed_settings(config.ppo)
         if policy == "free" or (is_open and not is_over):
             continue
