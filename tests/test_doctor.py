@@ -718,7 +718,7 @@ def test_a_long_wait_for_evaluations_is_named_with_its_remedies(tmp_path: Path) 
     row = {"iteration": 2, "global_step": 512, "time/training_s": 28.0, "time/eval_wait_s": 250.0}
     row |= {f"perf/{phase}_frac": 0.0 for phase in PHASES}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
-    findings = list(findings_of_run(tmp_path, [row], num_actors=2, eval_every=64))
+    findings = list(run_findings(tmp_path, [row], num_actors=2, eval_every=64))
     [text] = [text for severity, text in findings if severity == "warning"]
     assert text == (
         "Waiting for evaluations took 4:10, training 0:28. Use eval_actors=10 (--eval-actors 10) if there are CPUs for "
