@@ -31,10 +31,10 @@ class EvaluationPace:
         self._taken_s = 0.0  # part of it that `take_waited_s` has returned
         self._has_warned = False
 
-    def look(self, *, busy: bool) -> None:
-        """Measure the time since the last look; `busy`: episodes were played meanwhile."""
+    def look(self, *, is_playing: bool) -> None:
+        """Measure the time since the last look; `is_playing`: episodes were played meanwhile."""
         now = time.monotonic()
-        if busy:
+        if is_playing:
             self._busy_s += now - self._looked_at
         self._looked_at = now
 

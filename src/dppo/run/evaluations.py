@@ -274,7 +274,7 @@ class Evaluations(Observer):
     def _look(self) -> None:
         """Measure how long episodes have been played; before the baseline is ready, its process is only starting."""
         is_starting = self._baseline is not None and not self._baseline.is_ready
-        self._pace.look(busy=not is_starting and bool(self._playing()))
+        self._pace.look(is_playing=not is_starting and bool(self._playing()))
 
     def _begin(self, number: int, steps: int, policy: PolicySnapshot) -> None:
         self._look()
