@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,10 +34,11 @@ from dppo.hosts.plans import TrainerPlan
 from dppo.learners import trainers
 from dppo.learners.trainers import LocalTrainer
 from dppo.records.bottleneck import TimeSplit
-from dppo.tools.doctor import examination, updating
+from dppo.tools.doctor import examination, updating, watching
 from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
+from dppo.tools.doctor.playing import spread
 from dppo.tools.doctor.run_findings import PHASES, findings_of_run
 from dppo.tools.doctor.speed import Facts, advice, iteration_s, plans, recommended
 
@@ -314,6 +317,11 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
         {"ranks_per_env": 4},
         "2 environments of ranks_per_env=4 x cores_per_rank=1 fit this machine: 2 by its cores, 3 by its memory",
     ),
+    (
+        {"written": ["state.txt"]},
+        {},
+        "files of the current folder were written meanwhile: state.txt",
+    ),
     ({"left": ["sleep"]}, {}, "close() leaves 1 of its processes: ['sleep']"),
     ({"close_s": 9.0}, {}, "close() took 9.0 s, and a run waits for 4 s"),
     ({"step": {"worst": 20.0, "median": 0.1}}, {}, "one step took 20.0 s, others 0.1 s"),
@@ -511,6 +519,34 @@ def test_the_report_is_about_the_command_that_is_printed(
         for text in (printed["command"], printed["findings"][0][1])
     }
     assert len(rates) == 1
+
+
+@pytest.mark.parametrize(("encoding", "bar"), [("ascii", "@"), ("latin-1", "@"), ("utf8", "█")])
+def test_a_report_is_printed_in_any_encoding(
+    encoding: str, bar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"stage": "over", "output": 0, "step": spread([0.1, 0.2]), "error": "not a ∞"}
+    monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
+    assert main(["doctor", "CartPole-v1"]) == 1
+    assert f"|{bar} " in out.getvalue().decode(encoding)
+
+
+def test_files_that_were_written_into_the_current_folder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("old").write_text("")
+    Path("changed").write_text("")
+
+    def write(*_: Any, **__: Any) -> Facts:
+        Path("changed").write_text("1")
+        Path("new").write_text("")
+        return {"stage": "over"}
+
+    monkeypatch.setattr("dppo.tools.doctor.watching.examine_apart", write)
+    assert watching.examine({}, 1.0)["written"] == ["changed", "new"]
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan"])

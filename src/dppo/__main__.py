@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from io import TextIOWrapper
 
 from dppo import __version__
 from dppo.commands.discovery import CORE, command_modules, main_of, summary
@@ -41,6 +42,8 @@ Examples:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code: 0 success, 1 failure, 2 wrong usage, 128 + n stopped by signal n."""
     code = None
+    if isinstance(sys.stdout, TextIOWrapper):  # text that its encoding lacks must not end a command
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             with RaisingSignals():

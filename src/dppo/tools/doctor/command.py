@@ -32,6 +32,7 @@ DESCRIPTION = (
 NO_EFFECT = "the doctor trains nothing"
 DEFAULT_SECONDS = 60.0
 BARS = " ▁▂▃▄▅▆▇█"
+ASCII_BARS = " .:-=+*#@"
 QUIET_SHARE = 0.8  # share of the needed time of a core; with less, a machine is busy
 QUANTILES = ("median", "p95", "p99", "worst")
 COMMAND = Command(
@@ -241,5 +242,7 @@ def _times(times: dict[str, Any]) -> str:
     quantiles = ", ".join(f"{name} {scale * times[name]:.3g}" for name in QUANTILES)
     highest = max(times["bins"])
     heights = [math.ceil(8 * count / highest) for count in times["bins"]]
-    bars = "".join(BARS[height] for height in heights)
+    has_blocks = sys.stdout.encoding.lower().startswith("utf")
+    symbols = BARS if has_blocks else ASCII_BARS
+    bars = "".join(symbols[height] for height in heights)
     return f"{quantiles} {unit}  |{bars}|  {times['count']:,} calls"

@@ -13,6 +13,7 @@ from dppo.tools.doctor.speed import LEAK_MB, Facts, Findings
 FAR_FROM_ONE = 100.0  # rewards this much above or below 1 are learned badly
 MAX_SMALL_INTEGER = 255  # larger ones need a normalizer
 MAX_OUTPUT_PER_STEP = 100  # bytes
+MAX_NAMED_FILES = 3
 MAX_CLOSE_S = 4.0  # a run does not wait longer for close()
 
 
@@ -196,6 +197,14 @@ def _about_the_process(facts: Facts, config: Config) -> Findings:
                 "warning",
                 f"it draws from {state}, which no seed of an episode sets. {_use_the_seed(config)}",
             )
+    if facts.get("written"):
+        names = ", ".join(facts["written"][:MAX_NAMED_FILES])
+        yield (
+            "warning",
+            f"files of the current folder were written meanwhile: {names}. If it writes them, all instances write the "
+            f"same ones. Give its constructor a parameter scratch_dir, the path of a folder for each instance, and write "
+            f"there",
+        )
     for state in facts.get("changed_by_making", ()):
         yield "note", f"making it changes {state}"
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -246,6 +247,7 @@ def examine_apart(
 def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage: None) -> Facts:
     """Return the facts about the environment of these settings, measured in a process and repeated in another one."""
     until = time.monotonic() + seconds
+    files_before = _files_here()
 
     def repeat(seconds: float, *, updates: bool = False) -> Facts:
         return examine_apart(
@@ -266,6 +268,7 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
         "cpus": usable_cores(),
         "load": load_average(),
         "available_mb": psutil.virtual_memory().available / 2**20,
+        "written": sorted(name for name, _, _ in _files_here() - files_before),
     }
     trace = facts.pop("trace", ())
     facts["fingerprint"] = fingerprint_of(trace)
@@ -287,6 +290,19 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
     if len(repeated["trace"]) < facts["compared"]:
         place += f" (the first {len(repeated['trace']):,})"
     return with_repetition(facts, place, trace, repeated["trace"])
+
+
+def _files_here() -> set[tuple[str, int, int]]:
+    """Return name, size and time of change of each file in the current folder, without output of this command."""
+    files = set()
+    outputs = {stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream}
+    inodes = {os.fstat(output).st_ino for output in outputs}
+    for path in Path.cwd().iterdir():
+        with suppress(OSError):  # removed meanwhile
+            status = path.stat()
+            if path.is_file() and status.st_ino not in inodes:
+                files.add((path.name, status.st_size, status.st_mtime_ns))
+    return files
 
 
 def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
