@@ -202,8 +202,7 @@ def _about_the_process(facts: Facts, config: Config) -> Findings:
         yield (
             "warning",
             f"files of the current folder were written meanwhile: {names}. If it writes them, all instances write the "
-            f"same ones. Give its constructor a parameter scratch_dir, the path of a folder for each instance, and write "
-            f"there",
+            f"same ones. Give its constructor a parameter scratch_dir, a path of its own, and write there",
         )
     for state in facts.get("changed_by_making", ()):
         yield "note", f"making it changes {state}"
