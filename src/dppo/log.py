@@ -1,4 +1,4 @@
-"""The logger of all modules, which shows its notes whatever the switches of `logging` are set to."""
+"""The logger of all modules, which shows its notes independently of the settings of `logging`."""
 
 import logging
 from collections.abc import Callable

@@ -43,7 +43,7 @@ def import_path(code: Any) -> str:
 
 
 def imported_module(name: str, advice: str = "") -> Any:
-    """Import the module `name`; raise ImportError with whatever it raised, its place, and what to do.
+    """Import the module `name`; raise ImportError with the error that it raised, its place, and a remedy.
 
     `advice`: what to do if there is no such module; by default, where Python looks for it.
     """

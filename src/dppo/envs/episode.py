@@ -230,7 +230,8 @@ class CheckedEnv:
             raise self._bad("reset", error) from None
         except BaseException as error:
             raise self._raised("reset", error) from None
-        if problem := self.checks.change(self.index, self.env):
+        problem = self.checks.change(self.index, self.env)
+        if problem:
             raise self._fault("reset", problem)
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._bad("reset", bad_form(answer, step=False))

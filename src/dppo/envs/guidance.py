@@ -1,4 +1,4 @@
-"""Guidance: the controllers beside the environments of a sampler."""
+"""Guidance: the controllers of the environments of a sampler."""
 
 from __future__ import annotations
 

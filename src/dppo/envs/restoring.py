@@ -108,7 +108,8 @@ class Restorer:
 
     def _prove(self, states: OwnStates, checked: CheckedEnv, proof: Proof, state: bytes) -> str:
         """Set the state from before the last segment, and repeat that segment, which must end in `state`."""
-        if problem := states.put(checked, proof.start):
+        problem = states.put(checked, proof.start)
+        if problem:
             return problem
         env = checked.index
         settings = self._sub_envs.settings

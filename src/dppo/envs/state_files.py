@@ -131,7 +131,8 @@ class StateFiles:
 
     def kept(self, name: str) -> Path:
         """Return the path of the file or folder that was kept under a name; raise `StateLost`."""
-        if problem := self._problem(name):
+        problem = self._problem(name)
+        if problem:
             raise StateLost(problem)
         (path,) = (self.folder / name / CONTENT).iterdir()
         return path
@@ -149,7 +150,8 @@ class StateFiles:
             return f"{entry} cannot be used ({error})"
         if not name.endswith(_hash(recorded)):
             return f"{entry / LISTING} was changed since get_state returned it"
-        if change := first_change(recorded, now):
+        change = first_change(recorded, now)
+        if change:
             path = entry / CONTENT / change
             verb = "changed" if path.exists() else "deleted"
             return f"{path} was {verb} since get_state returned it"

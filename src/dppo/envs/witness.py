@@ -20,7 +20,7 @@ class Witness:
         """False for an agent that has left its episode, which may go on without it."""
 
     def step(self, action: Any) -> Any:
-        """Step the environment, and return its result, whatever it is."""
+        """Step the environment, and return its result unchecked."""
         try:
             answer = self._env.step(action)
         except SkippedStep as skipped:
@@ -33,7 +33,7 @@ class Witness:
         return answer
 
     def reset(self, **arguments: Any) -> Any:
-        """Reset the environment, and return its result, whatever it is."""
+        """Reset the environment, and return its result unchecked."""
         answer = self._env.reset(**arguments)
         self.obs = _first_item(answer)
         self.is_present = True

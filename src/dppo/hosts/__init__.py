@@ -1,1 +1,1 @@
-"""Parts of a process that steps environments: samplers, their threads, and the keeper beside an actor."""
+"""Parts of a process that steps environments: samplers, their threads, and the keeper of an actor."""

@@ -266,7 +266,7 @@ def _end_marked(marker: bytes, signal_number: int) -> None:
 
 
 def _tidy(marker: str, log: str) -> None:
-    """Remove the progress file, and older logs beside it of processes that have ended."""
+    """Remove the progress file, and in its folder the older logs of processes that have ended."""
     for path in (marker, f"{marker}.stacks"):
         with suppress(OSError):
             os.remove(path)

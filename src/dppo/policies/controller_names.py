@@ -64,7 +64,7 @@ def _module(name: str) -> Any:
 
 
 def _module_of_file(file: Path) -> Any:
-    """Import a file as a module, with the modules beside it; raise ImportError if that fails."""
+    """Import a file as a module, after adding its folder to `sys.path`; raise ImportError if that fails."""
     if not file.is_file():
         raise ImportError(f"there is no file {file}. Check the path, here and on every node.")
     folder = str(file.parent)

@@ -39,7 +39,7 @@ class BestEvaluation:
         self._never_worse = never_worse
 
     def add(self, score: EvaluationScore) -> None:
-        """Compare a result. Of equal ones the earlier is the best, whichever has ended first."""
+        """Compare a score with the best one. Of equal scores, that of the earlier policy is the best."""
         if self.result is None or self._rank(score) > self._rank(self.result):
             self._previous = self.result
             self.result = score

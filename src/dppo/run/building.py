@@ -155,7 +155,7 @@ def _trace(config: Config) -> Trace | None:
 
 
 def _spaces(collector: Collector, config: Config, stop: StopSignals) -> Spaces:
-    """Return the spaces of the environments; add a remedy to the fault of one that cannot be made beside another."""
+    """Return the spaces of the environments; add a remedy if a second one in a process cannot be made."""
     try:
         return collector.describe(stop)
     except EnvironmentFault as fault:

@@ -139,7 +139,7 @@ def _result(study: Any, env_name: str, out: Path, flags: Mapping[str, Any]) -> s
 
 @contextmanager
 def _naming_database(out: Path) -> Iterator[None]:
-    """Raise a DppoError for an error of the study's database, in whatever Optuna and SQLAlchemy raise because of it."""
+    """Raise a DppoError for an error of the study's database, in place of exceptions of Optuna and SQLAlchemy."""
     try:
         yield
     except Exception as error:

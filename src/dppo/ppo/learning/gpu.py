@@ -128,7 +128,8 @@ def starting_on(device: str, network: str) -> Iterator[None]:
                 f"device={device}: the network does not fit into {where}. End what else uses it (`nvidia-smi`), or use "
                 f"`device=cpu`."
             ) from error
-        if reason := gpu_failure(error):
+        reason = gpu_failure(error)
+        if reason:
             raise ConfigError(
                 f"device={device}: the GPU cannot be used ({reason}). Use `device=cpu`."
             ) from error

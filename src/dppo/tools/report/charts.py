@@ -47,7 +47,7 @@ class Bar(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A label beside an axis, at a place in percent."""
+    """A label of an axis, at a position in percent."""
 
     place: float
     label: str
@@ -165,7 +165,7 @@ class Level(NamedTuple):
 
 
 class Overlay(NamedTuple):
-    """Parts of a chart beside its line."""
+    """Parts of a chart in addition to its line."""
 
     marks: Sequence[Mark] = ()
     level: Level | None = None

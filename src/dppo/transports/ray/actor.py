@@ -179,7 +179,7 @@ class PPOActor:
         ProgressFile("", self._progress_file).remove()
 
     def keep(self, player: Any) -> None:
-        """Close `player` with the process, whatever ends it."""
+        """Close `player` when the process ends, for any reason."""
         self._players.append(player)
 
     def on_nodes(self, layout: Layout) -> Layout:

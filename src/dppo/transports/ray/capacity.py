@@ -129,7 +129,7 @@ def across_nodes(demand: Demand, nodes: Iterable[Mapping[str, float]]) -> Demand
 
 
 def room_for(nodes: Iterable[Mapping[str, float]], demand: Demand) -> int:
-    """Return the number of actors that fit the nodes beside the learners and the actors of evaluations."""
+    """Return the number of actors that fit the nodes in addition to the learners and the actors of evaluations."""
     return max(0, sum(rooms_for(nodes, demand)) - demand.evaluators)
 
 

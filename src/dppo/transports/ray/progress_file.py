@@ -87,7 +87,7 @@ def make_progress_file() -> tuple[str, ActivityRecord]:
 
 
 def write_stacks_on_signal(path: str) -> None:
-    """Let SIGUSR2 write the stacks of all threads beside the progress file `path`, wherever this process is stuck."""
+    """Let SIGUSR2 write the stacks of all threads next to the progress file `path`, even if this process is stuck."""
     if not path:  # the disk is full
         return
     with suppress(OSError):
