@@ -347,7 +347,7 @@ def test_an_invalid_sub_environment_is_reset_alone_where_the_vector_can_do_that(
 
 
 class Reusing(joint.Native):
-    """Returns the same array again, filled anew."""
+    """Returns the same array each time, with new values."""
 
     def __init__(self, num_envs: int, mode: str) -> None:
         super().__init__(num_envs, mode)

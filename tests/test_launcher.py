@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class Checkout:
-    """A copy of the launcher with a stub of a project, and its fakes in the folder beside it."""
+    """A copy of the launcher with a stub of a project, and its fakes in a sibling folder."""
 
     def __init__(self, root: Path, fakes: Path) -> None:
         self.root = root
@@ -101,7 +101,7 @@ class Checkout:
         return self.start_until("pip-began")
 
     def start_until(self, name: str) -> Call:
-        """Start a call, and return when it has made this file beside the fakes."""
+        """Start a call, and return when it has made this file in the folder of the fakes."""
         call = self.start()
         while not (self.fakes / name).exists():
             assert call.poll() is None, call.communicate()

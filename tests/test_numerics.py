@@ -205,7 +205,7 @@ def test_a_process_that_computes_otherwise_is_named_or_refused() -> None:
 
 
 def test_fingerprints_see_another_code() -> None:
-    """A process whose NumPy and torch were told to compute as on an old CPU."""
+    """A process whose NumPy and torch are configured to compute as on an old CPU."""
     script = (
         "import json; from dataclasses import asdict; from dppo.numerics.fingerprint import Probe, fingerprint\n"
         "print(json.dumps(asdict(fingerprint(Probe(2, (8,)), torch=False))))"

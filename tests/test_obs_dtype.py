@@ -25,7 +25,7 @@ OFFSET = 1e9
 
 
 def far_away(nest: bool = False, dtype: str = "float64") -> Faulty:
-    """Return an environment whose second number lies beside 1e9; `nest` puts both into a Dict."""
+    """Return an environment whose second number is close to 1e9; `nest` puts both into a Dict."""
     is_integer = "int" in dtype
     low, high = (0, 2**30) if is_integer else (-np.inf, np.inf)
     space: gym.Space[Any] = gym.spaces.Box(low, high, (2,), np.dtype(dtype).type)

@@ -1,4 +1,4 @@
-"""A call into an environment that does not return is said after ten seconds, wherever it is made."""
+"""A call into an environment that does not return is logged after ten seconds, in any process."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_simulator_that_is_always_slow_is_not_silent() -> None:
 
 
 class SlowOnce(Faulty):
-    """Does not return from one constructor, reset, step or close until that is said."""
+    """Does not return from one constructor, reset, step or close until that is logged."""
 
     def __init__(self, where: str = "none") -> None:
         super().__init__(episodes=(), length=8)

@@ -198,7 +198,7 @@ def test_a_call_that_does_not_end_is_told_and_ends_the_run() -> None:
 
 @contextmanager
 def waiting_for(watched: Watched, action: str) -> Iterator[None]:
-    """Wait in another thread for a call that does not end meanwhile."""
+    """Wait in another thread for a call that does not end."""
     over = threading.Event()
     calls = RayCalls("test", watched.clock.awake)
     watched.watch.add_calls(calls)

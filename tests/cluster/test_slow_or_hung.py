@@ -1,4 +1,4 @@
-"""The engine alone, event by event: slow, hung and lost actors, and the lines logged meanwhile."""
+"""The engine alone, event by event: slow, hung and lost actors, and the lines that are logged."""
 
 from __future__ import annotations
 

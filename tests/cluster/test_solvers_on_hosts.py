@@ -1,4 +1,4 @@
-"""Eight solvers of four ranks each on three hosts: the same weights for any number of actors, whatever is lost.
+"""Eight solvers of four ranks each on three hosts: the same weights for any number of actors and after any loss.
 
 Hosts are network namespaces of this machine (`hosts.py`), so these tests need root. All are slow.
 """

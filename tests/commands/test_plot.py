@@ -1,4 +1,4 @@
-"""`dppo plot`: which runs belong together, what is drawn of them, and what is said about them."""
+"""`dppo plot`: groups of runs, their curves, and the lines printed about them."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_code_is_described_in_words(settings: dict[str, object], words: list[str
 def test_wrappers_named_by_a_folder_are_refused(
     modules: Path, typed: Typed, refused: Typed
 ) -> None:
-    """For evaluation, the settings in the checkpoint count, whatever config.yaml says."""
+    """For evaluation, the settings in the checkpoint count, not those in config.yaml."""
     Path("mywrap.py").write_text(FACTORY + "\nWrapper = lambda env: env\n", encoding="utf8")
     run_of(Path("run"), wrappers=["mywrap:Wrapper"])
     forget("mywrap")

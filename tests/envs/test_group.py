@@ -222,7 +222,7 @@ class Choking(Scripted):
 
 
 def repaired(make: Any, envs: list[Any]) -> Stepper:
-    """Return a group that makes a failed environment anew; episode k of env e has the seed 10 e + k."""
+    """Return a group that rebuilds a failed environment; episode k of env e has the seed 10 e + k."""
     spaces = describe_spaces(envs[0])
     settings = GroupSettings("sampler 0 (Test-v0)", spaces, lambda env, episode: 10 * env + episode)
     sub_envs = SerialSubEnvs(envs, settings, make)

@@ -215,7 +215,7 @@ def act(agent: PPOAgent, obs: np.ndarray, starts: np.ndarray, first: np.ndarray 
 def test_acting_step_by_step_equals_learning_over_sequences(
     network: str, actions: str, dtype: str
 ) -> None:
-    """Episodes start inside the sequences; actors set the state to zero there, and learners are told where."""
+    """Episodes start inside the sequences; actors set the state to zero there, learners get their positions."""
     spec = spec_of(network, actions, dtype)
     agent = agent_of(spec, spread=0.1)
     model = PPOModel(spec, seed=9)

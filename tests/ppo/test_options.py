@@ -1,5 +1,5 @@
 """Options of PPO that are off by default, each against a slow twin: KL-adapted learning rate, annealing, advantages
-that are estimated anew, and rewards that are limited and scaled.
+that are estimated again, and rewards that are limited and scaled.
 """
 
 from __future__ import annotations

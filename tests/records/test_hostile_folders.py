@@ -272,7 +272,7 @@ COMMANDS: dict[str, list[str]] = {
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder to work in, where code is that a folder may name, beside one that must not change."""
+    """Return the working folder, with code that a run folder may name, next to a folder that must not change."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("precious")
     desk = tmp_path / "desk"

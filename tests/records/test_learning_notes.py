@@ -192,7 +192,7 @@ def test_a_note_names_the_weight_of_the_entropy_that_is_in_effect(
 
 
 def same() -> gym.Env[Any, Any]:
-    """Return an environment of five steps with the reward 1000, whatever the actions are."""
+    """Return an environment of five steps with the reward 1000 for any actions."""
     return TransformReward(Counting(terminate_after=5), lambda _: 1000.0)
 
 

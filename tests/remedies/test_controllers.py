@@ -106,7 +106,7 @@ def test_a_changed_prior_is_restored_in_the_middle_of_its_iterations(
 
 
 class Scaled:
-    """Returns an action far outside its bounds, unless it is told to clip."""
+    """Returns an action far outside its bounds, or with `clips` its bound."""
 
     def __init__(self, clips: bool = False) -> None:
         self.clips = clips

@@ -138,7 +138,7 @@ HYBRID_MASKS = spaces.Dict(
 
 
 class Hybrid(Checked):
-    """Takes choices beside real numbers, and raises if a choice is not allowed in the state.
+    """Takes choices together with real numbers, and raises if a choice is not allowed in the state.
 
     Args:
         source: "leaf", "method" or "info".

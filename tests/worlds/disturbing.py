@@ -99,7 +99,7 @@ def disturb(names: str) -> None:
 
 
 class Disturbing(gym.Env[Any, Any]):
-    """Counts, and changes the states `names` when it is told to: `when` is make, reset or step; in every 5th step."""
+    """Counts, and changes the states `names`; `when` is make, reset or step; in every 5th step."""
 
     action_space = Discrete(2)
 

@@ -157,7 +157,7 @@ PLAIN: dict[str, gym.Space[Any]] = {
 
 
 class Plain(World):
-    """One space, whichever is asked for."""
+    """Has the requested space as its only one."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

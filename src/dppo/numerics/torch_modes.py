@@ -73,7 +73,7 @@ def modes(**values: Any) -> Iterator[None]:
 
 @contextmanager
 def torch_as_usual() -> Iterator[None]:
-    """Context in which torch takes gradients, in float32, with oneDNN, even if a user's code has changed these modes."""
+    """Context in which torch takes gradients, in float32, with oneDNN, even if user code has changed these modes."""
     with (
         torch.inference_mode(mode=False),
         torch.enable_grad(),
