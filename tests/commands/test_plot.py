@@ -307,7 +307,7 @@ def test_the_command_draws_folders_of_runs_and_prints_intervals(desk: Path, type
     seeds_line = "(3 seeds), training, with noise, after 2,048 steps: 20, 95 % interval 10 to 30\n"
     assert f"gamma=0.99 {seeds_line}" in text
     assert "gamma=0.9 (1 seed), training, with noise, after 2,048 steps: 5\n" in text
-    assert "training time (s)" in Path("a.SVG").read_text()
+    assert "wall time while training (s)" in Path("a.SVG").read_text()
     assert "mine (3 seeds), training, with noise, after" in typed(
         "plot study other --label mine before"
     )

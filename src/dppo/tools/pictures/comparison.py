@@ -33,7 +33,7 @@ LINE_WIDTH = 1.5
 def compare_figure(
     groups: Sequence[CurveGroup], path: Path, caption: str, target: float | None
 ) -> None:
-    """Draw a comparison into the PNG `path`: mean episode return over training time, and over env steps.
+    """Draw a comparison into the PNG `path`: mean episode return over wall time while training, and over env steps.
 
     Over time, a step is drawn at the mean of the seeds' times, so that a curve ends where its runs ended. The
     legend shows the time to the return `target`; None: to the end of the runs.
@@ -54,7 +54,7 @@ def compare_figure(
         over_time.plot(*ends, "o", color=colour, markersize=5)
         if target is not None and time is not None:
             over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
-    for axis, title in ((over_time, "Over training time"), (over_steps, "Over env steps")):
+    for axis, title in ((over_time, "Over wall time"), (over_steps, "Over env steps")):
         axis.set_xlim(left=0)
         place = axis.transAxes
         axis.text(0, 1.24, title, transform=place, fontsize=12, fontweight="bold", color=INK)

@@ -82,10 +82,10 @@ def time_axis(*seconds: np.ndarray) -> tuple[float, str]:
     """Return the seconds in the unit that suits these times, and the label of their axis."""
     longest = np.concatenate(seconds).max(initial=0.0)
     if longest < MAX_SECONDS_IN_S:
-        return 1.0, "training time (s)"
+        return 1.0, "wall time while training (s)"
     if longest < MAX_SECONDS_IN_MIN:
-        return 60.0, "training time (min)"
-    return 3600.0, "training time (h)"
+        return 60.0, "wall time while training (min)"
+    return 3600.0, "wall time while training (h)"
 
 
 def save(figure: Any, path: Path) -> None:
