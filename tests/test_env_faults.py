@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import dppo
 from dppo.errors import ConfigError, EnvFault, EnvironmentFault, SegmentsLost
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Experience
+from dppo.records.closing_lines import closing_lines
 
 ROWS = 4 * 2 * 32
 ITERATIONS = 4
@@ -164,6 +167,9 @@ def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
     resumed = dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run")
     assert 0 < resumed.resumed_at < ITERATIONS
     assert faults_of(resumed) == alone
+    *_, resume = closing_lines(replace(resumed, stopped_by="EnvironmentFault"), caught.value)
+    rate = re.findall(r"use `env_faults=([^`]+)`", caught.value.message)[0]
+    assert resume.splitlines()[0].endswith(f" --env-faults {rate}")
 
 
 @pytest.mark.proves("raises in its first steps")

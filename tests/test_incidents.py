@@ -227,8 +227,8 @@ def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_q
     assert r"ValueError: cannot read frame\udcff.bin" in report
     lines = "".join(notes.texts).splitlines()
     assert all(line.isprintable() for line in lines)
-    [text, *_] = [text for text in notes.texts if text.startswith(f"see {folder}")]
-    assert shlex.split(text.partition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
+    [text, *_] = [text for text in notes.texts if f"env_raised: see {folder}" in text]
+    assert shlex.split(text.rpartition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
 
 
 FORGED = {

@@ -155,6 +155,13 @@ class EnvironmentFault(DppoError):
         return printable(f"{self.message}\n{self.remote_traceback}".rstrip())
 
 
+class TooManyFaults(EnvironmentFault):
+    """Environments have failed more often than `env_faults` allows."""
+
+    allowing_rate = ""
+    """Value of `env_faults` with which the run would go on."""
+
+
 class ControllerFault(DppoError):
     """A user's controller raised an exception, or returned an action outside the environment's action space.
 

@@ -55,7 +55,7 @@ def test_a_step_in_which_each_process_is_lost_is_left_out_until_its_segment_arri
     assert driver.asks[-1].question.requests[0].fatal == ()
     assert driver.incidents()[-1].text.endswith(
         "It was replaced 3 times in a row in step 8 of episode 2 of env 0 of sampler 1 (max_actor_restarts=3): "
-        "this episode is given up, as after an exception"
+        "that is a fault of the environment, which gives up this episode, or ends the run (on_env_fault)"
     )
     driver.asks = driver.asks[-1:]
     driver.answer()
@@ -161,7 +161,7 @@ def test_a_run_whose_simulator_dies_in_the_same_step_each_time_equals_one_in_whi
         dying = dppo.train(settings(tmp_path / "dying", failure, where, num_actors, **on_actors))
     assert dying.weights_sha256 == raising.weights_sha256
     assert dying.incidents["env_raised"] == raising.incidents["env_raised"] > 0
-    assert any("this episode is given up" in text for text in notes.texts)
+    assert any("gives up this episode" in text for text in notes.texts)
     assert any("each time that it was tried" in text for text in notes.texts)
     # once is enough, as each command starts a process
     if failure == "kill" and where == "step":

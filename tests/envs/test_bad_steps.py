@@ -221,7 +221,8 @@ def test_an_invalid_observation_is_named_by_its_step_in_any_segment_and_at_a_tim
     phase = "step" if at_step else "reset"
     start = place(phase, at_step, episode)
     assert message.startswith(f"{start}returned an observation that is {words}")
-    assert message.endswith(REMEDY)
+    is_first = (episode, at_step) in ((0, 0), (0, 1))  # each new environment fails, too
+    assert message.endswith(". Correct the environment." if is_first else REMEDY)
 
 
 NESTED = gym.spaces.Dict(

@@ -147,7 +147,7 @@ def test_no_command_is_printed_for_sub_environments_that_cannot_be_played_again(
     herd = in_package("Herd", leaves_out=[1])
     assert problem(tmp_path, **herd, envs_per_sampler=3, progress="plain")
     incident = tmp_path / "run1" / "incidents" / "001"
-    assert f"see {incident}\n" in "".join(capsys.readouterr())
+    assert f": see {incident}\n" in "".join(capsys.readouterr())
 
 
 @executes("envs/repairs.py: . Correct the environment.")

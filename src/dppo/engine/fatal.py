@@ -36,7 +36,7 @@ class FatalSteps:
         actor.losses = 0
         return (
             f"\nIt was replaced {counted(limit, 'time')} in a row in {actor.lost_in} (max_actor_restarts={limit}): "
-            f"this episode is given up, as after an exception"
+            f"that is a fault of the environment, which gives up this episode, or ends the run (on_env_fault)"
         )
 
     def _give_up(self, place: Place) -> bool:

@@ -70,7 +70,7 @@ class InfoMeter:
         return sums
 
 
-FATAL = "hung, or ended its process, each time that it was tried, and is left out."
+FATAL = "hung, or ended its process, each time that it was tried."
 FOUR_VALUES = "(expected 5, got 4)"  # in the ValueError of a wrapper around a step of the old API
 StepResult = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated and info."""

@@ -89,9 +89,8 @@ class Repairs:
         message = error.message.rstrip(".")
         segment_length = 0 if log.actions is None else len(log.actions)
         if log.index * segment_length + log.step < self.policy.raise_before:
-            raise EnvironmentFault(
-                f"{message}{_remedy(message, place)}", error.remote_traceback, place
-            ) from None
+            remedy = _remedy(message, place, is_first=log.index == 0 and log.step == 0)
+            raise EnvironmentFault(f"{message}{remedy}", error.remote_traceback, place) from None
         kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
         # the lost steps of a replay are in another incident
         lost_steps = max(0, place.step - 1) if replayed is None else 0
@@ -113,12 +112,17 @@ def _actions_up_to(place: EnvFault, log: EnvLog, replayed: np.ndarray | None) ->
     return None
 
 
-def _remedy(message: str, place: EnvFault) -> str:
-    """Return what to do about a fault that ends the run; a new environment does not help where each one fails."""
+def _remedy(message: str, place: EnvFault, *, is_first: bool) -> str:
+    """Return what to do about a fault that ends the run; a new environment does not help where each one fails.
+
+    Args:
+        is_first: the fault is in the first reset or step of a run.
+    """
     if OLD_API.ends(message) or ONE_REWARD.ends(message):
         return ""
-    if place.error == "invalid" and any(words in message for words in WRONG_FORM):
-        return ". Correct the environment."
     if place.error == "TypeError" and UNKNOWN_OPTIONS in message:
         return ". `set_env` sets options of `reset`. Give `reset` the parameter `options`, or leave `set_env` out."
+    is_wrong_form = place.error == "invalid" and any(words in message for words in WRONG_FORM)
+    if is_first or is_wrong_form:
+        return ". Correct the environment."
     return f". {REMEDY}"

@@ -12,10 +12,11 @@ from dppo.errors import (
     ConfigError,
     ControllerFault,
     EnvironmentFault,
+    TooManyFaults,
     TrainingDiverged,
     counted,
 )
-from dppo.invocation import as_setting_and_flag, command
+from dppo.invocation import as_setting_and_flag, command, flag
 from dppo.records.files.checkpoint import saved_iteration
 from dppo.records.observer import Result
 
@@ -153,6 +154,8 @@ def _how_to_go_on(result: Result, error: BaseException | None) -> str:
             return f"Go on with other settings: {resume}, with branch=True and another run_dir"
     elif isinstance(error, TrainingDiverged):  # it would diverge again
         return f"Go on with other settings: {resume} --branch NEW_DIR"
+    elif isinstance(error, TooManyFaults):
+        resume += f" {flag('env_faults')} {error.allowing_rate}"
     saved = saved_iteration(result.checkpoint)
     if saved is None or saved >= result.iterations:
         return f"Resume with: {resume}"

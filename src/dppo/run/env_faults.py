@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from dppo.config.parts.env import rate_above
 from dppo.engine.collector import Collected
 from dppo.engine.ledger import ReplayLedger
-from dppo.errors import EnvFault, EnvironmentFault, counted
+from dppo.errors import EnvFault, TooManyFaults, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 
@@ -29,6 +30,7 @@ class EnvFaults:
         self._ledger = ledger
         self._allowed = setting
         self._max_faults, self._window_s = budget
+        self._began = time.monotonic()
         self._times: deque[float] = deque()
         self._kinds: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -36,7 +38,7 @@ class EnvFaults:
         episodes, without the steps that failed."""
 
     def checked(self, collected: Collected, *, is_repeated: bool = False) -> Collected:
-        """Return `collected` with all actions of episodes that failed; raise EnvironmentFault if these are too many.
+        """Return `collected` with all actions of episodes that failed; raise TooManyFaults if these are too many.
 
         Faults of segments that are collected again happen again, and were counted: `is_repeated`.
         """
@@ -99,12 +101,16 @@ class EnvFaults:
             return fault
         return replace(fault, actions=np.concatenate([earlier_actions, fault.actions]))
 
-    def _too_many(self, last: Incident) -> EnvironmentFault:
+    def _too_many(self, last: Incident) -> TooManyFaults:
         assert last.fault is not None
         within_s = self._times[-1] - self._times[0]
-        return EnvironmentFault(
+        watched_s = max(1.0, min(self._window_s, self._times[-1] - self._began))
+        rate = rate_above(3600 * len(self._times) / watched_s)
+        error = TooManyFaults(
             f"env_faults={self._allowed}: {counted(len(self._times), 'fault')} of environments in {within_s:.0f} s. "
-            f"Correct the environment, or raise `env_faults`. The last one: {last.message}",
+            f"Correct the environment, or use `env_faults={rate}`. The last one: {last.message}",
             last.fault.traceback,
             self.completed(last.fault),
         )
+        error.allowing_rate = rate
+        return error

@@ -27,6 +27,13 @@ def rate_of(name: str, text: str, example: str) -> tuple[int, float]:
     return int(match[1]), SECONDS[match[2]]
 
 
+def rate_above(per_hour: float) -> str:
+    """Return a rate as the text of a setting, which allows twice as many an hour, rounded up to a digit."""
+    unit = 10 ** math.floor(math.log10(per_hour))
+    rate = f"{max(1.0, math.ceil(2 * per_hour / unit) * unit):.0f}/h"
+    return rate if len(rate) <= len("123456789/h") else "unlimited"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Env:
     """The environment."""

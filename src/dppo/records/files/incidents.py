@@ -71,7 +71,7 @@ class IncidentWriter(FileWriter):
         report = f"{incident.message}\n\n{facts.get('traceback', incident.details)}"
         write_file(folder / "report.txt", report.encode())
         if number <= self._max_logged:
-            text = f"see {folder}"
+            text = f"{incident.kind.value}: see {folder}"
             if facts["actions"] is not None:
                 text += f": {command('replay', folder, *self._flags)}"
             logger.warning(text)

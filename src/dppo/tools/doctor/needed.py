@@ -1,9 +1,9 @@
 """Settings that a run in an environment needs: to survive its faults, and to have each instance in its own process."""
 
-import math
 from typing import Any
 
 from dppo.config import Config
+from dppo.config.parts.env import rate_above
 from dppo.envs.repairs import FIRST_STEPS
 from dppo.errors import counted
 from dppo.tools.doctor.speed import Facts, env_step_s, recommended
@@ -40,8 +40,7 @@ def faults(facts: Facts, config: Config) -> tuple[dict[str, str] | None, str]:
         needed["on_env_fault"] = "rebuild"
     max_faults, within_s = config.env.fault_budget
     if per_hour > max_faults * 3600 / within_s:
-        unit = 10 ** math.floor(math.log10(per_hour))
-        needed["env_faults"] = f"{max(1.0, math.ceil(2 * per_hour / unit) * unit):.0f}/h"
+        needed["env_faults"] = rate_above(per_hour)
     hourly = f"{per_hour:,.2f}" if per_hour < 10 else f"{per_hour:,.0f}"
     text += (
         f", about {hourly} an hour. Each costs {facts['lost'] / number:.3g} steps of an episode, and "
