@@ -247,9 +247,9 @@ class StopSignals:
             self._interruptible = False
             raise StopRequested(signal.Signals(number))
         name = signal.Signals(number).name
-        trigger = (
-            f"once more after {COPIES_S[number]:g} s" if number == signal.SIGTERM else "once more"
-        )
+        trigger = "once more"
+        if number == signal.SIGTERM:
+            trigger += f" after {COPIES_S[number]:g} s"
         text = f"{name}: stopping ... ({trigger}: at once)"
         # In another thread, because this one may hold the lock of the display; and not by `threading`, because this one
         # may also hold a lock of that module.

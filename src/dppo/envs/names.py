@@ -44,7 +44,9 @@ def solved_at(env_name: str) -> float | None:
     Imports nothing: a name `module:Name-v0` is known once its module has been imported.
     """
     spec = gym.registry.get(env_name.rpartition(":")[2])
-    return None if spec is None else spec.reward_threshold
+    if spec is None:
+        return None
+    return spec.reward_threshold
 
 
 def factory_of(env_id: str) -> Callable[..., Any]:

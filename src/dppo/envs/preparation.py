@@ -122,7 +122,9 @@ def _game(env: Any, settings: Env) -> Any:
         frame_skip=settings.action_repeat,
         grayscale_obs=settings.grayscale,
     )
-    return Lives(game) if settings.atari == "life" else game
+    if settings.atari == "life":
+        return Lives(game)
+    return game
 
 
 def _resized(env: Any, size: tuple[int, ...]) -> Any:

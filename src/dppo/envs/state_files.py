@@ -174,7 +174,9 @@ class StateFiles:
 
 def _moment(name: str) -> int:
     digits = name.removeprefix(NEW).partition("-")[0]
-    return int(digits) if digits.isdecimal() else sys.maxsize
+    if digits.isdecimal():
+        return int(digits)
+    return sys.maxsize
 
 
 def _hash(text: bytes) -> str:

@@ -241,7 +241,9 @@ def _make_in_turn(
 
     def start() -> Any:
         _wait_for_start(plan.sampling.start_interval_s, enter)
-        return EnvThread(make, owner) if plan.sampling.standby_envs else make()
+        if plan.sampling.standby_envs:
+            return EnvThread(make, owner)
+        return make()
 
     def note(fault: EnvironmentFault, wait_s: float) -> None:
         text = f"{fault.message}, and was called again after {wait_s:g} s."

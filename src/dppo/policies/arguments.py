@@ -58,7 +58,9 @@ class EvaluationArguments:
     def render_mode(self) -> str | None:
         if self.render:
             return "human"
-        return None if self.video is None else "rgb_array"
+        if self.video is None:
+            return None
+        return "rgb_array"
 
     def log_beginning(self, player: Player) -> None:
         """Log what is played."""

@@ -204,7 +204,9 @@ class OutsideThread:
 
     def _doing(self) -> str:
         current = self._current
-        return "starting" if current is None else current.action
+        if current is None:
+            return "starting"
+        return current.action
 
     def _raise_earlier_error(self) -> None:
         while self._unawaited and self._unawaited[0].ended.is_set():

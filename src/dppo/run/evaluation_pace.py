@@ -64,7 +64,9 @@ class EvaluationPace:
 
     def wait_time(self) -> Row:
         """Return the metric of the time of waiting for evaluations; {} before the first wait."""
-        return {"time/eval_wait_s": self._waited_s} if self._waited_s else {}
+        if self._waited_s:
+            return {"time/eval_wait_s": self._waited_s}
+        return {}
 
     def notes(self, row: Row) -> list[str]:
         """Return the line about a long wait for evaluations until this row, if it was long."""

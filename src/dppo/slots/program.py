@@ -155,7 +155,9 @@ class Program:
         """
         self._record(self._reports(0.0))
         failed = self._failed()
-        return self._code if failed is None else failed.code
+        if failed is None:
+            return self._code
+        return failed.code
 
     @property
     def exit_codes(self) -> dict[int, int | None]:

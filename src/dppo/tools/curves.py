@@ -63,7 +63,9 @@ class Curve(NamedTuple):
         if target is None:
             return None
         reached = self.seconds[self.values >= target]
-        return float(reached[0]) if len(reached) else None
+        if len(reached):
+            return float(reached[0])
+        return None
 
 
 class DrawnBaseline(NamedTuple):

@@ -262,7 +262,9 @@ class Rollout:
 
         def by_step(array: np.ndarray) -> np.ndarray:
             """Return [S, T, ...] as [T, S, ...]; as [T, ...] for a single sampler, because that is faster."""
-            return array[0] if is_alone else array.swapaxes(0, 1)
+            if is_alone:
+                return array[0]
+            return array.swapaxes(0, 1)
 
         obs = by_step(self.obs)
         noise = by_step(self._noise)

@@ -142,7 +142,9 @@ class ValueScale:
     def from_state(state: Mapping[str, np.ndarray]) -> ValueScale | None:
         """Return the scale of a trainer with this state; None if it normalizes no values, or has had no targets yet."""
         targets = moments_of_targets(state)
-        return ValueScale.of(targets) if targets.count else None
+        if targets.count:
+            return ValueScale.of(targets)
+        return None
 
     def figures(self) -> dict[str, float]:
         """Return the unit of values, for the metrics."""

@@ -171,7 +171,9 @@ class PPOTrainer:
         self._optimizer = optimizer_for(self.model, self.ppo)
 
     def value_scale(self) -> ValueScale | None:
-        return None if self.popart is None else self.popart.scale
+        if self.popart is None:
+            return None
+        return self.popart.scale
 
     def _epochs(
         self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, experience: Experience
@@ -328,7 +330,9 @@ class PPOTrainer:
         samples = torch.stack([batch.returns - batch.values, batch.returns])
         moments = moments_of_all(samples, batch.weights, self.parallel)
         residual, total = moments[:, 2].tolist()
-        return 1 - residual / total if total > 0 else math.nan
+        if total > 0:
+            return 1 - residual / total
+        return math.nan
 
     # ------------------------------------------------------------------ weights and state
 

@@ -137,7 +137,9 @@ def _result(name: str, recorded: RecordedEpisode) -> str:
 
 
 def _run_of_incident(path: Path) -> Path:
-    return path.parents[1] if len(path.parents) > 1 else path
+    if len(path.parents) > 1:
+        return path.parents[1]
+    return path
 
 
 class _Replay:
