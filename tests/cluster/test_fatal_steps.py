@@ -55,7 +55,8 @@ def test_a_step_in_which_each_process_is_lost_is_left_out_until_its_segment_arri
     assert driver.asks[-1].question.requests[0].fatal == ()
     assert driver.incidents()[-1].text.endswith(
         "It was replaced 3 times in a row in step 8 of episode 2 of env 0 of sampler 1 (max_actor_restarts=3): "
-        "that is a fault of the environment, which gives up this episode, or ends the run (on_env_fault)"
+        "that is a fault of the environment, which gives up this episode, or ends the run (on_env_fault), 30 s after "
+        "the first loss; a smaller --step-timeout-s or --max-actor-restarts does so sooner"
     )
     driver.asks = driver.asks[-1:]
     driver.answer()

@@ -66,6 +66,7 @@ class Actor:
     ever_started: bool = False
     losses: int = 0
     """Losses in a row without a segment in between."""
+    first_loss_at: float = 0.0
     lost_in: Place | None = None
     """The step in which all of these were; None if they were in several, or in none."""
     unwanted: bool = False

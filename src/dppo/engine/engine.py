@@ -413,7 +413,7 @@ class CollectionEngine:
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
         if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
-            given_up = self._fatal.record_loss(actor, place, limit)
+            given_up = self._fatal.record_loss(actor, place, limit, now)
             if given_up is None:
                 raise too_many_losses(message, limit, fault)
             message += given_up

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dppo.engine.actors import Actor, Place
 from dppo.engine.ledger import ReplayLedger
 from dppo.errors import counted
+from dppo.invocation import flag
 from dppo.ppo.exchange.records import FatalStep
 
 MOST_GIVEN_UP = 3  # episodes of a sampler that one segment may give up
@@ -18,14 +19,15 @@ class FatalSteps:
         self._ledger = ledger
         self._steps: dict[int, tuple[FatalStep, ...]] = {}
 
-    def record_loss(self, actor: Actor, place: Place | None, limit: int) -> str | None:
-        """Count a loss of an actor, and the place of its process; return None if the run has to end.
+    def record_loss(self, actor: Actor, place: Place | None, limit: int, now: float) -> str | None:
+        """Count a loss of an actor `now`, and the place of its process; return None if the run has to end.
 
         After `limit` losses in a row, the loss after them gives up the episode in which all were, if there is one: then
         return a line that says so.
         """
         if not actor.losses:
             actor.lost_in = place
+            actor.first_loss_at = now
         elif actor.lost_in != place:
             actor.lost_in = None
         if actor.losses < limit:
@@ -34,9 +36,12 @@ class FatalSteps:
         if actor.lost_in is None or not limit or not self._give_up(actor.lost_in):
             return None
         actor.losses = 0
+        timeout = "step_timeout_s" if actor.lost_in.step.step else "reset_timeout_s"
         return (
             f"\nIt was replaced {counted(limit, 'time')} in a row in {actor.lost_in} (max_actor_restarts={limit}): "
-            f"that is a fault of the environment, which gives up this episode, or ends the run (on_env_fault)"
+            f"that is a fault of the environment, which gives up this episode, or ends the run (on_env_fault), "
+            f"{now - actor.first_loss_at:.0f} s after the first loss; a smaller {flag(timeout)} or "
+            f"{flag('max_actor_restarts')} does so sooner"
         )
 
     def _give_up(self, place: Place) -> bool:
