@@ -228,9 +228,14 @@ def test_a_picture_and_a_comparison_that_cannot_be_written_say_the_remedy(
     def too_large(*arguments: object, **options: object) -> None:
         raise OSError(errno.EFBIG, "File too large")
 
-    result = SimpleNamespace(run_dir=tmp_path, picture=tmp_path / "learning_curve.png", config=None)
+    result = SimpleNamespace(
+        run_dir=tmp_path, picture=tmp_path / "learning_curve.png", config=None, iterations=0
+    )
     monkeypatch.setattr(pictures, "read_metrics", lambda _: [])
     monkeypatch.setattr(pictures, "learning_curve", too_large)
+    pictures.LearningCurve("title").on_end(cast(Result, result), None)
+    assert not caplog.messages, "a run without an iteration has no picture"
+    result.iterations = 1
     pictures.LearningCurve("title").on_end(cast(Result, result), None)
     assert "learning_curve.png: cannot be written: File too large. " in caplog.messages[0]
     assert "Errno" not in caplog.messages[0]

@@ -79,7 +79,7 @@ def _run(argv: list[str] | None) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(as_called(USAGE.format(commands=_listed_commands())))
         return 0 if args else 2
-    if args[0] in ("-V", "--version", "version"):
+    if args[0] == "version" or not {"-V", "--version"}.isdisjoint(args):
         print(f"dppo {__version__}")
         return 0
     if args[0] not in CORE and args[0] not in command_modules():

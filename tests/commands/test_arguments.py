@@ -12,6 +12,7 @@ import yaml
 from builders import make_config
 from commandline import parse as parse_training
 
+import dppo
 from dppo.commands.eval import PARSER
 from dppo.commands.flags import EXTRA, FIRST, as_words, in_flags
 from dppo.commands.train import Arguments
@@ -199,6 +200,10 @@ def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None
     for row in REPLACEMENTS:
         named = re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row.answer)
         assert set(named) <= set(settings_by_name()), row
+
+
+def test_the_version_is_printed_behind_a_command_too(typed: Callable[[str], str]) -> None:
+    assert typed("train --version") == typed("version") == f"dppo {dppo.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,7 @@ def test_a_study_is_continued_and_ends_with_a_command(
     config = make_config(settings)
     assert (config.num_steps, config.total_timesteps) == (16, 512)
     assert 0.97 <= config.gamma <= 0.9999
+    assert len(str(config.gamma)) <= len("0.123456")
     assert (folder / "trial_0002" / "config.yaml").exists()
 
     message = refused(f"{SMALL} --trials 9 --total-timesteps 1024 --gamma 0.9")

@@ -93,11 +93,12 @@ def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the figures of learning curves, which are not saved."""
+    """Return the figures that are drawn, which are not saved."""
     drawn: list[Any] = []
-    monkeypatch.setattr(
-        "dppo.tools.pictures.learning_curve.save", lambda figure, _: drawn.append(figure)
-    )
+    for module in ("learning_curve", "comparison"):
+        monkeypatch.setattr(
+            f"dppo.tools.pictures.{module}.save", lambda figure, _: drawn.append(figure)
+        )
     return drawn
 
 
@@ -138,6 +139,15 @@ def test_a_learning_curve_names_the_returns_that_it_shows(
     points = [line for axis in figure.axes for line in axis.lines if line.get_marker() == "o"]
     assert len(points) == 4
     assert not any(line.get_clip_on() for line in points), "points at 0 are not cut in half"
+
+
+def test_a_comparison_of_single_points_draws_them_as_a_whole(figures: list[Any]) -> None:
+    curve = curve_of(rows(3)[-1:], RETURN)
+    groups = [CurveGroup("1 actor", [curve]), CurveGroup("2 actors", [curve])]
+    compare_figure(groups, Path("a.png"), "", None)
+    points = [line for axis in figures[0].axes for line in axis.lines if line.get_marker() == "o"]
+    assert len(points) == 6
+    assert not any(line.get_clip_on() for line in points)
 
 
 @pytest.mark.parametrize(

@@ -736,6 +736,10 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
     first = text_at(100, almost_empty)
     assert "no episode of the policy yet" in first
     assert "100%" in first
+    view = View(title="t", total_steps=8192, row={"iteration": 16, "global_step": 8190})
+    assert " 99%" in text_at(100, view)
+    view.finished = True
+    assert "100%" in text_at(100, view), "faults have cost two steps"
     assert "nothing new" not in text_at(100, view_of(row()), 15.0)
     assert "nothing new for 1:40" in text_at(100, view_of(row()), 111.0)
 

@@ -329,7 +329,7 @@ def test_evaluations_are_points_beside_the_return_with_noise_also_without_a_cont
         html = page(facts_of(run))
         assert html.count('class="points"') == 2
         # in the colour of the line
-        assert html.count(f'<span class="k0">points: evaluations, {noise} <b>12.5</b>') == 2
+        assert html.count(f'<span class="k2">points: evaluations, {noise} <b>12.5</b>') == 2
         assert html.count(f"line: training, with noise{left_out} <b>") == 2
 
 
@@ -440,6 +440,7 @@ def test_an_axis_has_some_round_numbers_inside(low: float, high: float) -> None:
         assert -1e-6 <= at <= 100 + 1e-6
     labels = {label for _, label in ticks}
     assert len(labels) == len(ticks)
+    assert axis.high > (0.9 if low == high else 0)  # not 1e-12 where all are zero
     assert axis.low <= low <= high <= axis.high
 
 

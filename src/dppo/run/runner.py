@@ -212,9 +212,8 @@ class Run:
             # A resumed run repeats the dropped iteration, with the same result.
             signal_name = request.signal.name
             number = self.learner.iteration + 1
-            logger.warning(
-                "%s: iteration %d is dropped, those before it are saved", signal_name, number
-            )
+            saved = ", those before it are saved" if number > 1 else ""
+            logger.warning("%s: iteration %d is dropped%s", signal_name, number, saved)
             unplayed = "" if self.evaluations is None else self.evaluations.describe_open()
             if unplayed:
                 logger.warning("%s: a resumed run plays the %s again", signal_name, unplayed)

@@ -292,6 +292,7 @@ def _suggested(trial: Any, name: str, values: Any) -> Any:
             value = trial.suggest_int(parameter, **limits)
         else:
             value = trial.suggest_float(parameter, **limits)
+            return float(f"{_in_range(value, values):.6g}")
         return _in_range(value, values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(

@@ -51,7 +51,7 @@ def compare_figure(
     for index, (band, time) in enumerate(zip(bands, times, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
         ends = (band.seconds[-1:] / scale, band.mean[-1:])
-        over_time.plot(*ends, "o", color=colour, markersize=5)
+        over_time.plot(*ends, "o", color=colour, markersize=5, clip_on=False)
         if target is not None and time is not None:
             over_time.axvline(time / scale, ymax=0.04, color=colour, linewidth=2)
     for axis, title in ((over_time, "Over wall time"), (over_steps, "Over env steps")):
@@ -184,6 +184,8 @@ def _draw_bands(
             "linewidth": width,
             "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
             "marker": "o" if len(x) == 1 else None,
+            "markersize": 4 + width,
+            "clip_on": len(x) > 1,  # a point on an axis is drawn as a whole
         }
         axis.fill_between(x, band.low, band.high, color=colour, alpha=shade, linewidth=0)
         axis.plot(x, band.mean, color=colour, label=name, **line)

@@ -41,7 +41,7 @@ class LearningCurve(FileWriter):
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Draw the picture; log an error of the disk."""
-        if result is None or error is not None:
+        if result is None or error is not None or not result.iterations:
             return
         try:
             settings = {} if result.config is None else plain_settings(result.config)

@@ -25,10 +25,10 @@ LEGEND: dict[str, Any] = {
     "labelspacing": 0.3,
 }
 ON_EVALUATIONS = "on the evaluations' episodes"
-MEAN_OF_EPISODE = "mean return (training: of the last 100 episodes)"
+MEAN_OF_EPISODE = "mean return (training: of up to 100 episodes)"
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 STEPS = "env steps"
-MEAN_RETURN = "mean training return with noise (100 episodes)"
+MEAN_RETURN = "mean training return with noise (up to 100 episodes)"
 MAX_SECONDS_IN_S = 300  # longer times are shown in minutes
 MAX_SECONDS_IN_MIN = 3 * 3600  # longer times are shown in hours
 

@@ -170,7 +170,6 @@ class Overlay(NamedTuple):
     marks: Sequence[Mark] = ()
     level: Level | None = None
     points: Points = NO_POINTS
-    """In the colour of the line."""
 
 
 NOTHING = Overlay()
@@ -206,11 +205,11 @@ def chart(
     legend = [Entry(name, f"{mean[-1]:.4g}", unit=unit)]
     if level is not None:
         drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
-        legend.append(Entry(level.name, f"{level.value:.4g}", 1))
+        legend.append(Entry(level.name, f"{level.value:.4g}", 6))
     if len(points.y):
         dots = _dots(across.percent(points.x), 100 - up.percent(points.y))
         drawing += f'<path class="points" d="{dots}"/>'
-        legend.append(Entry(points.name, f"{points.y[-1]:.4g}"))
+        legend.append(Entry(points.name, f"{points.y[-1]:.4g}", 2))
     path = _line_path(places, middle)
     if len(x) < FEW_POINTS:
         drawing += f'<path class="line few" d="{path}{_dots(places, middle)}"/>'
@@ -299,6 +298,8 @@ def _axis(values: np.ndarray, margin: float, label: str = "") -> Axis:
     if is_near_zero or are_equal:
         low = min(0.0, low)
         high = max(0.0, high)
+    if low == high:  # all are zero
+        high = 1.0
     margin_added = max(margin * (high - low), MIN_MARGIN)
     if low != 0:
         low -= margin_added
