@@ -378,12 +378,16 @@ def test_an_episode_that_cannot_be_replayed_is_abandoned_and_reported(tmp_path: 
         "not deterministic given its seed" in note or "replay ended" in note for note in notes.texts
     )
     assert any("replay_mismatch" in line for line in recorder.ending)
+    assert sum("abandoned episode" in note for note in notes.texts) == 1
 
 
 def test_without_replay_open_episodes_are_abandoned_and_reported(tmp_path: Path) -> None:
     trial = Trial("discrete", tmp_path / "run")
     trial.stop(2, replay=False)
-    assert trial.resume(replay=False).incidents == {"episode_abandoned": 8}
+    with Notes() as notes:
+        assert trial.resume(replay=False).incidents == {"episode_abandoned": 8}
+    [abandoned] = [note for note in notes.texts if "abandoned episode" in note]
+    assert abandoned.endswith(" (and 7 more like it)")
 
 
 def test_nothing_global_is_seeded_or_drawn_from(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from builders import tiny_run
-from recorder import Recorder
+from recorder import Notes, Recorder
 from remedies import executes
 
 import dppo
@@ -318,6 +319,34 @@ def test_an_environment_that_no_seed_reproduces_is_named(
     printed = capsys.readouterr().out
     assert "the environment does not follow from its seed" in printed
     assert "doctor worlds.faulty:drifting_cartpole`" in printed
+
+
+def test_an_environment_whose_file_has_changed_is_named_on_resume_and_by_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    file = tmp_path / "edited_plant.py"
+    text = (
+        "import gymnasium as gym\n"
+        "def make():\n"
+        "    return gym.wrappers.TransformReward(gym.make('CartPole-v1'), lambda reward: 1.0 * reward)\n"
+    )
+    file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tiny(tmp_path / "run", env_id="edited_plant:make")
+    with Notes() as notes:
+        dppo.train(config, observers=[Recorder(interrupt_at=3)])
+    assert "has changed" not in "".join(notes.texts)
+
+    file.write_text(text.replace("1.0", "2.25"))
+    monkeypatch.delitem(sys.modules, "edited_plant")
+    with Notes() as notes:
+        dppo.train(config, resume=tmp_path / "run")
+    changed = f"env_id=edited_plant:make: its file {file} has changed"
+    assert any(
+        text.startswith(f"{changed} after 3 of the 6 iterations, so ") for text in notes.texts
+    )
+    assert verify(tmp_path / "run", "--trust") == 1
+    assert f"Equal results cannot be expected: {changed} since." in capsys.readouterr().out
 
 
 def test_a_run_that_is_not_replayed_cannot_be_verified(

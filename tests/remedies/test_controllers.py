@@ -97,7 +97,7 @@ def test_a_changed_prior_is_restored_in_the_middle_of_its_iterations(
     assert "has changed" not in notes_of(tmp_path / "run", 1)
     changed_run = shutil.copytree(tmp_path / "run", tmp_path / "changed")
     file.write_text(text.replace("0.5", "0.25"))
-    changed = f"prior={file}:half: its file has changed after 1 of the 3 iterations"
+    changed = f"prior={file}:half: its file {file} has changed after 1 of the 3 iterations"
     assert changed in notes_of(changed_run, 2)
     file.write_text(text)
     assert "has changed" not in notes_of(tmp_path / "run", 3)

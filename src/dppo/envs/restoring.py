@@ -68,8 +68,8 @@ class Restorer:
         if self._sub_envs.envs[env].checksum() == int(self._carry.checksums[env]):
             return ""
         return (
-            "the replay produced another observation or return: it is not deterministic given its seed, or keeps "
-            "state across resets, which `get_state` and `set_state` would carry over"
+            "the replay produced another observation or return: its code has changed, it is not deterministic given "
+            "its seed, or keeps state across resets, which `get_state` and `set_state` would carry over"
         )
 
     def _restore_state(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 EPISODE_WINDOW = 100  # number of recent episodes for the mean return and length
 # kinds of which several actors report the same incident
 SHARED_KINDS = {IncidentKind.OTHER_CPU, IncidentKind.GLOBAL_STATE}
+# kinds of which an iteration logs the first alone
+ABANDONED_KINDS = {IncidentKind.REPLAY_MISMATCH, IncidentKind.EPISODE_ABANDONED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,23 +206,26 @@ class PPOLearner:
             self.global_step += report.steps
             self.episodes += len(report.episodes)
             self.recent.extend(episode for episode in report.episodes if not episode.explored)
-            if report.incidents:
-                self._report(report.incidents)
+        self._report([incident for report in collected.reports for incident in report.incidents])
         self._take(collected.incidents)
         self._take(trainer_incidents)
         self.policies.pop(collected.index)
         self.iteration += 1
 
     def _report(self, incidents: Sequence[Incident]) -> None:
-        """Log the incidents of a sampler; all other incidents were logged when they happened."""
-        new_incidents = [
-            incident for incident in incidents if incident.message not in self._reported
-        ]
-        for incident in new_incidents:
+        """Log the incidents of all samplers; all other incidents were logged when they happened."""
+        abandoned = [incident for incident in incidents if incident.kind in ABANDONED_KINDS]
+        for incident in incidents:
+            if incident.message in self._reported:
+                continue
             if incident.kind in SHARED_KINDS:
                 self._reported.add(incident.message)
-            self.env_faults.log(incident)
-        self._take(new_incidents)
+            if incident not in abandoned:
+                self.env_faults.log(incident)
+            self._take([incident])
+        if abandoned:
+            others = f" (and {len(abandoned) - 1} more like it)" if len(abandoned) > 1 else ""
+            logger.warning("%s%s", abandoned[0].message, others)
 
     def _report_changes(self) -> None:
         """Report state of this process that code of users has changed, which actors may report again."""

@@ -14,7 +14,7 @@ from dppo.numerics.fingerprint import Expected, Fingerprint, Probe
 from dppo.records.files.checkpoint import Checkpoint, LoadedCheckpoint
 from dppo.records.files.run_folder import describe_process
 from dppo.run.parts import Parts
-from dppo.run.sources import warn_of_other_prior
+from dppo.run.sources import warn_of_changed_sources
 from dppo.run.state import RunState
 
 STATES_OF_ENVS = (".states", ".proofs", ".files")
@@ -94,7 +94,7 @@ def _resume(checkpoint: Checkpoint, parts: Parts, config: Config) -> None:
         }
     learner = parts.learner
     RunState(arrays, checkpoint.state).restore(learner)
-    warn_of_other_prior(checkpoint.state, config)
+    warn_of_changed_sources(checkpoint.state, config)
     learner.ledger.check(learner.iteration, config.envs_per_sampler, learner.trainers.spec)
 
 

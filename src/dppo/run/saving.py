@@ -24,7 +24,7 @@ from dppo.run.evaluations import Evaluations
 from dppo.run.iteration_row import mean_return
 from dppo.run.outputs import call_disk
 from dppo.run.parts import RunContext
-from dppo.run.sources import prior_source
+from dppo.run.sources import stored_sources
 from dppo.run.state import RunState
 
 # fewest episodes of a score: a score of fewer may be luck, and the best checkpoint is kept for ever
@@ -45,7 +45,7 @@ class RunCheckpoints:
         self.row_sums: RowSums | None = None  # once the files with rows are open
         folder = context.folder
         self.last_path = folder.path
-        self._prior_source = prior_source(self._config)
+        self._sources = stored_sources(self._config)
         self._keep = checkpoints.Keep(*self._config.run.kept_checkpoints)
         self._saved_iteration = -1
         if folder.start is not None:
@@ -160,5 +160,5 @@ class RunCheckpoints:
             "numerics": asdict(self._parts.numerics),
             "branched_from": self._folder.branched_from,
             "model": self._parts.model,
-            **self._prior_source,
+            **self._sources,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,35 +15,67 @@ from dppo.config import Config
 from dppo.log import logger
 from dppo.user_code import import_path
 
-PRIOR = "prior_sha256"
-"""The key of the hash of the prior's file in a checkpoint."""
+SOURCES = "sources_sha256"
+"""The key of the hashes in a checkpoint, by setting and import path."""
 
 
-def prior_source(config: Config) -> dict[str, str | None]:
-    """Return what a checkpoint holds of the prior's file; {} without a prior."""
-    if config.prior is None:
-        return {}
-    return {PRIOR: source_sha256(config.prior)}
+def stored_sources(config: Config) -> dict[str, dict[str, str]]:
+    """Return what a checkpoint holds of the files of the environment, wrappers, network and prior."""
+    hashes = {name: source_sha256(code) for name, code in _code_of(config).items()}
+    return {SOURCES: {name: sha256 for name, sha256 in hashes.items() if sha256 is not None}}
 
 
-def warn_of_other_prior(state: Mapping[str, Any], config: Config) -> None:
-    """Log a warning if the prior's file has changed in the middle of the iterations that the prior collects."""
-    collected = config.collected_by_prior
-    stored_source = state.get(PRIOR)
-    if stored_source is None or not 0 < state["iteration"] < collected:
+def changed_sources(state: Mapping[str, Any], config: Config) -> Iterator[tuple[str, str]]:
+    """Yield setting and name of code, and its file, where that has changed since a checkpoint with this `state`."""
+    stored = state.get(SOURCES)
+    if not isinstance(stored, Mapping):
         return
-    if prior_source(config)[PRIOR] != stored_source:
-        logger.warning(
-            "prior=%s: its file has changed after %s of the %s iterations that it collects, so the policy learns from "
-            "both versions. Restore the file, or start again, in another folder.",
-            config.prior_name,
-            state["iteration"],
-            collected,
-        )
+    now = stored_sources(config)[SOURCES]
+    for name, code in _code_of(config).items():
+        if name in now and stored.get(name, now[name]) != now[name]:
+            yield name, str(_file_of(code))
+
+
+def warn_of_changed_sources(state: Mapping[str, Any], config: Config) -> None:
+    """Log a warning for each file that has changed in the middle of the iterations in which its code is used."""
+    for name, file in changed_sources(state, config):
+        iterations = config.iterations
+        used = ""
+        if name.startswith("prior="):
+            iterations = config.collected_by_prior
+            used = " that it collects"
+        if 0 < state["iteration"] < iterations:
+            logger.warning(
+                "%s: its file %s has changed after %s of the %s iterations%s, so the policy learns from both "
+                "versions. Restore the file, or start again, in another folder.",
+                name,
+                file,
+                state["iteration"],
+                iterations,
+                used,
+            )
+
+
+def _code_of(config: Config) -> dict[str, Any]:
+    """Return code of the user by the setting and the import path that name it, such as "env_id=plant:Plant"."""
+    named = [("env_id", config.env_id), ("model", config.model), ("prior", config.prior)]
+    named += [("wrappers", wrapper) for wrapper in config.wrappers]
+    return {f"{name}={import_path(code)}": code for name, code in named if code is not None}
 
 
 def source_sha256(code: Any) -> str | None:
     """Return the SHA-256 of the file that defines a function, a class or an import path; None without such a file."""
+    file = _file_of(code)
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _file_of(code: Any) -> Path | None:
+    """Return the file that defines a function, a class or an import path; None if that is not known."""
     if not isinstance(code, str) and not inspect.isclass(code) and not inspect.isroutine(code):
         return None
     module, _, name = import_path(code).rpartition(":")
@@ -54,7 +86,4 @@ def source_sha256(code: Any) -> str | None:
         file = getattr(sys.modules.get(module), "__file__", None)
         with suppress(ImportError, ValueError):
             file = file or getattr(find_spec(module), "origin", None)
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except (OSError, TypeError):
-        return None
+    return None if file is None else Path(file)

@@ -237,9 +237,7 @@ class JointSubEnvs(SubEnvs):
             diverged = [any(diverged)] * len(self.envs)
         for sub_env, has_diverged in zip(self._joint.sub_envs, diverged, strict=True):
             sub_env.is_waiting = sub_env.is_waiting and not has_diverged
-        reason = (
-            "the replay ended in another state: the environment is not deterministic given its seed"
-        )
+        reason = "the replay ended in another state: its code has changed, or it is not deterministic given its seed"
         return [reason if has_diverged else "" for has_diverged in diverged]
 
     def _replay(

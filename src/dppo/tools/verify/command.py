@@ -26,6 +26,7 @@ from dppo.records.files.run_folder import (
 )
 from dppo.records.metrics.reading import Rows, read_metrics
 from dppo.records.terminal.figures import duration
+from dppo.run.sources import changed_sources
 from dppo.signals import StopRequested, StopSignals
 from dppo.tools.verify.certificate import write_certificate
 from dppo.tools.verify.recompute import Comparison, NotEqual, NotReplayed, config_of, recompute
@@ -193,6 +194,8 @@ def _find_cause(config: Config, comparison: Comparison, stretch: Stretch, stop: 
     """Return why an iteration may differ: this process, or, after computing it once more, environment or folder."""
     if comparison.other_numerics:
         return f"Equal results cannot be expected here: {comparison.other_numerics}"
+    for name, file in changed_sources(checkpoints.load(stretch.end).state, config):
+        return f"Equal results cannot be expected: {name}: its file {file} has changed since."
     repetition = Comparison(comparison.run, stretch, comparison.show)
     with suppress(NotEqual):
         recompute(config, repetition, stretch, stop)
@@ -204,7 +207,8 @@ def _find_cause(config: Config, comparison: Comparison, stretch: Stretch, stop: 
         )
     return (
         "Computed once more, it is the same as here. Either the folder was changed, or the run had what is missing "
-        "here: other versions, an observer, or something that its environments keep from earlier episodes."
+        "here: other versions, also of files that its code imports, an observer, or something that its environments "
+        "keep from earlier episodes."
     )
 
 
