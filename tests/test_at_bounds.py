@@ -106,7 +106,7 @@ def run_of(
     rows: list[dict[str, float]] = [
         {
             "iteration": number,
-            "global_step": 256 * number,
+            "global_step": 8192 * number,
             "charts/episodes": 60 * number,
             "charts/episodic_return": mean,
             "charts/episodic_return_std": 5.0,
@@ -115,7 +115,7 @@ def run_of(
     ]
     for number, mean in evaluated:
         evaluation = {"eval/episodic_return": mean, "eval/episodes": 5}
-        rows[number - 1] |= evaluation | {"eval/global_step": 256 * number}
+        rows[number - 1] |= evaluation | {"eval/global_step": 8192 * number}
     findings = run_findings(folder, rows, **settings)
     return [text for kind, text in findings if kind == "warning"]
 
@@ -123,7 +123,7 @@ def run_of(
 def test_the_doctor_of_a_run_says_that_it_is_flat_and_what_to_try(tmp_path: Path) -> None:
     flat = run_of(tmp_path, [-100.0, -100.0, -99.0, -99.5])
     assert flat == [
-        "the mean return has not risen in the last 512 env steps: -100 before, -99.5 now, with a standard error of "
+        "the mean return has not risen in the last 16,384 env steps: -100 before, -99.5 now, with a standard error of "
         "0.71. If more is possible, try in a new run: (1) --reuse 4 --num-steps 32: 0.77 of the env steps on 17 known "
         "tasks"
     ]

@@ -21,7 +21,7 @@ from rich.console import Console
 from worlds.plants import proportional
 
 import dppo
-from dppo.errors import CheckpointError, ConfigError, ControllerFault, NotBetter
+from dppo.errors import CheckpointError, ConfigError, ControllerFault, EnvironmentFault, NotBetter
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
 from dppo.records.terminal.panel import draw
@@ -74,15 +74,17 @@ def compared(result: dppo.Result) -> list[dict[str, float]]:
 
 
 class Counted:
-    """Counts the episodes of the controller, which it plays as usual."""
+    """Counts the episodes of the controller, which it plays as usual, except for those in which a solver fails."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: tuple[int, ...] = ()) -> None:
         self.episodes: list[int] = []
         play = EpisodePlayer.play
 
         def counting(player: EpisodePlayer, policy: Any, episode: int, *args: Any) -> Episode:
             if isinstance(policy, ControllerTurn):
                 self.episodes.append(episode)
+                if episode in failing:
+                    raise EnvironmentFault("the solver has diverged")
             return play(player, policy, episode, *args)
 
         monkeypatch.setattr(EpisodePlayer, "play", counting)
@@ -126,13 +128,17 @@ def test_differences_are_those_of_the_same_episodes(uninterrupted: dppo.Result) 
     assert "Deployed" not in line
 
 
+@pytest.mark.parametrize("failing", [(), (1, 3)])
 def test_a_resumed_run_does_not_play_the_baseline_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = Counted(monkeypatch)
+    counted = Counted(monkeypatch, failing)
     [first] = compared(stopped(tmp_path / "run"))
-    [last] = compared(resumed(tmp_path / "run"))
+    result = resumed(tmp_path / "run")
+    [last] = compared(result)
     assert counted.episodes == [*range(EPISODES)]
+    assert result.incidents.get("evaluation_fault", 0) == len(failing)
+    assert last["eval/baseline_pairs"] == EPISODES - len(failing)
     assert last["eval/baseline_return"] == first["eval/baseline_return"]
 
 

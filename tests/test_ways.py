@@ -245,9 +245,9 @@ def test_the_command_that_the_doctor_prints_has_it(
 
 
 def test_a_run_that_was_flat_says_so_at_its_end(tmp_path: Path) -> None:
-    flat: dict[str, Any] = {"env_id": lambda: Faulty(length=4), "total_timesteps": 384}
+    flat: dict[str, Any] = {"env_id": lambda: Faulty(length=4), "total_timesteps": 960}
     result = dppo.train(tiny_run(tmp_path / "run", samplers=2, **flat))
-    expected = "not risen in the last 128 env steps: 4 before, 4 now"
+    expected = "not risen in the last 320 env steps: 4 before, 4 now"
     assert any(expected in note for note in result.notes)
 
 
@@ -255,7 +255,7 @@ def scores(means: Sequence[float], success: float = 0.0) -> list[Score]:
     """Return scores of a run with 50 episodes between two of them."""
     listed = []
     for number, mean in enumerate(means, 1):
-        score = Score(1000 * number, 50 * number, mean, 10.0, success)
+        score = Score(2000 * number, 50 * number, mean, 10.0, success)
         listed.append(score)
     return listed
 
@@ -274,7 +274,7 @@ FLAT = [*RISE, 100.0, 100.5, 100.0]
 
 def test_a_flat_run_says_what_to_try_first() -> None:
     text = note(FLAT, VALVES)
-    assert "not risen in the last 3,000 env steps: 99 before, 100 now" in text
+    assert "not risen in the last 6,000 env steps: 99 before, 100 now" in text
     tried = advised(text)
     assert tried[:3] == [SAC.flags, REUSE.flags, "--action-bounds rescale"]
     for flags in tried:
@@ -310,6 +310,11 @@ def test_a_run_that_rises_by_more_than_noise_or_is_short_is_not_flat(
     means: list[float], is_flat: bool
 ) -> None:
     assert bool(note(means)) == is_flat
+
+
+def test_a_run_of_fewer_than_30_iterations_is_not_judged() -> None:
+    assert note(FLAT, num_samplers=1, num_steps=600)
+    assert not note(FLAT, num_samplers=1, num_steps=620)
 
 
 def test_a_run_whose_evaluations_rise_or_solve_the_task_is_not_flat() -> None:

@@ -13,6 +13,7 @@ RETURN = "charts/episodic_return"
 SUCCESS = "charts/success_rate"
 WINDOW = 100  # episodes in a mean return
 MIN_EPISODES = 20  # fewest episodes in each of the two means that are compared
+MIN_ITERATIONS = 30  # fewest iterations of a run that is judged: a slow start is shorter
 SOLVED = 0.95  # share of episodes that succeed
 SHARE = 1 / 3  # share of the env steps so far
 
@@ -78,7 +79,8 @@ def flat_note(
     last = scores[-1]
     is_solved = any(_solves(score, solved_at) for score in (last, *evaluations[-1:]))
     earlier_scores = [score for score in scores if score.step <= (1 - SHARE) * last.step]
-    if is_solved or not earlier_scores:
+    is_short = last.step < MIN_ITERATIONS * config.batch_size
+    if is_solved or is_short or not earlier_scores:
         return None
     first = earlier_scores[-1]
     old_episodes = min(WINDOW, first.episodes)

@@ -102,10 +102,14 @@ class Baseline:
         self._log()
 
     def store(self) -> None:
-        """Write the returns into the run folder, if all episodes were played; in the thread of the disk."""
-        if self.version is None or len(self._returns) < self._num_episodes:
+        """Write the returns into the run folder, in the thread of the disk; None for an episode that failed.
+
+        They are not written if no episode could be played, or the rest were left out with an actor that was lost.
+        """
+        is_complete = len(self.play.played) == self._num_episodes
+        if self.version is None or not self._returns or not is_complete:
             return
-        returns = [self._returns[episode] for episode in range(self._num_episodes)]
+        returns = [self._returns.get(episode) for episode in range(self._num_episodes)]
         content = {"baseline": self.name, "version": self.version, "returns": returns}
         disk.write_file(self._path, json.dumps(content).encode() + b"\n")
 
@@ -136,11 +140,13 @@ class Baseline:
         content = json_in(self._path)
         why = f"{BASELINE} is damaged"
         with suppress(KeyError, OverflowError, TypeError, ValueError):
-            returns = [float(value) for value in content["returns"]]
+            stored = enumerate(content["returns"])
+            returns = {episode: float(value) for episode, value in stored if value is not None}
+            is_complete = len(content["returns"]) == self._num_episodes and bool(returns)
             if content["version"] != version:
                 why = f"its file, its environment or a setting has changed since {BASELINE} was written"
-            elif len(returns) == self._num_episodes and all(map(math.isfinite, returns)):
-                self._returns = dict(enumerate(returns))
+            elif is_complete and all(map(math.isfinite, returns.values())):
+                self._returns = returns
                 self.is_over = True
                 return
         self._log_again(why)
