@@ -224,8 +224,8 @@ class PPOLearner:
                 self.env_faults.log(incident)
             self._take([incident])
         if abandoned:
-            others = f" (and {len(abandoned) - 1} more like it)" if len(abandoned) > 1 else ""
-            logger.warning("%s%s", abandoned[0].message, others)
+            count_text = f" (and {len(abandoned) - 1} more like it)" if len(abandoned) > 1 else ""
+            logger.warning("%s%s", abandoned[0].message, count_text)
 
     def _report_changes(self) -> None:
         """Report state of this process that code of users has changed, which actors may report again."""

@@ -30,9 +30,9 @@ def changed_sources(state: Mapping[str, Any], config: Config) -> Iterator[tuple[
     stored = state.get(SOURCES)
     if not isinstance(stored, Mapping):
         return
-    now = stored_sources(config)[SOURCES]
+    current = stored_sources(config)[SOURCES]
     for name, code in _code_of(config).items():
-        if name in now and stored.get(name, now[name]) != now[name]:
+        if name in current and stored.get(name, current[name]) != current[name]:
             yield name, str(_file_of(code))
 
 
@@ -40,10 +40,10 @@ def warn_of_changed_sources(state: Mapping[str, Any], config: Config) -> None:
     """Log a warning for each file that has changed in the middle of the iterations in which its code is used."""
     for name, file in changed_sources(state, config):
         iterations = config.iterations
-        used = ""
+        purpose = ""
         if name.startswith("prior="):
             iterations = config.collected_by_prior
-            used = " that it collects"
+            purpose = " that it collects"
         if 0 < state["iteration"] < iterations:
             logger.warning(
                 "%s: its file %s has changed after %s of the %s iterations%s, so the policy learns from both "
@@ -52,15 +52,15 @@ def warn_of_changed_sources(state: Mapping[str, Any], config: Config) -> None:
                 file,
                 state["iteration"],
                 iterations,
-                used,
+                purpose,
             )
 
 
 def _code_of(config: Config) -> dict[str, Any]:
     """Return code of the user by the setting and the import path that name it, such as "env_id=plant:Plant"."""
-    named = [("env_id", config.env_id), ("model", config.model), ("prior", config.prior)]
-    named += [("wrappers", wrapper) for wrapper in config.wrappers]
-    return {f"{name}={import_path(code)}": code for name, code in named if code is not None}
+    pairs = [("env_id", config.env_id), ("model", config.model), ("prior", config.prior)]
+    pairs += [("wrappers", wrapper) for wrapper in config.wrappers]
+    return {f"{name}={import_path(code)}": code for name, code in pairs if code is not None}
 
 
 def source_sha256(code: Any) -> str | None:
