@@ -384,3 +384,20 @@ def test_a_timer_that_an_environment_leaves_running_does_not_end_the_process(
 ) -> None:
     dppo.train(small(tmp_path / "run", env_id=lambda: Alarming(gym.make("CartPole-v1"))))
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+class Stopping(gym.Wrapper[Any, Any, Any, Any]):
+    """Sends SIGINT to its process in each step."""
+
+    def step(self, action: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().step(action)
+
+
+def test_a_run_that_is_stopped_in_its_first_iteration_names_no_earlier_ones(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path / "run", env_id=lambda: Stopping(gym.make("CartPole-v1")))
+    with Notes() as notes:
+        result = dppo.train(config)
+    assert result.stopped_by == "SIGINT"
+    assert "SIGINT: iteration 1 is dropped" in notes.texts
+    assert not result.picture.exists()
