@@ -12,14 +12,16 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from builders import tiny_run
+from builders import make_config, tiny_run
 from matrix import REBUILD
 from recorder import Notes, Recorder
 
 import dppo
 from dppo.__main__ import main
-from dppo.errors import EnvironmentFault
+from dppo.errors import EnvFault, EnvironmentFault
+from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.records.files import incidents
+from dppo.records.files.incidents import IncidentWriter
 
 Capture = pytest.CaptureFixture[str]
 
@@ -229,6 +231,15 @@ def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_q
     assert all(line.isprintable() for line in lines)
     [text, *_] = [text for text in notes.texts if f"env_raised: see {folder}" in text]
     assert shlex.split(text.rpartition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
+
+
+def test_a_fault_of_an_iteration_that_is_repeated_is_written_once(tmp_path: Path) -> None:
+    config = make_config({"env_id": "CartPole-v1"})
+    fault = EnvFault("step", "ValueError", "", 0, episode=4, seed=3, step=2)
+    for number, message in enumerate(("first", "first", "second")):
+        writer = IncidentWriter(tmp_path, config, is_resumed=number > 0)
+        writer.on_incident(Incident(IncidentKind.ENV_RAISED, message, fault=fault))
+    assert len([*(tmp_path / "incidents").iterdir()]) == 2
 
 
 FORGED = {

@@ -139,6 +139,11 @@ def test_an_environment_of_which_no_reset_succeeds_ends_the_run() -> None:
     with pytest.raises(EnvironmentFault, match=f"The {FIRST_STEPS} resets before it failed"):
         collect(failing, drop=True)
 
+    raising = Faulty(observe=lambda _: 1 // 0)
+    with pytest.raises(EnvironmentFault, match=r"[^.]\. The .* resets before it failed") as caught:
+        collect(raising, drop=True)
+    assert "During handling" not in caught.value.remote_traceback, "only the user's code"
+
 
 @pytest.mark.proves("raises in a replay")
 def test_a_replay_that_is_invalid_is_given_up_for_a_fresh_episode() -> None:

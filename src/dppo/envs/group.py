@@ -164,7 +164,9 @@ class EnvGroup:
                 return self._reset(env, self._envs[env].episode + 1, log)
             except EnvironmentFault as next_error:
                 error = next_error
-        message = f"{error.message} The {max_in_a_row} resets before it failed as well."
+        message = (
+            f"{error.message.rstrip('.')}. The {max_in_a_row} resets before it failed as well."
+        )
         raise EnvironmentFault(message, error.remote_traceback, error.place)
 
     def _abandoned_with_all(self, env: int, lost_steps: int) -> Incident:

@@ -17,6 +17,7 @@ from dppo.errors import CheckpointNotWritten, ConfigError, counted, refusals_of,
 from dppo.log import logger
 from dppo.ppo.networks.network import model_class
 from dppo.records.files.run_folder import RunFolder
+from dppo.records.metrics.reading import last_row
 from dppo.records.observer import Display, EnvOptions, Result, RunInfo
 from dppo.records.outside import ENDING_S, NoAnswer, OutsideThread
 from dppo.records.run_lines import branch_line, hosting_line, prior_line, returns_line, sizes_line
@@ -94,8 +95,12 @@ def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -
     env_options = EnvOptions()
     if folder.start is not None:
         state = folder.resumed_from
-        lines.append(f"Resuming from {folder.start.path.stem} at step {state['global_step']:,}.")
         resumed_at = state["iteration"]
+        line = f"Resuming from {folder.start.path.stem} at step {state['global_step']:,}"
+        made = last_row(folder.path).get("iteration", 0)
+        if made > resumed_at:
+            line += f"; what followed until iteration {made} was not saved, and is repeated"
+        lines.append(f"{line}.")
         env_options = EnvOptions(state.get("env_options"), fixed=True)
     if folder.origin is not None:
         lines.append(branch_line(folder.origin))

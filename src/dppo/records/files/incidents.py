@@ -12,7 +12,7 @@ from dppo.invocation import command
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.records.files.disk import cause, make_folder, write_file
-from dppo.records.files.run_files import INCIDENT
+from dppo.records.files.run_files import INCIDENT, json_in
 from dppo.records.files.run_folder import versions
 from dppo.records.observer import Result
 from dppo.records.outside import FileWriter
@@ -40,6 +40,17 @@ class IncidentWriter(FileWriter):
         """Write an incident that the run has recovered from, if there is room; log where."""
         if incident.fault is None and incident.kind not in LOST:
             return
+        if not self._is_repeated(incident):
+            self._add(incident)
+
+    def _is_repeated(self, incident: Incident) -> bool:
+        """Return whether a resumed run repeats an iteration that was not saved, whose fault was written."""
+        if not self._is_resumed or incident.fault is None:
+            return False
+        paths = self._folder.glob(f"*/{INCIDENT}")
+        return any(json_in(path).get("message") == incident.message for path in paths)
+
+    def _add(self, incident: Incident) -> None:
         try:
             make_folder(self._folder)
             names = (path.name for path in self._folder.iterdir())
@@ -55,9 +66,9 @@ class IncidentWriter(FileWriter):
             return
         self._max_logged = MAX_INCIDENTS
         if isinstance(error, EnvironmentFault):
-            self.on_incident(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
+            self._add(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
         elif isinstance(error, ClusterError):
-            self.on_incident(Incident(IncidentKind.ACTOR_LOST, str(error)))
+            self._add(Incident(IncidentKind.ACTOR_LOST, str(error)))
 
     def _write(self, number: int, incident: Incident) -> None:
         folder = self._folder / f"{number:03d}"
