@@ -96,7 +96,7 @@ REFUSED = {
     "train --resume bare": "bare ... contains no checkpoint",
     "train --resume from_python": "<lambda> ... is an object of a Python program ... dppo.train(config, resume=",
     "train --resume run --gamma 0.5": "gamma=0.5 ... 0.99 ... Leave it out, or start a new run ... --branch NEW_DIR",
-    "train --resume run --total-timesteps 32": "total_timesteps=32 ... was made with 64",
+    "train --resume run --total-timesteps 32": "total_timesteps=32 ... was made after 64",
     "train --resume run --num-samplers 2": "num_samplers=2",
     "train --resume run --seed 2": "seed=2 ... was made with 1",
     "train --resume run --config other.yaml": "--config other.yaml has no effect with --resume",

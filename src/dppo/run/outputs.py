@@ -97,9 +97,11 @@ def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -
         state = folder.resumed_from
         resumed_at = state["iteration"]
         line = f"Resuming from {folder.start.path.stem} at step {state['global_step']:,}"
-        made = last_row(folder.path).get("iteration", 0)
-        if made > resumed_at:
-            line += f"; what followed until iteration {made} was not saved, and is repeated"
+        last_iteration = last_row(folder.path).get("iteration", 0)
+        if last_iteration > resumed_at:
+            line += (
+                f"; what followed until iteration {last_iteration} was not saved, and is repeated"
+            )
         lines.append(f"{line}.")
         env_options = EnvOptions(state.get("env_options"), fixed=True)
     if folder.origin is not None:
