@@ -236,10 +236,16 @@ def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_q
 def test_a_fault_of_an_iteration_that_is_repeated_is_written_once(tmp_path: Path) -> None:
     config = make_config({"env_id": "CartPole-v1"})
     fault = EnvFault("step", "ValueError", "", 0, episode=4, seed=3, step=2)
-    for number, message in enumerate(("first", "first", "second")):
-        writer = IncidentWriter(tmp_path, config, is_resumed=number > 0)
-        writer.on_incident(Incident(IncidentKind.ENV_RAISED, message, fault=fault))
-    assert len([*(tmp_path / "incidents").iterdir()]) == 2
+    first = Incident(IncidentKind.ENV_RAISED, "first", fault=fault)
+    IncidentWriter(tmp_path, config, is_resumed=False).on_incident(first)
+
+    resumed = IncidentWriter(tmp_path, config, is_resumed=True)
+    resumed.on_incident(first)
+    folder = tmp_path / "incidents"
+    assert len([*folder.iterdir()]) == 1
+
+    resumed.on_incident(Incident(IncidentKind.ENV_RAISED, "second", fault=fault))
+    assert len([*folder.iterdir()]) == 2
 
 
 FORGED = {
