@@ -224,6 +224,9 @@ def test_evaluations_that_end_long_after_the_training_are_announced_and_reported
 
     in_the_wait = observer.rows[1:]
     assert [row["time/wall_s"] for row in (*in_the_wait, rows[-1])] == [164, 212, 260, end]
+    estimates = [row["time/eval_left_s"] for row in in_the_wait]
+    assert estimates == pytest.approx([144.0, 96.0, 48.0], rel=0.05)
+    assert "time/eval_left_s" not in rows[-1]
     assert rows[-1]["eval/iteration"] == ITERATIONS
     assert rows[-1]["time/eval_wait_s"] == end - 120
     waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after")]
@@ -316,7 +319,12 @@ def test_each_evaluation_has_a_row_of_its_own_also_after_an_observer_has_asked_t
     counts = {"incidents/evaluation_fault": 1}
     learner = SimpleNamespace(incident_metrics=lambda: counts)
     evaluating_run: Any = SimpleNamespace(
-        _row=before, stopped_by=None, _observers=observer, _learner=learner
+        _row=before,
+        stopped_by=None,
+        _observers=observer,
+        _learner=learner,
+        _pace=SimpleNamespace(add_time_left=lambda *_: None),
+        _playing=list,
     )
     second = {"eval/iteration": 2.0, "eval/episodes": 0.0}
     third = {"eval/iteration": 3.0}

@@ -74,7 +74,7 @@ class EvaluationPace:
         return [line] if line else []
 
     def add_time_left(self, row: Row, playing: Sequence[OpenEvaluation]) -> None:
-        """Add the time until all evaluations of the run are over to a row, if it is known; warn once of a backlog.
+        """Set the time until all evaluations of the run are over in a row, if it is known; warn once of a backlog.
 
         `playing`: evaluations that have begun and are not over.
         """
@@ -84,11 +84,13 @@ class EvaluationPace:
         later = min(later, config.iterations - int(row["iteration"]))
         played = sum(len(evaluation.played) for evaluation in playing)
         unplayed = (later + len(playing)) * config.eval_episodes - played
-        if not self._num_played or not unplayed:
+        row.pop("time/eval_left_s", None)
+        if config.num_actors == 0 or not self._num_played or not unplayed:
             return
         left_s = unplayed * self._busy_s / self._num_played
         row["time/eval_left_s"] = left_s
-        training_left_s = (config.total_steps - row["global_step"]) / row["charts/SPS"]
+        steps_per_s = row.get("charts/SPS", math.nan)
+        training_left_s = (config.total_steps - row["global_step"]) / steps_per_s
         late_s = left_s - training_left_s
         if self._has_warned or len(playing) < BACKLOG or late_s < MIN_ADVICE_S:
             return

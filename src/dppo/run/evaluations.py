@@ -207,8 +207,7 @@ class Evaluations(Observer):
             self._refusal = error
             return
         row |= self._learner.incident_metrics() | self._pace.wait_time()
-        if self._on_actors:
-            self._pace.add_time_left(row, self._playing())
+        self._pace.add_time_left(row, self._playing())
         if results:
             self._report(results[:-1])
             row |= results[-1]
@@ -286,6 +285,7 @@ class Evaluations(Observer):
         for result in results:
             usual = {name: self._row[name] for name in self._row if not name.startswith("eval/")}
             self._row = usual | result | self._learner.incident_metrics()
+            self._pace.add_time_left(self._row, self._playing())
             # also after a stop: this writes the row
             stopped_by = self._observers.iteration(self._row)
             self.stopped_by = self.stopped_by or stopped_by
