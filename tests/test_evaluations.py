@@ -39,6 +39,7 @@ from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.evaluation_pace import EvaluationPace
 from dppo.run.evaluations import Evaluations
 from dppo.run.factory import play_limits
+from dppo.run.open_evaluation import OpenEvaluation
 from dppo.tools.replay.episode import replay
 from dppo.transports import in_process
 from dppo.transports.ray.capacity import room_for
@@ -187,6 +188,20 @@ class InTurn:
         ended = [outcome for end, outcome in self._playing if end <= self.now]
         del self._playing[: len(ended)]
         return ended
+
+
+@pytest.mark.parametrize("speed", [{"charts/SPS": 0.0}, {}])
+def test_a_call_that_has_made_no_env_step_warns_of_no_backlog(
+    speed: dict[str, float], tmp_path: Path
+) -> None:
+    """All steps of its first iteration may be lost, and a resumed run may end before its first row."""
+    pace = EvaluationPace(settings(tmp_path, num_actors=1, eval_every=ROWS), time.monotonic() - 900)
+    pace.look(is_playing=True)
+    pace.count_episode()
+    row = {"iteration": 0.0, "global_step": 0.0} | speed
+    with Notes() as notes:
+        pace.add_time_left(row, [OpenEvaluation("evaluation") for _ in range(3)])
+    assert (row["time/eval_left_s"] > 900, notes.texts) == (True, [])
 
 
 def test_evaluations_that_end_long_after_the_training_are_announced_and_reported_as_they_end(

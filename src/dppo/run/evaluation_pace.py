@@ -89,8 +89,9 @@ class EvaluationPace:
             return
         left_s = unplayed * self._busy_s / self._num_played
         row["time/eval_left_s"] = left_s
-        steps_per_s = row.get("charts/SPS", math.nan)
-        training_left_s = (config.total_steps - row["global_step"]) / steps_per_s
+        training_left_s = math.inf  # before the first env step of this call
+        if row.get("charts/SPS"):
+            training_left_s = (config.total_steps - row["global_step"]) / row["charts/SPS"]
         late_s = left_s - training_left_s
         if self._has_warned or len(playing) < BACKLOG or late_s < MIN_ADVICE_S:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,6 @@ from dppo.errors import (
 )
 from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
-from dppo.policies.arguments import summary
 from dppo.policies.bounds import ElementAtBound
 from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
 from dppo.records.comparison import BaselineComparison
@@ -150,7 +148,7 @@ class Evaluations(Observer):
                 self._stop.check()
                 self._take_in(self._players.outcomes(WAIT_S))
                 if not baseline.is_ready and self._notices.take_due():
-                    self._log_progress(baseline.play)
+                    baseline.play.log_progress(self._config.eval_episodes)
 
     def drop_unsaved(self, number: int) -> None:
         """Leave out an evaluation whose checkpoint could not be written: the best one must have its checkpoint."""
@@ -326,14 +324,7 @@ class Evaluations(Observer):
         if not self._notices.take_due():
             return
         for evaluation in self._playing()[:1]:
-            self._log_progress(evaluation, length)
-
-    def _log_progress(self, evaluation: OpenEvaluation, length: int = 0) -> None:
-        seconds = time.monotonic() - evaluation.began
-        text = summary(evaluation.episodes(), self._config.eval_episodes, seconds)
-        if length:
-            text += f"; the current one: {counted(length, 'step')}"
-        logger.info("%s: %s", evaluation.name, text)
+            evaluation.log_progress(self._config.eval_episodes, length)
 
     def _is_waiting(self) -> bool:
         """Return whether an evaluation is not over: its episodes, or the baseline's, are still played."""

@@ -214,13 +214,15 @@ class PPOLearner:
 
     def _report(self, incidents: Sequence[Incident]) -> None:
         """Log the incidents of all samplers; all other incidents were logged when they happened."""
-        abandoned = [incident for incident in incidents if incident.kind in ABANDONED_KINDS]
+        abandoned = []
         for incident in incidents:
             if incident.message in self._reported:
                 continue
             if incident.kind in SHARED_KINDS:
                 self._reported.add(incident.message)
-            if incident not in abandoned:
+            if incident.kind in ABANDONED_KINDS:
+                abandoned.append(incident)
+            else:
                 self.env_faults.log(incident)
             self._take([incident])
         if abandoned:

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dppo.errors import ConfigError, DppoError, EnvironmentFault
+from dppo.errors import ConfigError, DppoError, EnvironmentFault, counted
+from dppo.log import logger
+from dppo.policies.arguments import summary
 from dppo.ppo.exchange.records import Episode, Incident, IncidentKind
 
 MOST_NAMED = 3  # evaluations that the line about a wait describes
@@ -32,6 +34,13 @@ class OpenEvaluation:
     def episodes(self) -> list[Episode]:
         """The episodes that have not failed, in their order."""
         return [episode for _, episode in sorted(self.played.items()) if episode is not None]
+
+    def log_progress(self, episodes: int, length: int = 0) -> None:
+        """Log how many of the episodes have been played; the current one has `length` steps."""
+        text = summary(self.episodes(), episodes, time.monotonic() - self.began)
+        if length:
+            text += f"; the current one: {counted(length, 'step')}"
+        logger.info("%s: %s", self.name, text)
 
     def check_kwargs(self, eval_env_kwargs: Mapping[str, Any], error: DppoError) -> None:
         """Raise ConfigError if every constructor raised with `eval_env_kwargs`; `error` is that of the last one."""
