@@ -23,6 +23,7 @@ from dppo.files import sha256_of
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint, Keep
 from dppo.records.files.row_sums import RowSums
+from dppo.run.sources import SOURCES, changed_sources, stored_sources
 from dppo.tools.replay.command import main as replay_main
 from dppo.tools.verify import certificate
 from dppo.tools.verify.command import _drawn, _estimated_s, main
@@ -321,32 +322,62 @@ def test_an_environment_that_no_seed_reproduces_is_named(
     assert "doctor worlds.faulty:drifting_cartpole`" in printed
 
 
-def test_an_environment_whose_file_has_changed_is_named_on_resume_and_by_verify(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("env_id=edited_plant:make", {"env_id": "edited_plant:make"}),
+        ("wrappers=edited_plant:wrap", {"wrappers": ["edited_plant:wrap"]}),
+        ("model=edited_plant:Net", {"model": "edited_plant:Net"}),
+    ],
+)
+def test_code_whose_file_has_changed_is_named_on_resume_and_by_verify(
+    setting: str,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
 ) -> None:
     file = tmp_path / "edited_plant.py"
     text = (
         "import gymnasium as gym\n"
+        "from worlds.models import Plain\n"
+        "FACTOR = 1.0\n"
+        "def wrap(env):\n"
+        "    return gym.wrappers.TransformReward(env, lambda reward: FACTOR * reward)\n"
         "def make():\n"
-        "    return gym.wrappers.TransformReward(gym.make('CartPole-v1'), lambda reward: 1.0 * reward)\n"
+        "    return wrap(gym.make('CartPole-v1'))\n"
+        "class Net(Plain):\n"
+        "    def forward(self, obs):\n"
+        "        return super().forward(FACTOR * obs)\n"
     )
     file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    config = tiny(tmp_path / "run", env_id="edited_plant:make")
+    sys.modules.pop("edited_plant", None)
+    sizes: dict[str, Any] = {"samplers": 2, "iterations": ITERATIONS, "keep_checkpoints": "every=2"}
+    config = tiny_run(tmp_path / "run", **sizes, **changes)
     with Notes() as notes:
         dppo.train(config, observers=[Recorder(interrupt_at=3)])
     assert "has changed" not in "".join(notes.texts)
 
     file.write_text(text.replace("1.0", "2.25"))
-    monkeypatch.delitem(sys.modules, "edited_plant")
+    del sys.modules["edited_plant"]
     with Notes() as notes:
         dppo.train(config, resume=tmp_path / "run")
-    changed = f"env_id=edited_plant:make: its file {file} has changed"
+    changed = f"{setting}: its file {file} has changed"
     assert any(
         text.startswith(f"{changed} after 3 of the 6 iterations, so ") for text in notes.texts
     )
     assert verify(tmp_path / "run", "--trust") == 1
     assert f"Equal results cannot be expected: {changed} since." in capsys.readouterr().out
+
+
+def test_only_code_that_a_file_defines_under_its_name_has_a_hash() -> None:
+    """A lambda is often in the program itself, of which other lines may change."""
+    config = tiny_run(Path("run"), env_id=lambda: None)
+    assert stored_sources(config) == {SOURCES: {}}
+    named = tiny_run(Path("run"), env_id="worlds.faulty:drifting_cartpole")
+    assert stored_sources(named)[SOURCES].keys() == {"env_id=worlds.faulty:drifting_cartpole"}
+    assert not [*changed_sources({}, named)], "a checkpoint of an earlier version"
 
 
 def test_a_run_that_is_not_replayed_cannot_be_verified(
