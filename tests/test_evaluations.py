@@ -230,6 +230,7 @@ def test_evaluations_that_end_long_after_the_training_are_announced_and_reported
             rows.append({"iteration": number, "global_step": number * ROWS})
             rows[-1] |= {"charts/SPS": ROWS / 20, "time/training_s": players.now}
             evaluating.on_iteration(rows[-1])
+    assert not any("time/eval_wait_s" in row for row in rows[:-1]), "it has not waited yet"
     left = {row["iteration"]: row["time/eval_left_s"] for row in rows if "time/eval_left_s" in row}
     end = 20.0 + 48.0 * ITERATIONS
     assert left[3] == pytest.approx(end - 60.0, rel=0.2)
@@ -247,6 +248,40 @@ def test_evaluations_that_end_long_after_the_training_are_announced_and_reported
     waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after")]
     assert waiting[0].startswith("waiting for the evaluation after 192 steps (")
     assert evaluating.notes()[0].startswith("Waiting for evaluations took 3:08, training 2:00. Use")
+
+
+@pytest.mark.parametrize(
+    ("progress", "num_playing", "num_actors", "unplayed"),
+    [
+        ((2, 2 * ROWS, 40.0), 1, 1, 12),
+        ((2, 2 * ROWS, 40.0), 3, 1, 20),  # 80 s longer than the training
+        ((2, 2 * ROWS, 50.0), 3, 1, 20),  # 40 s
+        ((6, 4 * ROWS, 40.0), 1, 1, 4),  # faults have cost steps, and no iteration is left
+        ((6, 6 * ROWS, 40.0), 0, 1, 0),
+        ((2, 2 * ROWS, 40.0), 3, 0, 0),  # in process, evaluations take turns with training
+    ],
+)
+def test_the_time_left_is_that_of_the_evaluations_in_play_and_of_later_ones(
+    progress: tuple[int, int, float],
+    num_playing: int,
+    num_actors: int,
+    unplayed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An episode takes 12 s. A backlog is a warning if it ends a minute after the training."""
+    monkeypatch.setattr("time.monotonic", lambda: 12.0)
+    pace = EvaluationPace(settings(tmp_path, num_actors=num_actors), 0.0)
+    pace.look(is_playing=True)
+    pace.count_episode()
+    iteration, steps, iteration_s = progress
+    row = {"iteration": iteration, "global_step": steps, "charts/SPS": ROWS / iteration_s}
+    row["time/eval_left_s"] = 7.0
+    with Notes() as notes:
+        pace.add_time_left(row, [OpenEvaluation("evaluation") for _ in range(num_playing)])
+    assert row.get("time/eval_left_s", 0.0) == 12.0 * unplayed
+    warns = any("fall behind" in text for text in notes.texts)
+    assert warns == (unplayed == 20 and iteration_s == 40.0)
 
 
 @pytest.mark.parametrize(

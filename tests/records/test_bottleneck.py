@@ -9,7 +9,13 @@ import pytest
 from builders import make_config, tiny_run
 
 import dppo
-from dppo.records.bottleneck import TimeSplit, bottleneck_line, longest_usual, times_line
+from dppo.records.bottleneck import (
+    TimeSplit,
+    bottleneck_line,
+    evaluations_line,
+    longest_usual,
+    times_line,
+)
 from dppo.run import runner
 from dppo.run.iteration_row import iteration_row
 from dppo.tools.doctor.run_findings import findings_of_run
@@ -148,3 +154,26 @@ def test_the_longest_usual_time_is_not_among_the_longest_twentieth(
     times: Any, longest: float
 ) -> None:
     assert longest_usual(times) == longest
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "eval_actors", "advice"),
+    [
+        (59.0, 1, None),
+        (61.0, 1, None),  # 1.09 x as long
+        (330.0, 1, "Use eval_actors=2 (--eval-actors 2) if there are CPUs for them, a larger eval"),
+        (
+            6600.0,
+            1,
+            "Use eval_actors=4 (--eval-actors 4) if there are CPUs for them, a larger eval",
+        ),
+        (6600.0, 4, "Use a larger eval_every (--eval-every), or fewer eval_episodes"),
+    ],
+)
+def test_advice_follows_from_a_long_wait_for_evaluations(
+    waited_s: float, eval_actors: int, advice: str | None
+) -> None:
+    playing = {"num_actors": 2, "eval_every": 64, "eval_episodes": 4, "eval_actors": eval_actors}
+    training_s = 660.0 if waited_s > 60 else 1.0
+    line = evaluations_line(waited_s, training_s, make_config({"env_id": "E-v0"} | playing))
+    assert (advice in line) if advice else (line == "")
