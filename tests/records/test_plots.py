@@ -92,8 +92,9 @@ def test_a_learning_curve_of_any_length_is_drawn_over_steps_and_time(
 
 
 @pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the figures that are drawn, which are not saved."""
+    monkeypatch.chdir(tmp_path)  # for a picture that is saved all the same
     drawn: list[Any] = []
     for module in ("learning_curve", "comparison"):
         monkeypatch.setattr(
