@@ -11,13 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from processes import wait_until
 
 REPO = Path(__file__).resolve().parents[1]
 TOOLS = "awk cat chmod cksum cp dirname env find ln ls mkdir readlink rm sed sh sleep tail touch"
@@ -103,9 +103,8 @@ class Checkout:
     def start_until(self, name: str) -> Call:
         """Start a call, and return when it has made this file in the folder of the fakes."""
         call = self.start()
-        while not (self.fakes / name).exists():
-            assert call.poll() is None, call.communicate()
-            time.sleep(0.01)
+        wait_until(lambda: (self.fakes / name).exists() or call.poll() is not None)
+        assert call.poll() is None, call.communicate(timeout=60)
         return call
 
     def run(self, *words: str, **env: str) -> Outcome:
