@@ -38,6 +38,7 @@ from dppo.tools.doctor import examination, updating, watching
 from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
+from dppo.tools.doctor.needed import faults
 from dppo.tools.doctor.playing import spread
 from dppo.tools.doctor.run_findings import PHASES, findings_of_run
 from dppo.tools.doctor.speed import Facts, advice, iteration_s, plans, recommended
@@ -335,9 +336,20 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("facts", "settings", "text"), FACTS)
 def test_facts_lead_to_a_finding(facts: Facts, settings: dict[str, Any], text: str) -> None:
-    texts = [finding for _, finding in findings(PLAYED | facts, config_of(**settings))]
+    severities_and_texts = [*findings(PLAYED | facts, config_of(**settings))]
+    texts = [finding for _, finding in severities_and_texts]
     assert len(texts) == bool(text), texts
     assert "".join(texts).startswith(text)
+    severities = {severity for severity, _ in severities_and_texts}
+    assert ("error" in severities) == ("no run learns" in text)
+
+
+def test_the_steps_of_all_sub_environments_count_where_many_fail() -> None:
+    faulty: Facts = {"steps": 10, "faults": {"invalid in step": 7}, "first_fault": ["."], "lost": 9}
+    times = {"mean": 0.02, "count": 9}
+    facts = faulty | {"make": times, "reset": times, "step": times}
+    assert "no run learns" in faults(facts, config_of())[1]
+    assert "no run learns" not in faults(facts | {"rows": 2}, config_of())[1]
 
 
 @executes("tools/doctor/findings.py: Use --env-state own, which sets its own state instead")

@@ -152,6 +152,19 @@ def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
     assert driver.hosts()[1] == 0
 
 
+@pytest.mark.parametrize(("dies", "text"), [(False, "had 1 other instance"), (True, "was refused")])
+def test_where_actors_come_and_go_a_refusal_after_a_loss_may_be_of_a_busy_licence(
+    dies: bool, text: str
+) -> None:
+    driver = Driver([[0, 1]], replace(LIMITS, elastic=True, most_actors=2))
+    driver.request(0)
+    if dies:
+        driver.die(0)
+        driver.start(0, 2)
+    driver.refuse(one_too_many(1, 1))
+    assert text in driver.incidents()[-1].text
+
+
 @pytest.mark.parametrize("first_end", ["death", "refusal"])
 def test_what_may_be_a_busy_licence_or_a_limit_ends_with_the_instances_of_the_process(
     first_end: str,
