@@ -115,7 +115,7 @@ def test_settings_that_cannot_be_kept_are_refused(wrong: dict[str, Any], words: 
 
 
 def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with `--num-actors 3` and three licences: the number of actors is not the number of instances."""
     monkeypatch.setattr("dppo.transports.in_process.WAITS_S", (0, 0))
@@ -131,6 +131,7 @@ def test_too_few_licences_are_reported_with_the_number_of_instances_and_the_reme
     assert fault.value.message.endswith(remedies)
     report = tmp_path / "run" / "incidents" / "001" / "report.txt"
     assert fault.value.message in report.read_text()
+    assert caplog.text.count("and was called again after 0 s.") == 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ from dppo.errors import EnvironmentFault
 from dppo.hosts import host as host_module
 from dppo.hosts.host import SamplerHost, SamplerThread, ThreadedHost
 from dppo.hosts.plans import sampler_plan
-from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
+from dppo.ppo.exchange.records import Incident, IncidentKind, PolicySnapshot, SegmentRequest
 from dppo.ppo.networks.choice import choose_network
 
 slow = pytest.mark.slow
@@ -256,11 +257,18 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     assert 0 < rebuilt.cpu_share <= 1
     assert record.look().num_calls >= 4 + 4 + open_steps + 2 * 20
 
-    for thread in host._threads.values():
+    threads = list(host._threads.values())
+    for thread in threads:
         with thread.progress.restarting():
             pass
-    host._look([], [])
+    host._look(threads, [])
     assert record.look().restarts == 2
+    # the count of a thread without a question is of an earlier question, and reports have those of finished ones
+    report, segment = rebuilt.results[0]
+    restart = Incident(IncidentKind.PROGRAM_RESTARTED, "")
+    finished = replace(rebuilt, results=((replace(report, incidents=(restart,)), segment),))
+    host._look([], [finished])
+    assert record.look().restarts == 1
 
     host.close()
     plain.close()

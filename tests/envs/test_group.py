@@ -16,6 +16,7 @@ from scripted import ROBOT, Scripted, Stepper, started
 from worlds.simple import Counting
 
 from dppo.attempts import WAITS_S
+from dppo.envs.activity import ActivityRecord
 from dppo.envs.checks.faults import making
 from dppo.envs.checks.returned import packer
 from dppo.envs.episode import GroupSettings
@@ -23,7 +24,7 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import FaultPolicy
 from dppo.envs.spaces import describe_spaces, dtype_of
 from dppo.envs.sub_envs.serial import SerialSubEnvs
-from dppo.errors import EnvironmentFault
+from dppo.errors import ClusterError, EnvironmentFault
 from dppo.ppo.exchange.records import EnvLog, Episode, Incident, SamplerCarry
 
 
@@ -221,10 +222,15 @@ class Choking(Scripted):
         Choking.opened.remove(self)
 
 
-def repaired(make: Any, envs: list[Any]) -> Stepper:
+def repaired(make: Any, envs: list[Any], on_step: Any = None) -> Stepper:
     """Return a group that rebuilds a failed environment; episode k of env e has the seed 10 e + k."""
     spaces = describe_spaces(envs[0])
-    settings = GroupSettings("sampler 0 (Test-v0)", spaces, lambda env, episode: 10 * env + episode)
+    settings = GroupSettings(
+        "sampler 0 (Test-v0)",
+        spaces,
+        lambda env, episode: 10 * env + episode,
+        progress=ActivityRecord(on_step=on_step),
+    )
     sub_envs = SerialSubEnvs(envs, settings, make)
     return Stepper(EnvGroup(sub_envs, FaultPolicy()))
 
@@ -304,3 +310,20 @@ def test_a_constructor_that_fails_is_tried_again_for_a_minute(
         stepper.step([0])
     assert make.attempts == len(WAITS_S) + 1
     assert 60 <= sum(WAITS_S) <= 65
+
+
+def test_the_end_of_a_run_ends_the_wait_for_a_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    def check(_: int) -> None:
+        if slept:
+            raise ClusterError("the samplers of this process are closed")
+
+    stepper = repaired(Unavailable(fails=99), [Choking()], check)
+    stepper.start()
+    for _ in range(2):
+        stepper.step([0])
+    with pytest.raises(ClusterError):
+        stepper.step([0])
+    assert len(slept) == 1

@@ -71,7 +71,7 @@ class Repairs:
             checked.take(self.make(checked.index))
 
         making = place_of(Phase.MAKE, self.settings.sampler_id, checked.index)
-        show = partial(self.settings.progress.enter, making)
+        show = partial(self.settings.progress.make, making)
         attempted(make_again, EnvironmentFault, note, show, WAITS_S)
 
     def _incident(

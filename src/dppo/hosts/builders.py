@@ -122,6 +122,8 @@ def build_sampler(
             sub_envs, _fault_policy(plan), _first_segment(plan, sampler_id, spaces, owner)
         )
     except EnvironmentFault as error:
+        for incident in restarts:  # no report will hold them
+            logger.warning("%s", incident.message)
         close_all(envs)
         raise error.with_instances(len(envs)) from None
     except BaseException:

@@ -322,7 +322,10 @@ class ThreadedHost:
         steps = sum(look.steps for look in looks)
         steps += sum(report.steps for report in finished_reports)
         first_busy = next(iter(looks), None)
-        restarts = sum(look.restarts for look in all_looks)
+        restarts = sum(look.restarts for look in looks)
+        for report in finished_reports:
+            kinds = [incident.kind for incident in report.incidents]
+            restarts += kinds.count(IncidentKind.PROGRAM_RESTARTED)
         self._progress.record_threads(
             num_calls, environments, first_busy, replayed, steps, restarts
         )
