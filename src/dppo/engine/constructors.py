@@ -34,9 +34,9 @@ class Constructors:
         return limit * most_actors >= len(self._hosting.positions)
 
     def _may_be_busy(self, question: Question, place: EnvFault) -> bool:
-        """Return whether a licence or port may rather not have been free.
+        """Return whether a licence or port that was not free is the likelier reason.
 
-        In the first iteration, a process that has made other environments may rather allow no more.
+        It is not in the first iteration, in a process that has made other environments.
         """
         is_replaced = any(actor.process.number > 1 for actor in self._hosting.actors.values())
         return question.index > 0 or is_replaced or not place.others

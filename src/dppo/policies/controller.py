@@ -31,7 +31,7 @@ class Controller:
         """Find the controller; raise ConfigError if there is none, or it cannot be called with an observation.
 
         Args:
-            named: `module:name`, `file.py:name`, or a function, a class or an object.
+            code: `module:name`, `file.py:name`, or a function, a class or an object.
             setting: the setting or argument that names it, for messages.
         """
         self.name = _name_of(code)

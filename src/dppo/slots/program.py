@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 GUARD = str(Path(__file__).with_name("guard.py"))
 LOG = "solver.log"  # output of the program, in its folder
-END_BYTES = 2**15  # last bytes of the output in which these lines are looked for
+END_BYTES = 2**15  # last bytes of the output, which are searched for these lines
 END_LINES = 12  # lines of output in an error; srun adds up to five after the last of the solver
-REASON = "dppo: "  # in lines of `dppo.h` that say why a solver ends
+REASON = "dppo: "  # begins the reason that `dppo.h` prints before it ends a solver
 START_S = 30.0  # longest start of the keeper, on a busy machine
 BY_SIGNAL = 128  # exit statuses of launchers beyond this stand for signals
 EXIT_S = 2.0  # longest wait for the exit of a program after its connection has closed
@@ -127,15 +127,17 @@ class Program:
         self._keeper.stdin.flush()
         reports = self._reports(START_S)
         with suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(START_S)  # its first process, which has left the keeper itself behind
+            self._keeper.wait(
+                START_S
+            )  # the first process, which ends after it has started the keeper
         if not reports or "ended" in reports[0]:
             self._close()
             raise SolverKilled(f"command={shlex.join(self._words)}: its keeper did not start")
         if "refused" in reports[0]:
             self._close()
             raise SolverError(
-                f"command={shlex.join(self._words)}: cannot be started ({reports[0]['refused']}). It is looked for in "
-                f"PATH, or as an absolute path, because each solver runs in a separate folder"
+                f"command={shlex.join(self._words)}: cannot be started ({reports[0]['refused']}). A program is looked "
+                f"for in PATH; a path must be absolute, because each solver runs in a separate folder"
             )
         self._keeper_pid: int = reports[0]["keeper"]
         self.pid: int = reports[0]["started"]
@@ -280,7 +282,7 @@ def running_programs() -> list[Program]:
 
 
 def processes_of_programs() -> "list[psutil.Process]":
-    """Return launchers, guards and ranks of the running programs, which are no children of this process."""
+    """Return launchers, guards and ranks of the running programs, which are not child processes of this one."""
     import psutil
 
     processes = []

@@ -22,14 +22,12 @@ IRRELEVANT = re.compile("A Box .* is (-)?infinity|For Box action spaces")
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of `error`, starting at the first frame outside this package.
 
-    Earlier faults, in whose repair it was raised, are left out.
+    The fault whose repair has raised `error` is left out.
     """
     chained = error
-    while chained.__context__ is not None:
-        if isinstance(chained.__context__, DppoError):
-            chained.__context__ = None
-        else:
-            chained = chained.__context__
+    while chained.__context__ is not None and not isinstance(chained.__context__, DppoError):
+        chained = chained.__context__
+    chained.__context__ = None
     frames = error.__traceback__
     while (
         frames is not None
