@@ -121,14 +121,13 @@ def build_sampler(
         group = EnvGroup(
             sub_envs, _fault_policy(plan), _first_segment(plan, sampler_id, spaces, owner)
         )
-    except EnvironmentFault as error:
+    except BaseException as error:
+        close_all(envs)
+        if not isinstance(error, EnvironmentFault):
+            raise
         for incident in restarts:  # no report will hold them
             logger.warning("%s", incident.message)
-        close_all(envs)
         raise error.with_instances(len(envs)) from None
-    except BaseException:
-        close_all(envs)
-        raise
     return BuiltSampler(_make_sampler(plan, sampler_id, spaces, group), group, spaces, len(envs))
 
 
