@@ -186,6 +186,10 @@ def test_an_assignment_is_answered_with_the_way_to_make_a_changed_copy() -> None
             "# gamma: 1\nseed: 2\ngamma: 1.5\n",
             "line 3: gamma=1.5: must be less than or equal to 1.",
         ),
+        (
+            "env_kwargs: {gamma: 2}\ngamma: 1.5\nlearning_rate: -1\n",  # a flag replaces the last
+            "line 2: gamma=1.5: must be less than or equal to 1.",
+        ),
         ("seed: 2\nsampling: {num-steps: 3.5}\n", "line 2: num_steps=3.5: must be a whole number."),
         ("hidden_sizes: [8, a]\n", "line 1: hidden_sizes.1='a': must be a whole number."),
         ("seed: 2\ngamma: 0.9\nppo: {gamma: 1}\n", "line 2: gamma=0.9: is given twice"),
@@ -203,8 +207,9 @@ def test_what_is_wrong_in_a_file_is_refused_with_its_line(
     file = tmp_path / "own.yaml"
     file.write_text(text)
     with pytest.raises(DppoError) as refused:
-        parse_training(f"{env_id}--config {file}".split())
+        parse_training(f"{env_id}--config {file} --learning-rate 0.1".split())
     assert f"config={file}, {answer}" in str(refused.value)
+    assert "learning_rate=" not in str(refused.value)
 
 
 def refusal_of(call: Any) -> str:

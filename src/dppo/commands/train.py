@@ -195,7 +195,7 @@ def arguments_of(flags: dict[str, Any], env_id: str | None, prog: str) -> Argume
             "--trust has no effect: it applies to the code of a run to resume. Leave it out."
         )
     if "config" in flags:
-        check_file(flags["config"])
+        check_file(flags["config"], replaced=settings)
         settings = read_settings(flags["config"]) | settings
     if settings.get("env_id") is None:
         raise UsageError(f"the environment is missing. For example: {as_called(prog)} CartPole-v1")

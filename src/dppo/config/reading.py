@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,18 @@ def read_settings(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     return settings
 
 
-def check_file(path: Path, *, trusted: bool = True) -> None:
-    """Raise ConfigError, with file and line, for unknown names and invalid values; `trusted`: as in `read_settings`."""
+def check_file(path: Path, *, trusted: bool = True, replaced: Collection[str] = ()) -> None:
+    """Raise ConfigError, with file and line, for unknown names and for invalid values, except of `replaced` settings.
+
+    `trusted`: as in `read_settings`.
+    """
     from dppo.config.values import validated  # imports pydantic, which an actor must not load
 
     refuse(_unknown_names(path, trusted))
     settings = read_settings(path, trusted=trusted)
+    used = {name: value for name, value in settings.items() if name not in replaced}
     with _with_lines(path):
-        validated({"env_id": "-"} | settings)
+        validated({"env_id": "-"} | used)
 
 
 @contextmanager
@@ -82,11 +86,13 @@ def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
 
 
 def _place(key: str, path: Path) -> str:
-    """Return the file, and the number of the first line that has a key."""
+    """Return the file, and the number of the line with a key; of several, the one that is indented the least."""
     name = re.escape(key).replace("_", "[-_]")
     text = path.read_text(encoding="utf8", errors="replace")
-    first = re.search(rf"(?m)^[^#\n]*(?<![\w-]){name}[\"']?\s*[:=]", text)
-    line = 1 + text.count("\n", 0, first.start() if first else 0)
+    keys = re.finditer(rf"(?m)^([^#\n]*?)(?<![\w-]){name}[\"']?\s*[:=]", text)
+    # those in values, such as env_kwargs, are farther to the right
+    outer = min(keys, key=lambda match: len(match[1]), default=None)
+    line = 1 + text.count("\n", 0, outer.start() if outer else 0)
     return f"config={path}, line {line}"
 
 

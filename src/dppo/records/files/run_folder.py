@@ -278,7 +278,7 @@ def _refuse_objects(settings: dict[str, Any]) -> None:
 
 
 def check_stored_names(run: Path) -> None:
-    """Raise ConfigError, with file and line, if a run has settings that are none, as of another version of dppo."""
+    """Raise ConfigError, with file and line, for invalid settings of a run, as those of another version of dppo."""
     run_dir = run_dir_of(run)
     if _has_readable_config(run_dir):
         check_file(run_dir / CONFIG, trusted=False)
