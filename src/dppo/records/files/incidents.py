@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,14 @@ class IncidentWriter(FileWriter):
         """Write an incident that the run has recovered from, if there is room; log where."""
         if incident.fault is None and incident.kind not in LOST:
             return
-        if not self._is_repeated(incident):
+        if incident.fault is None or incident.message not in self._messages_before:
             self._add(incident)
 
-    def _is_repeated(self, incident: Incident) -> bool:
-        """Return whether a resumed run repeats an iteration that was not saved, whose fault was written."""
-        if not self._is_resumed or incident.fault is None:
-            return False
-        paths = self._folder.glob(f"*/{INCIDENT}")
-        return any(json_in(path).get("message") == incident.message for path in paths)
+    @cached_property
+    def _messages_before(self) -> set[str]:
+        """Messages that were written before a resume: the run repeats faults of iterations that were not saved."""
+        paths = self._folder.glob(f"*/{INCIDENT}") if self._is_resumed else ()
+        return {str(json_in(path).get("message")) for path in paths}
 
     def _add(self, incident: Incident) -> None:
         try:
