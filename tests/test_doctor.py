@@ -545,9 +545,11 @@ def test_a_report_is_printed_in_any_encoding(
     assert f"|{bar} " in out.getvalue().decode(encoding)
 
 
-def test_files_that_were_written_into_the_current_folder_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("max_entries", "named"), [(3, ["changed", "new"]), (2, []), (1, [])])
+def test_files_that_were_written_into_the_current_folder_are_named_unless_it_is_large(
+    max_entries: int, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dppo.tools.doctor.watching.MAX_ENTRIES", max_entries)
     monkeypatch.chdir(tmp_path)
     Path("old").write_text("")
     Path("changed").write_text("")
@@ -558,7 +560,7 @@ def test_files_that_were_written_into_the_current_folder_are_named(
         return {"stage": "over"}
 
     monkeypatch.setattr("dppo.tools.doctor.watching.examine_apart", write)
-    assert watching.examine({}, 1.0)["written"] == ["changed", "new"]
+    assert watching.examine({}, 1.0)["written"] == named
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan"])
@@ -762,15 +764,20 @@ def test_a_slow_start_is_named_in_place_of_what_the_other_iterations_took(
     assert ("More --num-actors" in text) == has_advice
 
 
-def test_a_long_wait_for_evaluations_is_named_with_its_remedies(tmp_path: Path) -> None:
-    row = {"iteration": 2, "global_step": 512, "time/training_s": 28.0, "time/eval_wait_s": 250.0}
+@pytest.mark.parametrize(("training_s", "actors"), [(28.0, 10), (0.0, 20)])
+def test_a_long_wait_for_evaluations_is_named_with_its_remedies(
+    training_s: float, actors: int, tmp_path: Path
+) -> None:
+    row = {"iteration": 2, "global_step": 512, "time/training_s": training_s}
+    row["time/eval_wait_s"] = 250.0
     row |= {f"perf/{phase}_frac": 0.0 for phase in PHASES}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
     findings = list(run_findings(tmp_path, [row], num_actors=2, eval_every=64))
     [text] = [text for severity, text in findings if severity == "warning"]
     assert text == (
-        "Waiting for evaluations took 4:10, training 0:28. Use eval_actors=10 (--eval-actors 10) if there are CPUs for "
-        "them, a larger eval_every (--eval-every), or fewer eval_episodes (--eval-episodes)."
+        f"Waiting for evaluations took 4:10, training 0:{training_s:02.0f}. Use eval_actors={actors} "
+        f"(--eval-actors {actors}) if there are CPUs for them, a larger eval_every (--eval-every), or fewer "
+        f"eval_episodes (--eval-episodes)."
     )
 
 

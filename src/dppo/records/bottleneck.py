@@ -94,7 +94,7 @@ def evaluations_line(waited_s: float, training_s: float, config: Config) -> str:
 def ways_to_evaluate_faster(config: Config, ratio: float) -> str:
     """Return the advice by which evaluations take less time; they take `ratio` times as long as they may."""
     ways = ["a larger eval_every (--eval-every)", "fewer eval_episodes (--eval-episodes)"]
-    actors = min(config.eval_episodes, math.ceil(config.eval_actors * ratio))
+    actors = math.ceil(min(config.eval_episodes, config.eval_actors * ratio))
     if config.num_actors == 0:
         ways.insert(
             0, f"{as_setting_and_flag('num_actors', 1)}, which plays them beside the training"

@@ -242,7 +242,7 @@ def _times(times: dict[str, Any]) -> str:
     quantiles = ", ".join(f"{name} {scale * times[name]:.3g}" for name in QUANTILES)
     highest = max(times["bins"])
     heights = [math.ceil(8 * count / highest) for count in times["bins"]]
-    has_blocks = sys.stdout.encoding.lower().startswith("utf")
+    has_blocks = str(sys.stdout.encoding).lower().startswith("utf")
     symbols = BARS if has_blocks else ASCII_BARS
     bars = "".join(symbols[height] for height in heights)
     return f"{quantiles} {unit}  |{bars}|  {times['count']:,} calls"

@@ -37,6 +37,8 @@ MAX_NAMED_PHASES = 2
 SLOW_START_S = 10.0  # shortest first iteration that is named
 # without a phase of a smaller share, a run would be less than MIN_GAIN times as fast
 MIN_SHARE = 1 - 1 / MIN_GAIN
+STRANGE = (ArithmeticError, KeyError, TypeError, ValueError)
+"""Errors from rows of another version, or of another author."""
 
 
 def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
@@ -50,21 +52,23 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         actions = actions_from_json(find(run).checkpoint.state["model"]["actions"])
     notes = LearningNotes(config, actions, solved_at=solved_at(config.env_name))
-    with suppress(KeyError, TypeError, ValueError):  # rows of another version, or of another author
+    with suppress(*STRANGE):
         for row in rows:
             for note in notes.follow(row):
                 yield "warning", note
     for note in notes.closing_notes():
         yield "warning", note
-    with suppress(KeyError):
-        waited_s = rows[-1].get("time/eval_wait_s", 0.0) if rows else 0.0
-        waits = waited_s and evaluations_line(waited_s, rows[-1]["time/training_s"], config)
+    if not rows:
+        return
+    last = rows[-1]
+    with suppress(*STRANGE):
+        waited_s = last.get("time/eval_wait_s", 0.0)
+        waits = evaluations_line(waited_s, last.get("time/training_s", 0.0), config)
         if waits:
             yield "warning", waits
         epochs = value_of("update_epochs", config, notes.action_dims)
         yield from _time_findings(rows, config, epochs)
-    if rows:
-        yield from _incident_findings(run, rows[-1])
+    yield from _incident_findings(run, last)
 
 
 def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
@@ -72,9 +76,7 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
     settled = usual_rows([row for row in rows if row["iteration"] > 1])
     split = TimeSplit.of(settled)
     first_s = sum(row["perf/iteration_s"] for row in rows if row["iteration"] == 1)
-    later_s = 0.0
-    if settled:
-        later_s = split.iteration_s * (settled[-1]["iteration"] - 1)
+    later_s = split.iteration_s * (rows[-1]["iteration"] - 1)
     if first_s > max(SLOW_START_S, later_s):
         share = first_s / (first_s + later_s)
         text = f"{share:.0%} of the time went to the first iteration, which makes the environments"

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from itertools import islice
 from threading import Thread
 from typing import Any
 
@@ -26,6 +26,7 @@ from dppo.tools.doctor.speed import Facts
 PATIENCE_S = 10.0
 SLOW_S = 60.0  # longest silence of starting or closing, after the time is up
 UPDATING_S = 20.0  # longest silence of an update, after the time is up
+MAX_ENTRIES = 1000  # of a folder whose files are compared; a scan of a larger one may take long
 MIN_SECOND_EXAMINATION_S = 5.0
 MAX_REPEATED_SEGMENTS = 6
 # reported call -> its description
@@ -59,6 +60,8 @@ TIMES = ("collect_s", "update_s", "algorithms", "core_share_of_updates")
 """Facts of the stage `updating`."""
 Show = Callable[[str], None]
 """It is called with each stage."""
+FilesHere = set[tuple[str, int, int]]
+"""Name, size and time of change of each file."""
 EXAMINATION = ("-m", "dppo.tools.doctor.examination")
 
 
@@ -268,7 +271,7 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
         "cpus": usable_cores(),
         "load": load_average(),
         "available_mb": psutil.virtual_memory().available / 2**20,
-        "written": sorted(name for name, _, _ in _files_here() - files_before),
+        "written": _written_since(files_before),
     }
     trace = facts.pop("trace", ())
     facts["fingerprint"] = fingerprint_of(trace)
@@ -292,17 +295,29 @@ def examine(settings: dict[str, Any], seconds: float, show: Show = lambda stage:
     return with_repetition(facts, place, trace, repeated["trace"])
 
 
-def _files_here() -> set[tuple[str, int, int]]:
-    """Return name, size and time of change of each file in the current folder, without output of this command."""
-    files = set()
+def _files_here() -> FilesHere | None:
+    """Return the files in the current folder, without output of this command; None for a large folder."""
     outputs = {stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream}
     inodes = {os.fstat(output).st_ino for output in outputs}
-    for path in Path.cwd().iterdir():
-        with suppress(OSError):  # removed meanwhile
-            status = path.stat()
-            if path.is_file() and status.st_ino not in inodes:
-                files.add((path.name, status.st_size, status.st_mtime_ns))
-    return files
+    with suppress(OSError), os.scandir() as folder:  # unless it cannot be read
+        entries = list(islice(folder, MAX_ENTRIES + 1))
+        if len(entries) > MAX_ENTRIES:
+            return None
+        files = set()
+        for entry in entries:
+            with suppress(OSError):  # removed meanwhile
+                status = entry.stat()
+                if entry.is_file() and status.st_ino not in inodes:
+                    files.add((entry.name, status.st_size, status.st_mtime_ns))
+        return files
+    return None
+
+
+def _written_since(files_before: FilesHere | None) -> list[str]:
+    files = None if files_before is None else _files_here()
+    if files_before is None or files is None:
+        return []
+    return sorted(name for name, _, _ in files - files_before)
 
 
 def simulator(settings: dict[str, Any], seconds: float) -> dict[str, Any]:
