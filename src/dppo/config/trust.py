@@ -60,8 +60,8 @@ def require_trust(
     """Raise ConfigError, with a line for each, if settings would import code that is named only by a file.
 
     Args:
-        stored: flat settings from a file.
-        passed: settings that the user gave, and so trusts.
+        stored_settings: flat settings from a file.
+        user_settings: settings that the user gave, and so trusts.
         origin: the run that the file belongs to.
         trust: True to refuse only objects of a Python program, which no file can name.
         nameable: settings that the user can give instead.

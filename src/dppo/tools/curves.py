@@ -281,7 +281,7 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def baselines_of(groups: Sequence[CurveGroup]) -> list[DrawnBaseline]:
-    """Return the controller that each group was compared with; a single one if it is that of all, and as good."""
+    """Return the controller that each group was compared with; a single one if it is equal in all groups."""
     compared = {}
     for index, group in enumerate(groups):
         returns = [run.baseline for run in group.runs if run.baseline is not None]

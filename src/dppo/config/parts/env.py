@@ -30,8 +30,8 @@ def rate_of(name: str, text: str, example: str) -> tuple[int, float]:
 def rate_above(per_hour: float) -> str:
     """Return a rate as the text of a setting, which allows twice as many an hour, rounded up to a digit."""
     unit = 10 ** math.floor(math.log10(per_hour))
-    rate = f"{max(1.0, math.ceil(2 * per_hour / unit) * unit):.0f}/h"
-    return rate if len(rate) <= len("123456789/h") else "unlimited"
+    rate = max(1.0, math.ceil(2 * per_hour / unit) * unit)
+    return f"{rate:.0f}/h" if rate < 1e9 else "unlimited"  # of nine digits at most, see `rate_of`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,8 +143,7 @@ class Tracker(Observer):
 
 def _state_of(result: Result | None, error: BaseException | None) -> str:
     stopped_by = (result.stopped_by if result else None) or ""
-    if isinstance(error, KeyboardInterrupt | SystemExit | StopRequested) or stopped_by.startswith(
-        "SIG"
-    ):
+    is_interrupted = isinstance(error, KeyboardInterrupt | SystemExit | StopRequested)
+    if is_interrupted or stopped_by.startswith("SIG"):
         return KILLED
     return FINISHED if error is None else FAILED

@@ -83,7 +83,7 @@ class Comparison:
         self.computed: list[Computed] = []
         """The iterations so far."""
         self.other_numerics = ""
-        """How and why this process computes other last bits than the run; "" if it does not."""
+        """Differences between the last bits of this process and of the run, and their cause; "" without any."""
         self.weights_sha256 = ""
         """SHA-256 of the weights at the end of the stretch; "" until it is computed."""
 
@@ -130,7 +130,7 @@ def _state_difference(state: RunState, stored: Checkpoint) -> str:
                 return f": {part}/{name} is not in both states"
             if bits_of(arrays[name]) != bits_of(stored_arrays[name]):
                 return f": {part}/{name} differs from the checkpoint"
-    # incidents of actors are no results, and an earlier version stored fewer values
+    # incidents of actors are not part of the result, and an earlier version stored fewer values
     for name in sorted((state.values.keys() & stored.state.keys()) - {"incidents"}):
         if _as_json(state.values[name]) != _as_json(stored.state[name]):
             return f": {name} differs from the checkpoint"
