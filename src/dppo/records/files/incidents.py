@@ -47,7 +47,9 @@ class IncidentWriter(FileWriter):
     @cached_property
     def _messages_before(self) -> set[str]:
         """Messages that were written before a resume: the run repeats faults of iterations that were not saved."""
-        paths = self._folder.glob(f"*/{INCIDENT}") if self._is_resumed else ()
+        if not self._is_resumed:
+            return set()
+        paths = self._folder.glob(f"*/{INCIDENT}")
         return {str(json_in(path).get("message")) for path in paths}
 
     def _add(self, incident: Incident) -> None:
