@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections import Counter
 from collections.abc import Callable
@@ -135,6 +136,21 @@ def test_a_class_has_a_name_of_its_own() -> None:
 def test_more_than_six_parameters_are_a_record(tree: str, limit: int) -> None:
     refused = places(tree, has_many_parameters)
     assert len(refused) <= limit, "\n".join(refused)
+
+
+def describes_no_parameter(node: ast.AST) -> bool:
+    """Return whether the docstring of a function describes an argument that it does not have."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    docstring = ast.get_docstring(node) or ""
+    section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
+    described = re.findall(r"(?m)^ {4}(\w+): ", section)
+    arguments = [child.arg for child in ast.walk(node.args) if isinstance(child, ast.arg)]
+    return not set(described) <= set(arguments)
+
+
+def test_docstrings_describe_parameters_by_their_names() -> None:
+    assert places("src", describes_no_parameter) == []
 
 
 @pytest.mark.parametrize(("tree", "limit"), [("src", 15), ("tests", 53)])
