@@ -494,11 +494,12 @@ def test_overlap_is_another_name_of_a_lag_of_one_on_resume() -> None:
 
 
 def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
-    def note(after: int, **annealing: Any) -> tuple[str, ...]:
+    def note(after: int, *, is_of_seeds: bool = False, **annealing: Any) -> tuple[str, ...]:
         settings = {"learning_rate": 2.5e-4, "anneal_lr": True, "ent_coef": 0.01, "num_steps": 128}
         settings |= annealing
         before, longer = (config(total_timesteps=steps, **settings) for steps in (10240, after))
-        return changes_on_resume(plain_settings(before), longer, Path("c"), 5)
+        stored = plain_settings(before)
+        return changes_on_resume(stored, longer, Path("c"), 5, is_of_seeds=is_of_seeds)
 
     ends = ", and reaches zero at 20,480 steps instead of 10,240"
     begins = "total_timesteps=20480 instead of 10240: the "
@@ -511,6 +512,7 @@ def test_a_run_may_be_extended_with_a_note_on_the_learning_rate() -> None:
         assert note(total, anneal_lr=False) == ()
     with pytest.raises(ConfigError, match=r"=4096: c was made after 5120 env steps\. Leave it out"):
         note(4096, anneal_lr=False)
+    assert note(4096, anneal_lr=False, is_of_seeds=True) == (), "a seed that has finished is kept"
 
 
 def test_a_setting_of_actors_that_is_given_is_not_dropped_without_actors() -> None:

@@ -545,7 +545,7 @@ def test_a_report_is_printed_in_any_encoding(
     assert f"|{bar} " in out.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize(("max_entries", "named"), [(3, ["changed", "new"]), (2, []), (1, [])])
+@pytest.mark.parametrize(("max_entries", "named"), [(4, ["changed", "new"]), (3, []), (2, [])])
 def test_files_that_were_written_into_the_current_folder_are_named_unless_it_is_large(
     max_entries: int, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -555,12 +555,15 @@ def test_files_that_were_written_into_the_current_folder_are_named_unless_it_is_
     Path("changed").write_text("")
 
     def write(*_: Any, **__: Any) -> Facts:
+        print("1", file=sys.__stdout__, flush=True)
         Path("changed").write_text("1")
         Path("new").write_text("")
         return {"stage": "over"}
 
     monkeypatch.setattr("dppo.tools.doctor.watching.examine_apart", write)
-    assert watching.examine({}, 1.0)["written"] == named
+    with Path("output").open("w") as output:  # as of `dppo doctor ... > output`
+        monkeypatch.setattr(sys, "__stdout__", output)
+        assert watching.examine({}, 1.0)["written"] == named
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan"])

@@ -204,25 +204,32 @@ def test_a_call_that_has_made_no_env_step_warns_of_no_backlog(
     assert (row["time/eval_left_s"] > 900, notes.texts) == (True, [])
 
 
-def test_evaluations_that_end_long_after_the_training_are_announced_and_reported_as_they_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An iteration takes 20 s, and the evaluation after it 48 s."""
-    players: Any = InTurn()
+def evaluating_in_turn(
+    folder: Path, players: Any, observer: Any, monkeypatch: pytest.MonkeyPatch
+) -> Evaluations:
+    """Return evaluations after each iteration, which these players play."""
     monkeypatch.setattr("time.monotonic", lambda: players.now)
-    config = settings(tmp_path, num_actors=1, eval_every=ROWS)
+    config = settings(folder, num_actors=1, eval_every=ROWS)
     learner = SimpleNamespace(iteration=0, global_step=0, incident_metrics=dict, snapshot=dict)
-    observer = Stops()
     run: Any = SimpleNamespace(
         config=config,
         observers=observer,
         disk=None,
         stop=SimpleNamespace(check=lambda: None),
         parts=SimpleNamespace(learner=learner),
-        folder=SimpleNamespace(path=tmp_path, resumed_from={}),
+        folder=SimpleNamespace(path=folder, resumed_from={}),
         actions=describe_spaces(gym.make("CartPole-v1")).actions,
     )
-    evaluating = Evaluations(run, players, [], EvaluationPace(config, 0.0))
+    return Evaluations(run, players, [], EvaluationPace(config, 0.0))
+
+
+def test_evaluations_that_end_long_after_the_training_are_announced_and_reported_as_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An iteration takes 20 s, and the evaluation after it 48 s."""
+    players = InTurn()
+    observer = Stops()
+    evaluating = evaluating_in_turn(tmp_path, players, observer, monkeypatch)
     rows: list[dict[str, float]] = []
     with Notes() as notes:
         for number in range(1, ITERATIONS + 1):
@@ -248,6 +255,26 @@ def test_evaluations_that_end_long_after_the_training_are_announced_and_reported
     waiting = [text for text in notes.texts if text.startswith("waiting for the evaluation after")]
     assert waiting[0].startswith("waiting for the evaluation after 192 steps (")
     assert evaluating.notes()[0].startswith("Waiting for evaluations took 3:08, training 2:00. Use")
+
+
+def test_results_after_the_last_checkpoint_are_rows_once_all_evaluations_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill in the wait, the resumed run repeats all evaluations that were not over in the checkpoint."""
+    observer = Stops()
+    rows_in_the_wait: list[int] = []
+
+    class Watched(InTurn):
+        def outcomes(self, wait_s: float) -> list[tuple[int, int, Episode]]:
+            rows_in_the_wait.append(len(observer.rows))
+            return super().outcomes(wait_s)
+
+    evaluating = evaluating_in_turn(tmp_path, Watched(), observer, monkeypatch)
+    for number in (1, 2):
+        evaluating.on_iteration({"iteration": number, "global_step": number * ROWS})
+    assert evaluating.finish()
+    assert set(rows_in_the_wait) == {0}
+    assert [row["eval/iteration"] for row in observer.rows] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -80,8 +81,11 @@ def test_a_run_that_fails_gets_no_advice_on_learning(
     ],
 )  # fmt: skip
 def test_an_environment_that_cannot_be_made_is_named_with_its_place_and_leaves_no_folder(
-    world: Any, maker: str, tmp_path: Path
+    world: Any, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No environment has been made yet, so that none is waited for."""
+    clock = SimpleNamespace(sleep=lambda _: pytest.fail("the run waits"))
+    monkeypatch.setattr("dppo.attempts.time", clock)
     with pytest.raises(EnvironmentFault) as caught:
         dppo.train(settings(tmp_path / "run", **world))
     words = rf"env 0: {maker} raised .*LicenceError: licence server said 503 \(.*faulty.py, line "

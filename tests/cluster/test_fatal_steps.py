@@ -81,6 +81,7 @@ def test_a_reset_is_left_out_as_well() -> None:
     for _ in range(LOSSES):
         driver.die_at(Phase.RESET, 3, 0)
     assert driver.fatal() == {1: (FatalStep(0, 3, 0),)}
+    assert "a smaller --reset-timeout-s or" in driver.incidents()[-1].text
 
 
 @pytest.mark.parametrize("phase", [Phase.MAKE, Phase.REPLAY, Phase.IDLE])

@@ -363,7 +363,7 @@ def test_settings_are_written_as_flags_and_compared_with_the_defaults_of_the_alg
     tmp_path: Path,
 ) -> None:
     lines = rows(4)
-    lines[-1]["charts/recent_episodes"] = 40
+    lines[-1] |= {"charts/recent_episodes": 40, "time/eval_wait_s": 61.0}
     run = a_run(tmp_path / "run", lines, eval_every=1024, update_epochs=20, norm_adv=True)
     html = page(facts_of(run))
     assert "<td>update_epochs</td><td>20</td><td>depends on the task</td>" in html
@@ -371,8 +371,12 @@ def test_settings_are_written_as_flags_and_compared_with_the_defaults_of_the_alg
     assert "<td>eval_every</td><td>1024</td><td>none</td>" in html
     assert not re.search("<td>(None|True|False)</td>", html)
     assert "<dt>training return, last 40</dt>" in html
+    assert "waiting for evaluations1:01" in words_of(checked(html))
 
-    html = page(facts_of(a_run(tmp_path / "sac", rows(4), algo="sac")))
+    lines = rows(4)
+    lines[-1]["time/eval_wait_s"] = 0.5
+    html = page(facts_of(a_run(tmp_path / "sac", lines, algo="sac")))
+    assert "waiting for" not in html
     assert "<td>algo</td><td>sac</td><td>ppo</td>" in changed_settings(html)
     assert "learning_rate" not in changed_settings(html)
 

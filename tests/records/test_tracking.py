@@ -25,6 +25,7 @@ from remedies import executes
 
 import dppo
 from dppo.errors import ConfigError
+from dppo.signals import Interrupted, StopRequested
 from dppo.tools.trackers import tracker as tracking
 from dppo.tools.trackers.mlflow import Backend as MLflow
 
@@ -183,6 +184,21 @@ def test_a_tracker_knows_that_a_run_has_failed(name: str, places: None, tmp_path
     with pytest.raises(RuntimeError, match="an observer"):
         dppo.train(settings(tmp_path / "run", name), observers=[Recorder(after_iteration=fail)])
     assert tracked(name, tmp_path / "run")[2] == ["FAILED"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (StopRequested(signal.SIGTERM), "KILLED"),
+        (SystemExit(143), "KILLED"),
+        (Interrupted(), "KILLED"),
+        (ValueError(), "FAILED"),
+    ],
+)
+def test_a_run_that_a_signal_ends_before_its_first_iteration_is_killed(
+    error: BaseException, state: str
+) -> None:
+    assert tracking._state_of(None, error) == state
 
 
 @pytest.mark.slow
