@@ -784,6 +784,20 @@ def test_a_long_wait_for_evaluations_is_named_with_its_remedies(
     )
 
 
+def test_numbers_too_large_to_be_squared_leave_out_the_finding_that_needs_them(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"iteration": number, "global_step": 10_000 * number, "charts/episodes": 50 * number}
+        | {"charts/episodic_return": 1.0, "charts/episodic_return_std": 1e308}
+        for number in range(1, 41)
+    ]
+    assert not list(run_findings(tmp_path, rows))
+    rows = [row | {"charts/episodic_return_std": 1.0} for row in rows]
+    [(_, text)] = run_findings(tmp_path, rows)
+    assert text.startswith("the mean return has not risen in the last 140,000 env steps")
+
+
 def times_of_files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -795,7 +809,8 @@ def test_the_doctor_of_a_run_says_what_limited_it_and_writes_nothing(
     dppo.train(config_of("CartPole-v1", run_dir=folder, progress="off", total_timesteps=48))
     metrics = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    times = {"perf/env_frac": 0.5, "perf/update_frac": 0.4, "perf/iteration_s": 1.0}
+    times = {f"perf/{phase}_frac": 0.0 for phase in PHASES}
+    times |= {"perf/env_frac": 0.5, "perf/update_frac": 0.4, "perf/iteration_s": 1.0}
     counts = {"incidents/actor_hung": 2, "incidents/\x1b[2J": 1}
     metrics.write_text("".join(f"{json.dumps(row | times | counts)}\n" for row in rows))
     written = times_of_files(folder)

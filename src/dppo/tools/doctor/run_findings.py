@@ -56,8 +56,8 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
         for row in rows:
             for note in notes.follow(row):
                 yield "warning", note
-    for note in notes.closing_notes():
-        yield "warning", note
+        for note in notes.closing_notes():
+            yield "warning", note
     if not rows:
         return
     last = rows[-1]
