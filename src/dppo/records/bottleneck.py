@@ -42,7 +42,7 @@ def usual_rows(rows: Collection[Row]) -> list[Row]:
 def longest_usual(times: Sequence[float]) -> float:
     """Return the longest of these times that is not due to a stall; 0 without any.
 
-    Stalls may have made the longest twentieth of the times, and the two longest; of fewer than five, the longer half.
+    Stalls may have made the longest twentieth of the times, at least two; of fewer than five times, the longer half.
     """
     ordered = sorted(times) or [0.0]
     last = len(ordered) - 1

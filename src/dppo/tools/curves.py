@@ -236,7 +236,7 @@ def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
 
 
 def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a setting differs between runs in which it has an effect, and not only as other settings do."""
+    """Return whether a setting differs between runs in which it has an effect, and does not only follow from others."""
     affected = [settings for settings in runs if name in settings]
     return any(settings[name] != affected[0][name] for settings in affected) and any(
         _is_chosen(name, settings) for settings in affected

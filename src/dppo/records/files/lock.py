@@ -61,7 +61,7 @@ def goes_on(run: Path) -> bool:
 
 
 def training_notes(*runs: Path, content: str = "what it has so far") -> list[str]:
-    """Return a line on each run that is still training, of whose files only a part is read: `content`."""
+    """Return a line on each run that is still training, of which a command shows only `content`."""
     return [f"{run}: is still training; this is {content}" for run in runs if goes_on(run)]
 
 
