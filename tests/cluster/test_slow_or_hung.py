@@ -354,11 +354,19 @@ def test_a_phase_has_a_limit_that_is_set_or_follows_from_measurements(
 
 
 @pytest.mark.proves("is slow once in a long while")
-def test_the_first_and_the_last_replacement_get_the_whole_limit_for_a_rare_slow_event() -> None:
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        ({}, ["step_timeout_s=60", "segment_timeout_s=600"] * 2),
+        ({"step_timeout_s": 60.0}, ["step_timeout_s=60"] * 4),
+    ],
+)
+def test_the_first_and_the_last_replacement_get_the_whole_limit_for_a_rare_slow_event(
+    settings: dict[str, float], limits: list[str]
+) -> None:
     """So a slow step costs a single replay, and most processes that hang are replaced after a minute."""
-    driver = Driver([[0]], PATIENT)
+    driver = Driver([[0]], replace(PATIENT, phase_timeouts_s=settings))
     driver.request(driver.measure())
-    limits = ["step_timeout_s=60", "segment_timeout_s=600"] * 2
     assert PATIENT.max_actor_restarts == len(limits) - 1
     for number, limit in enumerate(limits, start=1):
         if number > 1:
