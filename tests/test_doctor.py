@@ -512,8 +512,9 @@ def test_the_command_that_is_printed_is_accepted_and_is_what_is_recommended(
     assert config.env_threads == best.threads
 
 
+@pytest.mark.parametrize("needed", [{}, {"elsewhere": True}])
 def test_the_report_is_about_the_command_that_is_printed(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    needed: Facts, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soft actor-critic steps at another speed, so that its faults in an hour are others."""
     faulty = {"steps": 500, "faults": {"RuntimeError in step": 9}, "first_fault": ["."], "lost": 9}
@@ -521,10 +522,19 @@ def test_the_report_is_about_the_command_that_is_printed(
     sac = {"collect_s": 0.1, "update_s": 1.2, "network": network}
     facts = {**SLOW_STEPS, **faulty, "stage": "over", "output": 0, "make": {"mean": 0.1}}
     facts["algorithms"] = {"sac": sac}
-    monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts)
-    assert main(["doctor", "x:y", "--json"]) == 1
+    monkeypatch.setattr("dppo.tools.doctor.watching.examine", lambda *_: facts | needed)
+    configs = list[Config]()
+
+    def noted(facts: Facts, config: Config) -> list[tuple[str, str]]:
+        configs.append(config)
+        return [*findings(facts, config)]
+
+    monkeypatch.setattr("dppo.tools.doctor.findings.findings", noted)
+    assert main(["doctor", "x:y", "--env-threads", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert "--algo sac" in printed["command"]
+    assert configs[0].algo == "sac"
+    assert configs[0].env_threads == (not needed)
     assert printed["facts"]["network"] == network
     rates = {
         re.findall(r"--env-faults (\d+)/h", text)[0]
