@@ -94,7 +94,7 @@ def _examine_environment(
         advice_on_way = [best.advice()]
     needed = in_processes_of_their_own(facts, config)
     if needed:
-        config = Config(**leave_out_ineffective(settings | {"env_threads": False}, needed))
+        config = Config(**leave_out_ineffective(settings, needed))
     report = {
         "facts": facts,
         "findings": [(severity, in_flags(text)) for severity, text in findings(facts, config)],
