@@ -92,7 +92,7 @@ AS_A_NEWCOMER = {  # with a Ray of its own
         r"Done after 512 steps",
         fast="--num-actors 0 --total-timesteps 512",
     ),
-    "./dppo train heater:Heater --algo sac --num-actors 8": Small(
+    "./dppo train heater:Heater --algo sac --num-actors 8 --total-timesteps 20000": Small(
         "--total-timesteps 512",
         r"Done after 512 steps",
         fast="--num-actors 0 --total-timesteps 512",

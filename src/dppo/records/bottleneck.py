@@ -33,6 +33,12 @@ class TimeSplit(NamedTuple):
         return cls(*(fmean(row[f"perf/{name}"] for row in rows) for name in cls._fields))
 
 
+def times_of(row: Row) -> Row:
+    """Return the metrics of a row from which a `TimeSplit` follows."""
+    names = (f"perf/{name}" for name in TimeSplit._fields)
+    return {name: row[name] for name in names}
+
+
 def usual_rows(rows: Collection[Row]) -> list[Row]:
     """Return the rows without those of the longest iterations, from which no advice should follow."""
     longest_s = longest_usual([row["perf/iteration_s"] for row in rows])

@@ -16,12 +16,19 @@ from dppo.errors import EnvironmentFault
 from dppo.log import logger
 from dppo.plugins import plugin
 from dppo.process_state.borders import dppo_computes, separate_run
-from dppo.records.bottleneck import MIN_ADVICE_S, TimeSplit, bottleneck_line, times_line, usual_rows
+from dppo.records.bottleneck import (
+    MIN_ADVICE_S,
+    TimeSplit,
+    bottleneck_line,
+    times_line,
+    times_of,
+    usual_rows,
+)
 from dppo.records.files import run_folder
 from dppo.records.files.incidents import IncidentWriter
 from dppo.records.files.row_sums import RowSums
 from dppo.records.instance_lines import instances_line
-from dppo.records.metrics.reading import Row
+from dppo.records.metrics.reading import SAMPLED_ROWS, Row
 from dppo.records.notes import LearningNotes
 from dppo.records.observer import Observer, Result
 from dppo.records.observer_checks import checked_observers
@@ -42,7 +49,7 @@ from dppo.run.parts import RunContext
 from dppo.run.saving import RunCheckpoints
 from dppo.signals import StopRequested, StopSignals, as_ending
 
-TIMED_ROWS = 500  # last iterations from which the usual times of an iteration follow
+TIMED_ROWS = SAMPLED_ROWS  # last iterations from which the usual times of an iteration follow, as in a report
 
 
 @with_answers
@@ -150,7 +157,7 @@ class Run:
         self.resumed_at = self.learner.iteration
         self.times = times
         self.settled = deque[Row](maxlen=TIMED_ROWS)
-        """The last rows of this call, without the first, which makes the environments."""
+        """Times of the last iterations of this call, without the first, which makes the environments."""
         self.row_of = row_maker(self.config.info_keys)
 
     def train(self) -> Result:
@@ -226,7 +233,7 @@ class Run:
         is_first = iteration.number == self.resumed_at + 1
         reports = iteration.collected.reports
         if not is_first:
-            self.settled.append(row)
+            self.settled.append(times_of(row))
         elif any(report.carry.states is not None for report in reports):
             logger.info("%s", own_state_line(self.config))
         episodes = [episode for report in reports for episode in report.episodes]

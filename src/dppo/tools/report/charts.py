@@ -186,9 +186,11 @@ def chart(
 ) -> str:
     """Return a figure of a line with its spread and its last value in a `unit`; "" if none is finite."""
     marks, level, points = overlay
-    x, mean, low, high = _binned(np.array(line), MAX_LINE_POINTS)
+    values = np.array(line)
+    x, mean, low, high = _binned(values, MAX_LINE_POINTS)
     if not len(x):
         return ""
+    last = values[1, np.isfinite(values).all(axis=0)][-1]
     across = _axis(np.concatenate([x, points.x]), 0.0, label)
     ends = [low, high, points.y]
     if level is not None:
@@ -202,7 +204,7 @@ def chart(
         title_of_mark = f"<title>{text(mark.text)}</title>"
         drawing += f'<path class="mark {mark.kind}" d="{path}">{title_of_mark}</path>'
     drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
-    legend = [Entry(name, f"{mean[-1]:.4g}", unit=unit)]
+    legend = [Entry(name, f"{last:.4g}", unit=unit)]
     if level is not None:
         drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
         legend.append(Entry(level.name, f"{level.value:.4g}", 6))
