@@ -59,7 +59,6 @@ PEERS = ("sb3", "zoo", "sb3-sac", "sb3-sac-segments", "crossq")  # of Stable-Bas
 OFF_POLICY = ("sac", "sb3-sac", "sb3-sac-segments", "crossq")  # for tasks with continuous actions
 OF_SENSORS = ("sensors", "critic-obs")  # for tasks with sensors, and no other sides for these
 SHOWN = ("dppo", "reuse", "sb3")  # unless others are named: these have run most of the tasks
-LONGEST_S = 7200.0
 OURS: dict[str, dict[str, Any]] = {
     "reuse": {"reuse": 4, "num_steps": 32},
     "fast": presets()["fast"],
@@ -80,6 +79,8 @@ class Work:
     """Env steps, after which a run ends that has not reached the good return."""
     greedy: bool
     """Evaluate the policy without noise beside the training."""
+    limit_s: float
+    """Wall time after which a run is ended as failed."""
 
     def most_steps(self, task: Task) -> int:
         """Return the env steps of a run that does not end earlier."""
@@ -118,6 +119,9 @@ def main() -> int:
         action="store_true",
         help="evaluate the policy without noise beside the training",
     )
+    parser.add_argument(
+        "--limit-s", type=float, default=7200.0, help="end each run after this wall time, as failed"
+    )
     parser.add_argument("--store", type=Path, default=STORE)
     options = parser.parse_args()
     if options.at_most and not options.until:
@@ -130,7 +134,7 @@ def main() -> int:
     settings = {pair.partition("=")[0]: _value(pair.partition("=")[2]) for pair in options.set}
     if options.command == "run":
         sides = [options.name] if options.name else options.sides or list(SIDES)
-        work = Work(settings, options.until, options.at_most, options.greedy)
+        work = Work(settings, options.until, options.at_most, options.greedy, options.limit_s)
         return run(sides, options.tasks, options.seeds, options.jobs, options.store, work)
     runs = stored(options.store)
     sides = options.sides or list(SHOWN)
@@ -209,7 +213,7 @@ def one_run(side: str, name: str, seed: int, work: Work) -> dict[str, Any]:
             given["settings"] = OURS.get(side, {}) | work.settings
             command = [sys.executable, str(HERE / "samples.py"), "one", json.dumps(given)]
         environment = ours_environment() | {"OMP_NUM_THREADS": "1"}
-        result = run_json(command, environment, LONGEST_S)
+        result = run_json(command, environment, work.limit_s)
     except MeasurementError as error:
         return line | {"error": str(error)}
     line |= figures(TASKS[name], result["episodes"], work.until)
