@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,3 +164,14 @@ def test_the_variable_does_not_reach_processes_that_a_command_starts(tmp_path: P
         [sys.executable, "-c", starter], env=env, capture_output=True, text=True, check=True
     ).stdout
     assert shown.endswith("[]\n")
+
+
+def test_closed_standard_streams_are_the_null_device(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from dppo.__main__ import main; main(['version']);"
+        f"open({str(tmp_path / 'streams')!r}, 'w').write("
+        "' '.join(os.readlink(f'/proc/self/fd/{s.fileno()}') for s in (sys.stdin, sys.stdout, sys.stderr)))"
+    )
+    command = f"{shlex.join([sys.executable, '-c', code])} <&- >&- 2>&-"
+    subprocess.run(command, shell=True, check=True, timeout=60)
+    assert (tmp_path / "streams").read_text().split() == [os.devnull] * 3

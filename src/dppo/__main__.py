@@ -42,6 +42,7 @@ Examples:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code: 0 success, 1 failure, 2 wrong usage, 128 + n stopped by signal n."""
     code = None
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # text that its encoding lacks must not end a command
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -54,14 +55,20 @@ def main(argv: list[str] | None = None) -> int:
             leave_if_noted(ending.code if isinstance(ending.code, int) else 1)
             raise
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # at exit, an error could not be handled any more
+            sys.stdout.flush()  # at exit, an error could not be handled any more
     except BrokenPipeError:  # the reader of our output has exited: `dppo ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141 if code is None else code
     finally:
         if argv is None and code is not None:
             _leave_stuck_calls(code)
+
+
+def _open_closed_streams() -> None:
+    """Open standard streams that are closed, as a daemon may leave them: Ray cannot start without stderr."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the null device gets its number, and no socket does
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
 
 
 def _leave_stuck_calls(code: int) -> None:
