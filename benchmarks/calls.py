@@ -101,8 +101,8 @@ def a_request() -> tuple[Any, Any, Any]:
     import numpy as np
 
     from dppo.config import Config
-    from dppo.hosts.builders import build_sampler
     from dppo.hosts.plans import sampler_plan
+    from dppo.hosts.sampler_builder import build_sampler
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.networks.choice import choose_network
 

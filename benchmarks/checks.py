@@ -21,8 +21,8 @@ from dppo.config import Config
 from dppo.envs.checks.observations import SpaceChecks
 from dppo.envs.checks.returned import MAX_REWARD, reward_of
 from dppo.envs.spaces import describe_spaces
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.numerics.arithmetic import limit_blas
 from dppo.ppo.acting.sampler import collect_together
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest

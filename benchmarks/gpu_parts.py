@@ -117,8 +117,8 @@ class Learning:
     def __init__(self, config: Any, segments: list[Any] | None = None) -> None:
         """Collect a segment in this process, unless `segments` are given."""
         from dppo.config.resolve import resolve
-        from dppo.hosts.builders import build_sampler
         from dppo.hosts.plans import sampler_plan, trainer_plan
+        from dppo.hosts.sampler_builder import build_sampler
         from dppo.learners.staged import StagedTrainers
         from dppo.learners.stored_segments import StoredSegments
         from dppo.learners.trainers import LocalTrainer

@@ -62,8 +62,9 @@ def main() -> int:
 
     from dppo.config import Config
     from dppo.config.resolve import resolve
-    from dppo.hosts.builders import build_sampler, build_trainer
     from dppo.hosts.plans import sampler_plan, trainer_plan
+    from dppo.hosts.sampler_builder import build_sampler
+    from dppo.hosts.trainer_builder import build_trainer
     from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
     from dppo.ppo.learning.batch import make_batch
     from dppo.spaces.actions import continuous_width

@@ -24,8 +24,9 @@ from dppo.envs.group import EnvGroup
 from dppo.envs.repairs import FaultPolicy
 from dppo.envs.spaces import describe_spaces
 from dppo.envs.sub_envs.serial import SerialSubEnvs
-from dppo.hosts.builders import BuiltSampler, build_sampler, build_trainer
 from dppo.hosts.plans import TrainerPlan, sampler_plan, trainer_plan
+from dppo.hosts.sampler_builder import BuiltSampler, build_sampler
+from dppo.hosts.trainer_builder import build_trainer
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.acting.noise import WhiteNoise
 from dppo.ppo.acting.sampler import PPOSampler

@@ -146,7 +146,7 @@ def test_imports_run_one_way() -> None:
 def test_each_library_stays_in_its_rooms() -> None:
     homes = {
         "ray": "transports.ray learners",
-        "torch": "ppo numerics hosts.builders hosts.trainer sac learners tools.export run.building",
+        "torch": "ppo numerics hosts.trainer_builder hosts.trainer sac learners tools.export run.building",
         "gymnasium": "envs remote",
         "pydantic": "config",
         "argparse": "commands tools",

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 import dppo
 from dppo import streams
 from dppo.errors import ConfigError, GPUFailed, OutOfMemory
-from dppo.hosts.builders import build_sampler, build_trainer
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
+from dppo.hosts.trainer_builder import build_trainer
 from dppo.learners.trainers import LocalTrainer
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on

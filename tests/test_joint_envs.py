@@ -22,8 +22,8 @@ from dppo import streams
 from dppo.envs.instance import Instance
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.ppo.exchange.records import EnvLog
 from dppo.streams import Stream
 

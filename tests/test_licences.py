@@ -20,7 +20,7 @@ from dppo.engine.actors import Actor
 from dppo.engine.messages import Limits
 from dppo.engine.slots import ENDING_S, InstanceSlots
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.hosts import builders
+from dppo.hosts import environments
 from dppo.ppo.exchange.questions import Question
 from dppo.records.metrics.reading import read_metrics
 
@@ -179,15 +179,15 @@ def test_a_rate_holds_in_one_process_also_after_a_late_start(
 ) -> None:
     clock = LateClock()
     starts = []
-    make = builders._make_env
+    make = environments._make_env
 
     def noted(*arguments: Any) -> Any:
         starts.append(clock.now)
         return make(*arguments)
 
-    monkeypatch.setattr(builders, "time", clock)
-    monkeypatch.setattr(builders, "_last_start", [0.0])
-    monkeypatch.setattr(builders, "_make_env", noted)
+    monkeypatch.setattr(environments, "time", clock)
+    monkeypatch.setattr(environments, "_last_start", [0.0])
+    monkeypatch.setattr(environments, "_make_env", noted)
     config = settings(tmp_path / "run", start_rate="10/s", total_timesteps=64)
     dppo.train(config)
     assert len(made_at(config)) == 4

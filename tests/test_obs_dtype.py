@@ -13,8 +13,8 @@ from worlds.faulty import Faulty
 from dppo.config import PPO, Config
 from dppo.envs.spaces import dtype_of
 from dppo.errors import ConfigError
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot, SegmentRequest
 from dppo.ppo.exchange.scales import ObsScale

@@ -28,7 +28,7 @@ import dppo
 from dppo.__main__ import main
 from dppo.envs.spaces import choices_of
 from dppo.errors import CheckpointError, ConfigError
-from dppo.hosts.builders import build_trainer
+from dppo.hosts.trainer_builder import build_trainer
 from dppo.ppo.networks.choice import learning_network
 from dppo.ppo.networks.user_module import ModuleSpec
 from dppo.records.files import checkpoint as checkpoints

@@ -21,8 +21,9 @@ from worlds import priors
 
 import dppo
 from dppo.errors import ConfigError, ControllerFault
-from dppo.hosts.builders import build_sampler, build_trainer
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
+from dppo.hosts.trainer_builder import build_trainer
 from dppo.ppo.acting.guided import GuidedExploration
 from dppo.ppo.acting.wide import WideExploration
 from dppo.ppo.distributions.simple import distribution_of

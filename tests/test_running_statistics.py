@@ -27,8 +27,8 @@ from worlds.joint import cartpole
 import dppo
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.policies.acting import PlaySettings, PolicyActingFor
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import PolicySnapshot

@@ -186,7 +186,7 @@ def test_work_after_the_constructor_is_not_the_constructor(
         begin(record, *arguments)
 
     monkeypatch.setattr(ActivityRecord, "begin", noted)
-    for place in ("dppo.hosts.builders.spaces_of", "dppo.learners.trainers.build_trainer"):
+    for place in ("dppo.hosts.sampler_builder.spaces_of", "dppo.learners.trainers.build_trainer"):
         module, _, name = place.rpartition(".")
         original = getattr(importlib.import_module(module), name)
 

@@ -59,7 +59,11 @@ def test_what_is_wanted_may_be_longer_than_an_argument_of_a_command() -> None:
 
 
 def test_the_place_of_a_hang_is_in_the_code_of_the_user_also_in_a_folder_called_dppo() -> None:
-    places = [f"{PACKAGE}/envs/episode.py", "/home/me/dppo/sim.py", f"{PACKAGE}/hosts/builders.py"]
+    places = [
+        f"{PACKAGE}/envs/episode.py",
+        "/home/me/dppo/sim.py",
+        f"{PACKAGE}/hosts/environments.py",
+    ]
     stack = "".join(
         f'  File "{place}", line 7 in step\n'
         for place in ["/usr/lib/python3.11/socket.py", *places]

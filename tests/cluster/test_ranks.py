@@ -27,7 +27,7 @@ import dppo
 from dppo import streams
 from dppo.config.parts import annealed
 from dppo.errors import ClusterError, OutOfMemory, TrainingDiverged
-from dppo.hosts.builders import build_trainer
+from dppo.hosts.trainer_builder import build_trainer
 from dppo.learners import ranks, waiting
 from dppo.learners.rank import TrainerRank, interface_of
 from dppo.learners.ranks import RayTrainers

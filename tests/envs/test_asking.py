@@ -35,8 +35,8 @@ from dppo.envs.preparation import make_prepared
 from dppo.envs.wrappers import old_api
 from dppo.errors import ConfigError
 from dppo.files import SCRATCH, remove_abandoned
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.process_state.forks import FORKS
 
 Patch = pytest.MonkeyPatch

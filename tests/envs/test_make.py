@@ -17,8 +17,8 @@ from dppo.envs.make import make_env
 from dppo.envs.names import check_env_id
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.spaces.actions import DiscreteActions
 from dppo.user_code import import_path
 

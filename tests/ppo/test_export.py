@@ -30,8 +30,8 @@ from dppo.__main__ import main
 from dppo.config import plain_settings
 from dppo.envs.preparation import make_prepared
 from dppo.errors import ConfigError
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.policies.policy import Policy, _rows_of, read
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics

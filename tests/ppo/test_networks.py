@@ -29,8 +29,8 @@ from updates import gradient_of, load_random
 from worlds.models import Plain, Residual
 
 from dppo.errors import ConfigError
-from dppo.hosts.builders import build_sampler
 from dppo.hosts.plans import sampler_plan
+from dppo.hosts.sampler_builder import build_sampler
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import each_leaf, reader_of
 from dppo.ppo.exchange.records import PolicySnapshot

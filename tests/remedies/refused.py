@@ -165,12 +165,12 @@ MEMORY = "worlds.memory_models:Running"
 
 STARTS: tuple[tuple[Any, ...], ...] = (
     (
-        "hosts/builders.py: obs_dtype=float64 has no effect",
+        "hosts/environments.py: obs_dtype=float64 has no effect",
         {"env_id": Fine, "obs_dtype": "float64", "norm_obs": True},
         without("obs_dtype"),
     ),
     (
-        "hosts/builders.py: Add {}, or use `obs_dtype=float32`",
+        "hosts/environments.py: Add {}, or use `obs_dtype=float32`",
         {
             "env_id": shaped(FLOATS),
             "obs_dtype": "float64",
@@ -181,17 +181,17 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(norm_obs_keys=("a", "b")),
     ),
     (
-        "hosts/builders.py: Use `device=cpu`, or `num_learners=1` with",
+        "hosts/trainer_builder.py: Use `device=cpu`, or `num_learners=1` with",
         {"env_id": Fine, "device": "cuda"},
         instead(device="cpu"),
     ),
     (
-        "hosts/builders.py: are not read from environments with sub-environments",
+        "hosts/environments.py: are not read from environments with sub-environments",
         {"env_id": Herd, "envs_per_sampler": 3, "info_keys": ("x",)},
         without("info_keys"),
     ),
     (
-        "hosts/builders.py: a controller acts in single environments",
+        "hosts/environments.py: a controller acts in single environments",
         {
             **{"env_id": Herd, "envs_per_sampler": 3, "total_timesteps": 128},
             "prior": "worlds.priors:balance",
@@ -199,7 +199,7 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         without("prior"),
     ),
     (
-        "hosts/builders.py: Subtract the start in the environment",
+        "hosts/environments.py: Subtract the start in the environment",
         {"env_id": shaped(LARGE)},
         as_named,
         instead(env_id=shaped(spaces.Discrete(3))),
@@ -301,7 +301,7 @@ STARTS: tuple[tuple[Any, ...], ...] = (
         instead(critic_obs=("a",)),
     ),
     (
-        "hosts/builders.py: noise=pink has no effect on choices",
+        "hosts/environments.py: noise=pink has no effect on choices",
         {"env_id": Fine, "noise": "pink"},
         without("noise"),
     ),

@@ -16,9 +16,9 @@ from torch.testing import assert_close
 
 from dppo.config.resolve import resolve
 from dppo.envs.spaces import describe_spaces, with_critic_obs
-from dppo.hosts.builders import build_trainer
 from dppo.hosts.plans import trainer_plan
 from dppo.hosts.sac import networks_in_words
+from dppo.hosts.trainer_builder import build_trainer
 from dppo.ppo.distributions.simple import SquashedGaussian
 from dppo.sac.critics import Critics
 from dppo.sac.inputs import CriticInputs

@@ -12,8 +12,8 @@ from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.closing import closing_together
 from dppo.envs.threads import Worker, wait_for_ends
 from dppo.errors import ClusterError, EnvironmentFault
-from dppo.hosts.builders import BuiltSampler, build_sampler
 from dppo.hosts.plans import SamplerPlan
+from dppo.hosts.sampler_builder import BuiltSampler, build_sampler
 from dppo.numerics.arithmetic import as_usual
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.questions import Answer

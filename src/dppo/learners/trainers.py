@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from dppo.errors import ConfigError, GPUFailed, OutOfMemory
-from dppo.hosts.builders import build_trainer
 from dppo.hosts.plans import TrainerPlan
+from dppo.hosts.trainer_builder import build_trainer
 from dppo.log import logger
 from dppo.numerics.arithmetic import as_usual, limit_blas
 from dppo.numerics.torch_modes import exact_on, torch_as_usual

@@ -27,8 +27,8 @@ from dppo.config.plain import plain
 from dppo.envs.checks.faults import gymnasium_warnings
 from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
-from dppo.hosts.builders import BuiltSampler
 from dppo.hosts.sac import networks_in_words
+from dppo.hosts.sampler_builder import BuiltSampler
 from dppo.numerics.arithmetic import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler

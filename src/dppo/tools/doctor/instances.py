@@ -13,7 +13,7 @@ from dppo.envs.closing import close_all
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import joint_kind
 from dppo.envs.make import make_env
-from dppo.hosts.builders import BuiltSampler, build_sampler
+from dppo.hosts.sampler_builder import BuiltSampler, build_sampler
 from dppo.tools.doctor.playing import plan_of
 from dppo.tools.doctor.process import ProcessWatch
 

@@ -25,7 +25,7 @@ from dppo.envs.silence import SilenceWatch, name_env
 from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.errors import GIVEN_UP, CheckpointError, DppoError, EnvironmentFault, counted
 from dppo.files import check_kind
-from dppo.hosts.builders import spaces_of
+from dppo.hosts.environments import spaces_of
 from dppo.hosts.plans import sampler_plan
 from dppo.log import logger
 from dppo.numerics.arithmetic import limit_blas
