@@ -84,7 +84,7 @@ def test_the_environment_of_a_run_is_prepared_as_in_training(tmp_path: Path) -> 
     assert lengths_in(result) == (4, 4)
     assert lengths_in(result.run_dir, trust=True) == (4, 4)
     assert lengths_in(result, env_kwargs={"steps": 6}) == (2, 2)
-    with pytest.raises(ConfigError, match="taken from the settings of"):
+    with pytest.raises(ConfigError, match="comes from the settings of"):
         dppo.evaluate(still, result.run_dir)
 
 

@@ -180,7 +180,8 @@ def test_code_of_a_folder_runs_only_with_trust_and_that_of_a_result_always(
 ) -> None:
     result = train(tmp_path / "run", f"{mysim}:make")
     with pytest.raises(
-        ConfigError, match=rf"it imports {mysim} and calls make\(\)\. Add `trust=True` if you trust"
+        ConfigError,
+        match=rf"and imports {mysim} and calls make\(\)\. Add `trust=True` if you trust",
     ):
         dppo.evaluate(result.run_dir)
     with pytest.raises(ConfigError) as refused:

@@ -137,7 +137,7 @@ def test_the_command_line_takes_it_and_resumes_it_with_trust(
     assert config.model_kwargs == KWARGS
     resume = ["train", "--resume", str(trained.run_dir)]
     assert main(resume) == 2
-    expected = "it imports worlds.models and calls Plain(units=12). Add --trust"
+    expected = "and imports worlds.models and calls Plain(units=12). Add --trust"
     assert expected in capsys.readouterr().err
     assert main([*resume, "--trust"]) == 0
 
@@ -200,7 +200,7 @@ def test_the_network_to_trust_is_that_of_the_checkpoint(
     checkpoints.save(tmp_path / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None)
     (tmp_path / "config.yaml").write_text("env_id: Pendulum-v1")
     assert main(["eval", str(tmp_path), "--episodes", "1"]) == 2
-    assert "it imports evil" in capsys.readouterr().err
+    assert "and imports evil" in capsys.readouterr().err
 
 
 BROKEN = {  # class in worlds.models: part of the message

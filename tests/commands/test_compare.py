@@ -179,6 +179,9 @@ def test_a_comparison_writes_picture_and_figures_of_equal_weights(
     for group in (in_process, two_actors):
         assert 0 < group["cycle"]["efficiency"] <= 1
         assert group["seeds_that_reached_target"] == 1
+        [shown] = re.findall(rf"{group['label']}.* ([\d,]+) +([\d,]+) +([\d.]+) %", printed)
+        speed, bound, percent = (float(figure.replace(",", "")) for figure in shown)
+        assert speed / bound == pytest.approx(percent / 100, abs=0.01)
 
     without, on_actors = compared["runs"]
     assert (without["num_actors"], without["seed"]) == (0, 1)

@@ -82,7 +82,7 @@ def test_code_named_by_a_folder_is_refused(
 ) -> None:
     """Not all commands have a flag for the environment."""
     [message] = refused(line).splitlines()
-    assert "it imports mysim_" in message
+    assert "and imports mysim_" in message
     assert f"calls make(command='rm'). Add --trust if you trust that folder{also}." in message
     assert not traces()
 
@@ -97,9 +97,11 @@ def test_with_trust_the_code_is_printed_and_run(evil: None, typed: Typed) -> Non
 def test_code_that_two_settings_name_is_printed_once(modules: Path, typed: Typed) -> None:
     controller = "worlds.priors:balance"
     run_of(Path("run"), prior=controller, baseline=controller, eval_every=64, eval_episodes=2)
-    printed = typed("train --resume run --trust")
+    longer = "train --resume run --trust --total-timesteps 128"
+    printed = typed(longer)
     assert printed.count("run imports worlds.priors and calls balance().") == 1
-    assert "Nothing to do" in printed  # although the run had no display
+    assert "Done after 128 steps" in printed  # although the run had no display
+    assert typed(longer).startswith("Nothing to do: the run has already completed its 128 steps.")
 
 
 def test_an_environment_of_the_user_replaces_that_of_the_folder(
@@ -139,10 +141,10 @@ def test_wrappers_named_by_a_folder_are_refused(
     config = Path("run/config.yaml")
     config.write_text(config.read_text(encoding="utf8").replace("- mywrap:Wrapper", ""), "utf8")
     for message in (resuming, refused("eval run")):
-        assert "it imports mywrap and calls Wrapper(). Add --trust" in message
+        assert "and imports mywrap and calls Wrapper(). Add --trust" in message
 
     policy = dppo.load_policy("run")
-    with pytest.raises(ConfigError, match="it imports mywrap and calls Wrapper"):
+    with pytest.raises(ConfigError, match="and imports mywrap and calls Wrapper"):
         dppo.evaluate(policy, "CartPole-v1", episodes=1)
 
     dppo.evaluate(policy, gym.make("CartPole-v1"), episodes=1)  # is not wrapped

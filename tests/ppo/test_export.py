@@ -213,11 +213,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        ("{run} policy.onnx", "it imports worlds.models and calls Plain(). Add --trust"),
+        ("{run} policy.onnx", "and imports worlds.models and calls Plain(). Add --trust"),
         ("{run}", "1 words instead of RUN and a target"),
         ("{run} policy.onxx", "policy.onxx: is neither NAME.onnx nor a folder"),
         ("missing policy.onnx", "missing: does not exist"),
-        ("{run} card/", "it imports worlds.models"),
+        ("{run} card/", "and imports worlds.models"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(

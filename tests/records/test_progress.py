@@ -690,7 +690,7 @@ def text_at(width: int, view: View, now: float = 12.0, colours: bool = True) -> 
 
 
 def view_of(figures: dict[str, float]) -> View:
-    view = View(title="dppo: PPO", total_steps=500_000, began=2.0, row=figures, row_at=11.0)
+    view = View(title="dppo: PPO", total_steps=500_000, called_at=2.0, row=figures, row_at=11.0)
     view.batch_size = 16_384
     view.paces.extend([1 / figures["charts/SPS"]] * 2)
     view.returns.extend(range(100))
@@ -728,7 +728,7 @@ def test_the_history_beside_the_return_is_wide_enough_to_show_its_shape(width: i
 def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_long_silence() -> (
     None
 ):
-    waiting = text_at(100, View(title="t", began=0.0), 75.0)
+    waiting = text_at(100, View(title="t"), 75.0)
     assert "waiting for the first env steps" in waiting
     assert "elapsed 1:15" in waiting
 
@@ -903,7 +903,12 @@ def test_the_first_of_the_last_lines_tells_the_steps_since_a_resume_from_all_ste
     # faults took steps from iterations, so that these have different numbers of steps
     since: dict[str, Any] = {"training_s": 20.0, "steps_per_s": 4010 / 20.0}
     first_line, *_ = closing_lines(finished(**steps, **since, resumed_at=4))
-    start = "Done after 6,144 steps and 64 episodes; the 4,010 steps since the resume took 25.9 s ("
-    assert first_line.startswith(start)
+    start = (
+        "Done after 6,144 steps and 64 episodes; the 4,010 steps since the resume took 25.9 s, of which training took "
+        "20.0 s (200 steps/s)."
+    )
+    assert first_line == start
     first_line, *_ = closing_lines(finished(**steps, resumed_at=0))
-    assert first_line.startswith("Done after 6,144 steps and 64 episodes in 25.9 s (")
+    assert first_line.startswith(
+        "Done after 6,144 steps and 64 episodes in 25.9 s, of which training"
+    )

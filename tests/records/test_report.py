@@ -154,6 +154,7 @@ def test_a_page_marks_what_happened_and_shows_what_was_measured(tmp_path: Path) 
         assert html.count(f'class="mark {kind}"') == marks
     assert "resumed before step 13,056" in shown
     for words in (
+        "band: mean +- standard deviation",
         "eval/episodic_return",
         "info/energy",
         "sampler 3 raised",
@@ -527,7 +528,7 @@ def test_a_short_iteration_has_a_small_part_in_the_shares_of_the_time(tmp_path: 
     long, *short = rows(9)
     lines = [long | shares | {"perf/iteration_s": 7.2}, *(row | collecting for row in short)]
     html = page(facts_of(a_run(tmp_path / "run", lines)))
-    assert "environments <b>10%<" in html
+    assert "env <b>10%<" in html
     assert "update <b>90%<" in html
 
 

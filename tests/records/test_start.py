@@ -15,6 +15,7 @@ import dppo
 from dppo.config import Config
 from dppo.errors import ClusterError, ConfigError, DppoError
 from dppo.records import observers
+from dppo.records.files.checkpoint import find
 from dppo.records.files.run_folder import RunFolder
 from dppo.records.observer import RunInfo
 from dppo.records.observers import Observers
@@ -22,6 +23,7 @@ from dppo.records.run_lines import hosting_line, returns_line, sizes_line
 from dppo.records.terminal.plain import PlainLines
 from dppo.run import runner
 from dppo.run.outputs import describe_run
+from dppo.spaces.actions import DiscreteActions
 
 logger = logging.getLogger("dppo")
 RUN = RunInfo(Config(env_id="E-v0"), Path("run"), "the run", (), 1000, None)
@@ -99,7 +101,7 @@ def test_sizes_are_those_of_the_run() -> None:
     rounded = replace(config, total_timesteps=1200)
     assert sizes_line(rounded).startswith("1,200 env steps in 4 iterations: each")
     assert sizes_line(config).endswith("for 10 epochs, or 20 if actions are discrete.")
-    assert sizes_line(config, epochs=20).endswith("for 20 epochs.")
+    assert sizes_line(config, DiscreteActions(2)).endswith("for 20 epochs.")
 
     reusing = Config(
         env_id="E-v0", total_timesteps=3 * 512, minibatch_size=256, update_epochs=2, reuse=2
@@ -153,3 +155,10 @@ def test_only_a_run_with_evaluations_explains_two_returns(tmp_path: Path) -> Non
         folder = RunFolder(tmp_path, b"")
         info = describe_run(config, folder)
         assert sum(line.startswith("return: ") for line in info.lines) == lines
+
+
+def test_a_resumed_run_knows_its_epochs_before_it_has_an_environment(tmp_path: Path) -> None:
+    config = replace(tiny_run(tmp_path / "run"), update_epochs=None)
+    start = find(dppo.train(config).run_dir)
+    info = describe_run(config, RunFolder(tmp_path, b"", start=start))
+    assert info.lines[0].endswith("for 20 epochs.")

@@ -157,7 +157,7 @@ def test_a_line_that_is_no_row_is_deleted(run: Path) -> None:
 
 @executes(
     "records/files/run_folder.py: Continue it with `{}`, or use another folder",
-    "records/closing_lines.py: {}. To go on, raise {}",
+    "records/closing_lines.py: To go on, raise {}",
 )
 def test_a_run_that_is_done_goes_on_with_more_steps(
     run: Path, typed: Typed, refused: Typed

@@ -29,8 +29,9 @@ from dppo.errors import ConfigError, DppoError, refuse
 from dppo.invocation import as_called, command, flag
 from dppo.log import logger
 from dppo.plugins import plugin
+from dppo.records.closing_lines import nothing_to_do
 from dppo.records.files.checkpoint import find
-from dppo.records.files.run_folder import check_stored_names, settings_to_resume
+from dppo.records.files.run_folder import check_stored_names, is_over, settings_to_resume
 from dppo.records.observer import Observer, RunInfo
 
 
@@ -58,6 +59,9 @@ def main(argv: list[str]) -> int:
         raise ConfigError(
             f"{error}\nThe preset {arguments.preset} applies; --preset none disables it."
         ) from None
+    if arguments.resume and not arguments.branch and is_over(config, arguments.resume):
+        print_lines(nothing_to_do(config.total_steps))
+        return 0
     if isinstance(arguments.resume, Path):
         # a prior may also be the baseline
         for action in dict.fromkeys(code_named_by(arguments.settings).values()):

@@ -90,7 +90,7 @@ def _untrusted(
             if name in nameable:
                 remedy += f", or name the {NAMING[name]} yourself"
             yield ConfigError(
-                f"{name}={stored_settings[name]}: taken from the settings of {origin}, it {action}. {remedy}."
+                f"{name}={stored_settings[name]}: comes from the settings of {origin}, and {action}. {remedy}."
             )
 
 

@@ -82,8 +82,7 @@ def _kind_of_episodes(config: Config | None) -> str:
 def _ending(result: Result, error: BaseException | None) -> str:
     nothing_done = result.iterations == result.resumed_at
     if nothing_done and result.stopped_by is None:
-        fact = f"Nothing to do: the run has already completed its {result.global_step:,} steps"
-        return f"{fact}. To go on, raise {as_setting_and_flag('total_timesteps', 2 * result.global_step)}."
+        return nothing_to_do(result.global_step)
     if result.stopped_by is None:
         ending = "Done"
     elif isinstance(error, Exception):
@@ -95,12 +94,18 @@ def _ending(result: Result, error: BaseException | None) -> str:
         steps_per_s = f"{result.steps_per_s:.2g}"
         if result.steps_per_s >= 10:
             steps_per_s = f"{result.steps_per_s:,.0f}"
-        speed = f" ({steps_per_s} steps/s while training)"
+        speed = f", of which training took {result.training_s:.1f} s ({steps_per_s} steps/s)"
     progress = f"{counted(result.global_step, 'step')} and {counted(result.episodes, 'episode')}"
     if result.resumed_at and not nothing_done:
         since = counted(round(result.steps_per_s * result.training_s), "step")
         return f"{ending} after {progress}; the {since} since the resume took {result.wall_s:.1f} s{speed}."
     return f"{ending} after {progress} in {result.wall_s:.1f} s{speed}."
+
+
+def nothing_to_do(global_step: int) -> str:
+    """Return the line about a run that is resumed, and has completed all its steps."""
+    more_steps = as_setting_and_flag("total_timesteps", 2 * global_step)
+    return f"Nothing to do: the run has already completed its {global_step:,} steps. To go on, raise {more_steps}."
 
 
 def _cause(error: Exception) -> str:

@@ -6,12 +6,13 @@ from dppo.config.resolve import value_of
 from dppo.errors import counted
 from dppo.invocation import as_setting_and_flag
 from dppo.records.files.checkpoint import LoadedCheckpoint
+from dppo.spaces.actions import Actions, continuous_width
 
 
-def sizes_line(config: Config, epochs: int | None = None) -> str:
+def sizes_line(config: Config, actions: Actions | None = None) -> str:
     """Describe the number of env steps, and the batch and the epochs of an iteration.
 
-    `epochs`: those of this run; None if they depend on its actions, which are not known yet.
+    `actions` are None if they are not known yet: the epochs may depend on them.
     """
     total_steps = config.total_steps
     total = counted(total_steps, "env step")
@@ -26,13 +27,13 @@ def sizes_line(config: Config, epochs: int | None = None) -> str:
     batches = "them"
     if config.reuse > 1:
         batches = f"them and those of {counted(config.reuse - 1, 'iteration')} before,"
-    trains = f"trains on {batches} for {_epochs(config, epochs)}"
+    trains = f"trains on {batches} for {_epochs(config, actions)}"
     return f"{total} in {iterations}: each collects {batch}, then {trains}."
 
 
-def _epochs(config: Config, epochs: int | None) -> str:
-    if epochs is not None:
-        return counted(epochs, "epoch")
+def _epochs(config: Config, actions: Actions | None) -> str:
+    if actions is not None:
+        return counted(value_of("update_epochs", config, continuous_width(actions)), "epoch")
     continuous_epochs = value_of("update_epochs", config, action_dims=1)
     discrete_epochs = value_of("update_epochs", config, action_dims=0)
     text = counted(continuous_epochs, "epoch")

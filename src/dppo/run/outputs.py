@@ -21,6 +21,7 @@ from dppo.records.metrics.reading import last_row
 from dppo.records.observer import Display, EnvOptions, Result, RunInfo
 from dppo.records.outside import ENDING_S, NoAnswer, OutsideThread
 from dppo.records.run_lines import branch_line, hosting_line, prior_line, returns_line, sizes_line
+from dppo.spaces.actions import Actions
 from dppo.user_code import check_current_folder
 
 T = TypeVar("T")
@@ -81,12 +82,15 @@ def _check_env(config: Config) -> None:
     check_all_arguments(config.env_id, config.env_kwargs, config.eval_env_kwargs)
 
 
-def describe_run(config: Config, folder: RunFolder, epochs: int | None = None) -> RunInfo:
+def describe_run(config: Config, folder: RunFolder, actions: Actions | None = None) -> RunInfo:
     """Return the description of a run that is about to start, for its observers.
 
-    `epochs`: those of an update, once they are known.
+    `actions`: those of the environment, once it exists; until then, a checkpoint may know them.
     """
-    lines = [sizes_line(config, epochs), hosting_line(config), f"Run folder: {folder.path}"]
+    start = folder.start or folder.origin
+    if actions is None and start is not None:
+        actions = start.actions
+    lines = [sizes_line(config, actions), hosting_line(config), f"Run folder: {folder.path}"]
     if config.prior is not None:
         lines.insert(1, prior_line(config))
     if config.eval_every is not None:

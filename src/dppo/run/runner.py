@@ -123,11 +123,12 @@ def _run(
                 stop.add_check(watching.start_if_due)
                 parts = build(config, folder, stop, stack, watching.progress)
                 parts.learner.env_options = lambda: info.options.now
-                lines = outputs.describe_run(config, folder, parts.epochs).lines
+                context = RunContext(config, folder, watching, parts, disk, stop)
+                lines = outputs.describe_run(config, folder, context.actions).lines
                 watching.describe(replace(info, lines=lines))
                 watching.start()
                 info.options.fixed = False
-                return Run(RunContext(config, folder, watching, parts, disk, stop), times).train()
+                return Run(context, times).train()
         except StopRequested as request:
             # training has not started, so there is nothing to save
             if request.signal is not SIGINT:

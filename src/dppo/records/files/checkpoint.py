@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from dppo.log import logger
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files import disk, sealed
 from dppo.records.files.run_files import CHECKPOINTS, PARTS, check_run_files
+from dppo.spaces.actions import Actions, actions_from_json
 
 BEST = "best.json"
 FORMAT = 2  # 1 was a folder of files
@@ -62,6 +63,13 @@ class LoadedCheckpoint:
     """False if the run has written a good checkpoint after this one."""
     comparison: BaselineComparison | None = None
     """The comparison of the run's best evaluation with a baseline, where `policies` has read it."""
+
+    @property
+    def actions(self) -> Actions | None:
+        """The action space of the run; None if the checkpoint, which may be a stranger's, has no valid one."""
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
+            return actions_from_json(self.checkpoint.state["model"]["actions"])
+        return None
 
 
 class _Entry(NamedTuple):

@@ -27,7 +27,7 @@ from dppo.config.trust import resume_call
 from dppo.errors import CheckpointError, CheckpointNotWritten, ConfigError, refuse
 from dppo.files import user_path
 from dppo.invocation import flag
-from dppo.records.files.checkpoint import LoadedCheckpoint, find, has_any
+from dppo.records.files.checkpoint import LoadedCheckpoint, find, has_any, paths_in, saved_iteration
 from dppo.records.files.disk import remedy, write_file, writing
 from dppo.records.files.lock import locked
 from dppo.records.files.run_files import CHECKPOINTS, CONFIG, METRICS, PARTS, check_run_files
@@ -120,6 +120,21 @@ def open_run(
             yield RunFolder(*_created(config, stack))
         else:
             yield _resumed(config, Path(resume), stack)
+
+
+def is_over(config: Config, resume: str | Path) -> bool:
+    """Return whether nothing is left to do in a run to resume, not even evaluations; raise as `open_run`."""
+    run = Path(resume)
+    if resume == "auto" and config.run_dir is not None:
+        run = Path(config.run_dir)
+    last_iterations = map(saved_iteration, paths_in(run)[-1:])
+    if config.iterations not in last_iterations:  # without reading a large checkpoint
+        return False
+    with open_run(config, resume) as folder:
+        state = folder.resumed_from
+    evaluations = state.get("evaluations", {"open": []})
+    are_over = isinstance(evaluations, dict) and evaluations.get("open") == []
+    return are_over and state["iteration"] == config.iterations
 
 
 def _origin(config: Config, resume: str | Path | None) -> LoadedCheckpoint:

@@ -66,7 +66,7 @@ class LivePanel(Display):
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=cast(TextIO, PatientStream(stream)), highlight=False)
-        self.view = View(began=time.monotonic())
+        self.view = View(called_at=time.monotonic())
         self._preparing = ExitStack()
         self._width = 0  # columns of the terminal when the panel was drawn last
         self._live = Live(
@@ -165,7 +165,10 @@ def _lines(
 
 
 def _waiting(view: View, now: float) -> RenderableType:
-    items = [Text("waiting for the first env steps"), _item("elapsed", duration(now - view.began))]
+    items = [
+        Text("waiting for the first env steps"),
+        _item("elapsed", duration(now - view.called_at)),
+    ]
     if view.busy_processes and view.actors:
         items.append(_item("actors", f"{view.busy_processes} of {view.actors} at work"))
     return _Flow([*items, *_environments(view)])
@@ -185,7 +188,7 @@ def _steps(view: View, room: int, now: float, colours: bool) -> RenderableType:
     times = []
     if not view.finished:
         times.append(_item("left", view.left(now)))
-    times.append(_item("elapsed", duration(now - view.began)))
+    times.append(_item("elapsed", duration(now - view.called_at)))
     width = _columns_left([figures, *times], room)
     if width >= MIN_STEPS_BAR:
         return _Flow([figures, _bar(done, width, colours), *times])

@@ -42,7 +42,8 @@ class View:
     actors: int = 0  # the most that the run may have; 0: it collects in this process
     prior_iterations: int = 0  # first iterations, in which a controller acts
     scales_rewards: bool = False  # as in the settings
-    began: float = 0.0
+    called_at: float = 0.0  # time of the call of `train`
+    began: float = 0.0  # time at which the first iteration could begin
     row: Row = field(default_factory=dict)  # metrics of the last finished iteration
     row_at: float = 0.0
     evaluation: Row = field(default_factory=dict)  # the row with the last evaluation

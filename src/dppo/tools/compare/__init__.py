@@ -335,8 +335,8 @@ def _cells(group: Group, target: float | None) -> dict[str, str]:
     cells["training"] = f"{group['training_s']:.1f} s"
     if target is not None:
         cells[f"to {target:g}"] = _time_to_target(group)
-    cells["steps/s"] = f"{group['steps_per_s']:,.0f}"
     cells["speed-up"] = f"{group['speed_up']:.2f} x"
+    cells["steps/s"] = f"{cycle['steps'] / cycle['iteration_s']:,.0f}"
     cells["bound"] = f"{cycle['bound_steps_per_s']:,.0f}"
     cells["efficiency"] = f"{100 * cycle['efficiency']:.1f} %"
     if group["speed_up_is_noise"]:
@@ -364,7 +364,8 @@ def explain_bound(group: Group) -> str:
     return (
         "Bound: an iteration of {steps:,} env steps takes at least {bound_s:.3f} s with {label}: {exchange_s:.3f} s to "
         "send weights and receive segments, {collect_s:.3f} s until the slowest actor has collected, and "
-        "{update_s:.3f} s to update. It took {iteration_s:.3f} s (mean without the first iteration)."
+        "{update_s:.3f} s to update. It took {iteration_s:.3f} s. The first iteration, which makes the environments, "
+        "counts for training and speed-up only."
     ).format(label=group["label"], **group["cycle"])
 
 

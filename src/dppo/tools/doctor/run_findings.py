@@ -21,7 +21,6 @@ from dppo.records.files.lock import training_notes
 from dppo.records.files.run_folder import stored_config
 from dppo.records.metrics.reading import Row, Rows, read_metrics
 from dppo.records.notes import LearningNotes
-from dppo.spaces.actions import actions_from_json
 from dppo.tools.doctor.speed import Findings
 
 LONGER = "longer segments (--num-steps)"
@@ -49,8 +48,8 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
     for note in training_notes(run):
         yield "note", note
     actions = None
-    with suppress(CheckpointError, KeyError, TypeError, ValueError):
-        actions = actions_from_json(find(run).checkpoint.state["model"]["actions"])
+    with suppress(CheckpointError):
+        actions = find(run).actions
     notes = LearningNotes(config, actions, solved_at=solved_at(config.env_name))
     with suppress(*STRANGE):
         for row in rows:
@@ -95,7 +94,11 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
                 break
             text = f"{shares[phase]:.0%} of the time after the first iteration went to {PHASES[phase][0]}"
             ways = _ways_to_shorten(phase, config, epochs)
-            yield "note", f"{text}. Use {', or '.join(ways)}" if ways else text
+            if ways:
+                text += f". Use {', or '.join(ways)}"
+                if phase != "env":
+                    text += ". This changes what is learned"
+            yield "note", text
     for line in (times_line(split, config, epochs), bottleneck_line(split, config)):
         if line:
             yield "note", line

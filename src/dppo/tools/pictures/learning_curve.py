@@ -105,10 +105,12 @@ def _draw_training(axis: Any, x: np.ndarray, training: Curve) -> None:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Return the moving mean over a twentieth of the series; the window is shorter at the ends."""
-    half = max(1, round(len(values) * SMOOTHING / 2))
-    sums = np.concatenate([[0.0], np.cumsum(values)])
+    """Return the moving mean over a twentieth of the series; at the ends, the window shrinks to a single value."""
     at = np.arange(len(values))
-    first = np.maximum(0, at - half)
-    end = np.minimum(len(values), at + half + 1)
+    to_nearest_end = np.minimum(at, at[::-1])
+    largest_half = max(1, round(len(values) * SMOOTHING / 2))
+    half = np.minimum(largest_half, to_nearest_end)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = at - half
+    end = at + half + 1
     return np.asarray((sums[end] - sums[first]) / (end - first))

@@ -26,9 +26,9 @@ def cards(facts: Facts) -> dict[str, str]:
         "episodes": number(row.get("charts/episodes"), 0),
         **_training_returns(facts),
         **_evaluations(facts),
-        "training": duration(float(seconds)),
+        "training time": duration(float(seconds)),
         **waits,
-        "env steps / s": number(row.get("charts/SPS")),
+        "steps/s": number(row.get("charts/SPS")),
         "actors": actors,
         "incidents": f"{incidents:,.0f}",
     }

@@ -144,6 +144,8 @@ class Line(NamedTuple):
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    band: str = ""
+    """The name of the spread in a legend."""
 
 
 class Points(NamedTuple):
@@ -186,7 +188,7 @@ def chart(
 ) -> str:
     """Return a figure of a line with its spread and its last value in a `unit`; "" if none is finite."""
     marks, level, points = overlay
-    values = np.array(line)
+    values = np.array(line[:4])
     x, mean, low, high = _binned(values, MAX_LINE_POINTS)
     if not len(x):
         return ""
@@ -205,6 +207,8 @@ def chart(
         drawing += f'<path class="mark {mark.kind}" d="{path}">{title_of_mark}</path>'
     drawing += f'<path class="band f0" d="{_area_path(places, bottom, top)}"/>'
     legend = [Entry(name, f"{last:.4g}", unit=unit)]
+    if line.band and (high > low).any():
+        legend.append(Entry(f"band: {line.band}", ""))
     if level is not None:
         drawing += f'<path class="level" d="M0 {100 - up.percent(level.value):.2f}H100"/>'
         legend.append(Entry(level.name, f"{level.value:.4g}", 6))

@@ -62,6 +62,8 @@ ENDS_OF_OTHERS = (
     "eval/baseline_return",
     "eval/baseline_pairs",
 )
+BANDS = (("low", "high", "95 % interval"), ("min", "max", "lowest to highest"))
+"""Ends of the keys of a band, and its name."""
 WITHOUT_UNIT = ("count", SHARE, "at most 1")
 MEMORY = "actors/memory_gb"
 SECTIONS = {  # keys, and prefixes of other keys, in the order in which they are drawn
@@ -94,8 +96,6 @@ SECTIONS = {  # keys, and prefixes of other keys, in the order in which they are
     ),
     "Where the time goes": ("perf/iteration_s", "charts/SPS_iteration", "actors/"),
 }
-TIMES = ("environments", "policy", "waiting", "sync", "update", "other")
-"""Names of the PHASES, in their order."""
 KINDS = {
     "actor": "actor lost or replaced",
     "env": "fault of an environment",
@@ -196,8 +196,8 @@ def _charts(facts: Facts) -> Iterator[str]:
         levels["eval/episodic_return"] = controller
     yield _learning(facts, columns, controller)
     times = {
-        name: columns[f"perf/{phase}_frac"] * columns["perf/iteration_s"]
-        for phase, name in zip(PHASES, TIMES, strict=True)
+        phase: columns[f"perf/{phase}_frac"] * columns["perf/iteration_s"]
+        for phase in PHASES
         if columns.keys() >= {f"perf/{phase}_frac", "perf/iteration_s"}
     }
     for title, prefixes in SECTIONS.items():
@@ -327,13 +327,15 @@ def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
     deviation = columns.get(f"{stem}_std", 0 * mean)
     low = mean - deviation
     high = mean + deviation
-    for end in ("low", "min"):
-        low = columns.get(f"{stem}_{end}", low)
-    for end in ("high", "max"):
-        high = columns.get(f"{stem}_{end}", high)
+    band = "mean +- standard deviation"
+    for low_end, high_end, name in BANDS:
+        if f"{stem}_{low_end}" in columns:
+            low = columns[f"{stem}_{low_end}"]
+            high = columns.get(f"{stem}_{high_end}", mean)
+            band = name
     low = np.where(np.isfinite(low), low, mean)
     high = np.where(np.isfinite(high), high, mean)
-    return Line(x, mean, low, high)
+    return Line(x, mean, low, high, band)
 
 
 def marks(rows: Rows, x: np.ndarray) -> list[Mark]:
