@@ -267,8 +267,11 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     report, segment = rebuilt.results[0]
     restart = Incident(IncidentKind.PROGRAM_RESTARTED, "")
     finished = replace(rebuilt, results=((replace(report, incidents=(restart,)), segment),))
-    host._look([], [finished])
+    threads[1].progress.finish()
+    host._look(threads[1:], [finished])
     assert record.look().restarts == 1
+    host._look([], [finished])
+    assert record.look().restarts == 0, "the answer reports them"
 
     host.close()
     plain.close()

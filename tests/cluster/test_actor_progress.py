@@ -84,8 +84,9 @@ def test_a_restart_in_the_background_is_counted_and_does_not_change_what_the_pro
         assert str(record.look()) == "restarting the program of env 0 of sampler 3"
     assert str(record.look()) == "resetting env 0 of sampler 3, episode 8"
     assert record.look().restarts == 2
-    record.begin()
-    assert record.look().restarts == 0
+    record.finish()
+    assert str(record.look()) == "idle"
+    assert record.look().restarts == 0, "the answer has reported them"
 
 
 STUCK = """
@@ -260,6 +261,8 @@ def test_progress_of_actors_on_other_nodes_is_read_by_a_witness(ray_session: Non
     assert event.process == process
     assert event.progress.replayed == 1
     assert event.progress.steps == 1
+
+    assert watching.last_activity(process) is None, "it may be of an earlier question"
 
     (witness,) = watching.take_witnesses()  # that of the lost node is forgotten
     ray.kill(witness)

@@ -12,6 +12,7 @@ from left_out import check_that_it_is_left_out_in_one_process
 from recorder import Notes
 
 import dppo
+from dppo.engine.actor_collector import ActorCollector
 from dppo.engine.fatal import MOST_GIVEN_UP
 from dppo.engine.messages import Ask, Died, Process
 from dppo.envs.activity import Activity, Phase
@@ -73,7 +74,21 @@ def test_programs_that_a_lost_process_has_restarted_since_its_last_answer_are_co
     driver.answer()
     driver.on(Died(Process(0, 2), "died", activity=activity))
     kinds = [log.incident.kind for log in driver.incidents() if log.incident is not None]
-    assert kinds == ["actor_lost", "program_restarted", "program_restarted", "actor_lost"]
+    restarted = ["program_restarted"] * 2
+    assert kinds == [*restarted, "actor_lost", *restarted, "actor_lost"]
+
+    transport: Any = None
+    collector = ActorCollector(driver.engine, transport)
+    for number in range(3, 1 + LOSSES):
+        driver.wait(10)
+        driver.start(0, number)
+        driver.die(0, number)
+    driver.wait(10)
+    driver.start(0, 1 + LOSSES)
+    with pytest.raises(ClusterError, match="replaced 3 times in a row"):
+        driver.on(Died(Process(0, 1 + LOSSES), "died", activity=activity))
+    kinds = [incident.kind for incident in collector.take_incidents()]
+    assert kinds == restarted, "also those of the loss that ends the run"
 
 
 def test_a_reset_is_left_out_as_well() -> None:

@@ -100,7 +100,9 @@ class ActorCollector:
         return replace(collected, actors=len(self._engine.hosting.running))
 
     def take_incidents(self) -> list[Incident]:
-        """Return the actors lost since the last collection, and forget them."""
+        """Return the actors lost since the last collection, also in a call that has raised, and forget them."""
+        commands = self._engine.take_commands()
+        self._do(command for command in commands if isinstance(command, Log))
         incidents = self._incidents
         self._incidents = []
         return incidents

@@ -109,7 +109,7 @@ class CollectionEngine:
         self._commands += self.balancing.plan(self.requests.end, now)
         self.hosting.ready(*self.hosting.running.values())
         self._ask_all_ready(now)
-        return self._take_commands()
+        return self.take_commands()
 
     def renew(self, now: float) -> list[Command]:
         """Replace every process and drop all requests, after segments and perhaps processes were lost."""
@@ -117,9 +117,10 @@ class CollectionEngine:
             if actor.has_process:
                 self._replace(actor, now)
         self.requests.clear()
-        return self._take_commands()
+        return self.take_commands()
 
-    def _take_commands(self) -> list[Command]:
+    def take_commands(self) -> list[Command]:
+        """Return the commands that no call has returned: of one that has raised."""
         commands = self._commands
         self._commands = []
         return commands
@@ -140,7 +141,7 @@ class CollectionEngine:
             actor = self._actors[event.process.actor_id]
             if event.process == actor.process:  # events of abandoned processes are ignored
                 self._on_process(actor, event, now)
-        return self._take_commands()
+        return self.take_commands()
 
     def _on_process(
         self, actor: Actor, event: Answered | Started | Died | Progressed, now: float
@@ -280,7 +281,7 @@ class CollectionEngine:
             self._on_alarms(alarmed, now)
         if self.spaces is None or self.requests.owed:
             self._collect(now)
-        return self._take_commands()
+        return self.take_commands()
 
     def _on_alarms(self, alarmed: list[Actor], now: float) -> None:
         for actor in alarmed:
@@ -405,12 +406,16 @@ class CollectionEngine:
         is_unwanted = actor.unwanted
         activity = activity or actor.deadline.progress
         place = place_in(activity)
-        # programs started again, which the answer would have reported
-        restarts = activity.restarts if activity is not None and actor.queue else 0
+        # which the answer would have reported
+        restarts = 0 if activity is None else activity.restarts
         self._replace(actor, now)
         if is_unwanted:
             return
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
+        restart = Incident(
+            IncidentKind.PROGRAM_RESTARTED, f"{message}; before, a program restarted"
+        )
+        self._commands += [Log("", restart)] * restarts
         if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
             given_up = self._fatal.record_loss(actor, place, limit, now)
@@ -421,7 +426,3 @@ class CollectionEngine:
         delay_s = delay_before(max(1, actor.losses))
         actor.start_at = now + delay_s
         self._commands.append(Log(describe_loss(message, delay_s), Incident(kind, message)))
-        restart = Incident(
-            IncidentKind.PROGRAM_RESTARTED, f"{message}; before, a program restarted"
-        )
-        self._commands += [Log("", restart)] * restarts

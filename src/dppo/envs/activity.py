@@ -54,7 +54,7 @@ class Activity:
     environments: int = 0
     """Environments that the process has made so far."""
     restarts: int = 0
-    """Programs that were started again for the current question."""
+    """Programs that were started again for the current question, until it is answered."""
 
     def __str__(self) -> str:
         is_built = self.phase not in STARTS
@@ -125,6 +125,11 @@ class ActivityRecord:
         cells[_LENGTH] = length
         cells[_CALLS] += 1
 
+    def finish(self) -> None:
+        """Record that the question is answered."""
+        self.enter(place_of(Phase.IDLE))
+        self._cells[_RESTARTS] = 0
+
     def make(self, place: int) -> None:
         """Record that an environment is about to be made."""
         self.enter(place)
@@ -189,6 +194,7 @@ class ActivityRecord:
             cells[_PLACE] = Phase.IDLE
             cells[_EPISODE] = 0
             cells[_LENGTH] = 0
+            restarts = 0
         else:
             cells[_PLACE] = place_of(active.phase, active.sampler_id, active.env)
             cells[_EPISODE] = active.episode

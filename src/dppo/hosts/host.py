@@ -54,7 +54,7 @@ class SamplerHost:
         self._progress.begin()
         with as_usual():
             spaces = self._sampler(sampler_id, works=self._plan.resumed_at is not None).spaces
-        self._progress.enter(place_of(Phase.IDLE))
+        self._progress.finish()
         return spaces
 
     def collect(
@@ -80,7 +80,7 @@ class SamplerHost:
             replayed_steps=self._progress.replayed,
             replay_s=self._progress.replay_s,
         )
-        self._progress.enter(place_of(Phase.IDLE))
+        self._progress.finish()
         return Answer(tuple(results), timings)
 
     def close(self) -> None:

@@ -83,7 +83,8 @@ class Watching:
         file = self._files.get(process, ProgressFile("", ""))
         is_here = file.node_id == self.node_id
         cause = cause_of_death(error)
-        place = self._describe_place(self.last_activity(process))
+        activity = self.last_activity(process) or self._latest.get(process)
+        place = self._describe_place(activity)
         if not file.log:
             return f"{cause}{place}"
         unread = "", list[str]()
@@ -108,11 +109,11 @@ class Watching:
         return f"{file.log} on {file.node}"
 
     def last_activity(self, process: Process) -> Activity | None:
-        """Return what a process did last; None if that is not known."""
+        """Return what a process of this node did last; None if that is not known."""
         file = self._files.get(process)
         if file is not None and file.node_id == self.node_id:
             return file.read()
-        return self._latest.get(process)
+        return None
 
     def _describe_place(self, activity: Activity | None) -> str:
         if activity is None or activity.phase is Phase.IDLE:
