@@ -139,10 +139,20 @@ def test_an_environment_of_which_no_reset_succeeds_ends_the_run() -> None:
     with pytest.raises(EnvironmentFault, match=f"The {FIRST_STEPS} resets before it failed"):
         collect(failing, drop=True)
 
-    raising = Faulty(observe=lambda _: 1 // 0)
+    def observe(_: int) -> Any:
+        try:
+            return 1 // 0
+        except ZeroDivisionError as division:
+            cause = division
+        raise OSError("no port") from cause  # its context is the fault before
+
+    raising = Faulty(observe=observe)
     with pytest.raises(EnvironmentFault, match=r"[^.]\. The .* resets before it failed") as caught:
         collect(raising, drop=True)
-    assert "During handling" not in caught.value.remote_traceback, "only the user's code"
+    trace = caught.value.remote_traceback
+    assert "During handling" not in trace, "only the user's code"
+    assert "ZeroDivisionError" in trace
+    assert "The above exception was the direct cause" in trace
 
 
 @pytest.mark.proves("raises in a replay")

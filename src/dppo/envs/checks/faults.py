@@ -24,10 +24,12 @@ def user_traceback(error: BaseException) -> str:
 
     The fault whose repair has raised `error` is left out.
     """
-    chained = error
-    while chained.__context__ is not None and not isinstance(chained.__context__, DppoError):
-        chained = chained.__context__
-    chained.__context__ = None
+    chain = [error]
+    for raised in chain:
+        if isinstance(raised.__context__, DppoError):
+            raised.__context__ = None
+        earlier = (raised.__cause__, raised.__context__)
+        chain += [cause for cause in earlier if cause is not None and cause not in chain]
     frames = error.__traceback__
     while (
         frames is not None
