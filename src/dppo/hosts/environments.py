@@ -69,10 +69,10 @@ def make_in_turn(
         progress=progress,
         on_restart=note_restart,
     )
-    make = partial(_make_env, plan, owner, instance)
 
     def start() -> Any:
         _wait_for_start(plan.sampling.start_interval_s, enter)
+        make = partial(_make_env, plan, owner, instance, start)
         if plan.sampling.standby_envs:
             return EnvThread(make, owner)
         return make()
@@ -102,7 +102,7 @@ def _wait_for_start(interval_s: float, enter: Callable[[], None]) -> None:
         enter()
 
 
-def _make_env(plan: SamplerPlan, owner: str, instance: Instance) -> Any:
+def _make_env(plan: SamplerPlan, owner: str, instance: Instance, remake: Callable[[], Any]) -> Any:
     """Make an environment of a sampler; raise EnvironmentFault if its constructor raises."""
     settings = plan.env
     with making(owner, instance.sampler_id, instance.env_index, env_name=settings.env_name):
@@ -121,7 +121,7 @@ def _make_env(plan: SamplerPlan, owner: str, instance: Instance) -> Any:
                 "a controller acts in single environments, not in vectors or for several agents. Leave it out.",
             )
         try:
-            adapted_env = adapted(env, partial(_make_env, plan, owner, instance))
+            adapted_env = adapted(env, remake)
             check_size(adapted_env, plan.sampling.envs_per_sampler, plan.sampling.standby_envs)
         except BaseException:
             close_all([env])
