@@ -245,7 +245,7 @@ def _resume_arguments(flags: dict[str, Any], changes: dict[str, Any]) -> Argumen
     )
     run = Path(flags["resume"])
     run_dir = {"run_dir": flags["branch"]} if "branch" in flags else {}
-    check_stored_names(run)
+    check_stored_names(run, changes)
     # the display belongs to the terminal, not to the run
     settings = settings_to_resume(run, {"progress": "auto"} | changes | run_dir)
     _check_program(run, settings, changes, ["--branch", flags["branch"]] if run_dir else [])

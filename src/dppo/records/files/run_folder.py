@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -292,11 +292,14 @@ def _refuse_objects(settings: dict[str, Any]) -> None:
     )
 
 
-def check_stored_names(run: Path) -> None:
-    """Raise ConfigError, with file and line, for invalid settings of a run, as those of another version of dppo."""
+def check_stored_names(run: Path, replaced: Collection[str] = ()) -> None:
+    """Raise ConfigError, with file and line, for invalid settings of a run, as those of another version of dppo.
+
+    `replaced`: as in `check_file`.
+    """
     run_dir = run_dir_of(run)
     if _has_readable_config(run_dir):
-        check_file(run_dir / CONFIG, trusted=False)
+        check_file(run_dir / CONFIG, trusted=False, replaced=replaced)
 
 
 def stored_config(run: Path) -> Config:
