@@ -190,6 +190,10 @@ def test_an_assignment_is_answered_with_the_way_to_make_a_changed_copy() -> None
             "env_kwargs: {gamma: 2}\ngamma: 1.5\nlearning_rate: -1\n",  # a flag replaces the last
             "line 2: gamma=1.5: must be less than or equal to 1.",
         ),
+        (
+            "env_kwargs:\n  gamma: 2\nppo:\n  gamma: 1.5\n",
+            "line 4: gamma=1.5: must be less than or equal to 1.",
+        ),
         ("seed: 2\nsampling: {num-steps: 3.5}\n", "line 2: num_steps=3.5: must be a whole number."),
         ("hidden_sizes: [8, a]\n", "line 1: hidden_sizes.1='a': must be a whole number."),
         ("seed: 2\ngamma: 0.9\nppo: {gamma: 1}\n", "line 2: gamma=0.9: is given twice"),

@@ -62,7 +62,10 @@ def _with_lines(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        text = ABOUT.sub(lambda about: f"{_place(about[1], path)}: {about[0]}", str(error))
+        text = ABOUT.sub(
+            lambda about: f"{_place(about[1], path, about.string[about.end() :])}: {about[0]}",
+            str(error),
+        )
         raise ConfigError(text, setting=error.setting) from None
 
 
@@ -85,14 +88,19 @@ def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
     return ConfigError(f"{where}: {unknown_setting(key)}")
 
 
-def _place(key: str, path: Path) -> str:
-    """Return the file, and the number of the line with a key; of several, the one that is indented the least."""
+def _place(key: str, path: Path, refused: str = "") -> str:
+    """Return the file, and the number of the line with a key; of several, the one that is indented the least.
+
+    Those with a value with which the text `refused` begins come first.
+    """
     name = re.escape(key).replace("_", "[-_]")
     text = path.read_text(encoding="utf8", errors="replace")
-    keys = re.finditer(rf"(?m)^([^#\n]*?)(?<![\w-]){name}[\"']?\s*[:=]", text)
-    # those in values, such as env_kwargs, are farther to the right
-    outer = min(keys, key=lambda match: len(match[1]), default=None)
-    line = 1 + text.count("\n", 0, outer.start() if outer else 0)
+    keys = re.finditer(rf"(?m)^([^#\n]*?)(?<![\w-]){name}[\"']?\s*[:=] *([^\s,}}]*)", text)
+    # others are in values, such as env_kwargs
+    key_of_setting = min(
+        keys, key=lambda match: (not refused.startswith(match[2]), len(match[1])), default=None
+    )
+    line = 1 + text.count("\n", 0, key_of_setting.start() if key_of_setting else 0)
     return f"config={path}, line {line}"
 
 

@@ -15,7 +15,7 @@ from dppo.spaces.actions import Actions, BoxActions, boxes, continuous_width
 
 PATIENCE = 30  # iterations in a row that must show a sign: a slow start and chance last shorter
 ROWS_AT_ONCE = 10  # rows that are examined together
-MAX_SCORES = 1000  # scores that are kept of a run, evenly spread
+MAX_SCORES = 1000  # scores that are kept of a run, fewer of earlier iterations
 # steps of each environment in which no episode has ended, before a note
 MIN_STEPS_WITHOUT_END = 1000
 MIN_EPISODES = 50  # finished episodes before a mean return counts
