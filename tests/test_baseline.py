@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
+import re
 import shutil
 import time
 from functools import partial
@@ -22,6 +24,7 @@ from worlds.plants import proportional
 
 import dppo
 from dppo.errors import CheckpointError, ConfigError, ControllerFault, EnvironmentFault, NotBetter
+from dppo.log import logger
 from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import ControllerTurn, Episode, PolicySnapshot
 from dppo.records.terminal.panel import draw
@@ -363,7 +366,7 @@ def test_an_export_prints_the_comparison_in_a_line_of_its_own(
 
 @executes("policies/deployed.py: To use the policy all the same, pass {}")
 def test_never_worse_deploys_the_baseline_if_no_policy_is_shown_to_be_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play_as(monkeypatch, {2: UNCLEAR, 4: WORSE})
     result = dppo.train(settings(tmp_path / "run", never_worse=True))
@@ -382,11 +385,13 @@ def test_never_worse_deploys_the_baseline_if_no_policy_is_shown_to_be_better(
     named = str(refusal.value).rpartition("pass ")[2].removesuffix(".")
     assert dppo.load_policy(named).state["iteration"] == 2
 
-    with pytest.warns(
-        UserWarning, match=r"^the baseline plays\. .* that the policy is better"
-    ) as warned:
-        dppo.evaluate(result.run_dir, episodes=2, trust=True)
-    assert warned[0].filename == __file__
+    monkeypatch.setattr(logging.root, "handlers", [])  # as in a program without logging
+    capsys.readouterr()
+    dppo.evaluate(result.run_dir, episodes=2, trust=True)
+    written = capsys.readouterr().err
+    assert re.match(r"the baseline plays\. .* that the policy is better", written)
+    logger.warning("after an evaluation")
+    assert not capsys.readouterr().err
     with pytest.raises(ConfigError, match="trust=True"):
         dppo.evaluate(result.run_dir, episodes=2, env="worlds.plants:Plant")
 

@@ -6,12 +6,9 @@ result = dppo.train(dppo.Config.preset("CartPole-v1", num_actors=8))
 print(dppo.evaluate(result, episodes=20))
 """
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-# silent until a run or the user's own logging shows it
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 if TYPE_CHECKING:
     from dppo.config import Config as Config

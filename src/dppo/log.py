@@ -1,7 +1,11 @@
 """The logger of all modules, which shows its notes independently of the settings of `logging`."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SILENT = logging.NullHandler()
+"""The handler without which `logging` writes warnings to the standard error in a program that has no other."""
 
 
 class NoteLogger(logging.Logger):
@@ -33,7 +37,19 @@ def _note_logger() -> NoteLogger:
     note_logger.__class__ = NoteLogger
     assert isinstance(note_logger, NoteLogger)
     note_logger.listeners = []
+    note_logger.addHandler(SILENT)
     return note_logger
 
 
 logger = _note_logger()
+
+
+@contextmanager
+def showing_warnings() -> Iterator[None]:
+    """Context in which warnings are written to the standard error if nothing else shows the log."""
+    if not logger.listeners:
+        logger.removeHandler(SILENT)
+    try:
+        yield
+    finally:
+        logger.addHandler(SILENT)

@@ -18,7 +18,7 @@ from dppo.envs.silence import SilenceWatch, name_env
 from dppo.envs.statistics import describe_statistics, running_statistics
 from dppo.errors import EnvironmentFault, counted
 from dppo.files import user_path
-from dppo.log import logger
+from dppo.log import logger, showing_warnings
 from dppo.numerics.arithmetic import limit_blas
 from dppo.plugins import plugin
 from dppo.policies.acting import PlaySettings
@@ -36,6 +36,7 @@ from dppo.signals import ending_on_signals
 
 
 @with_answers
+@showing_warnings()
 @dppo_computes()
 def evaluate(  # noqa: PLR0913  the one function for all ways to play
     policy: Policy | Result | str | Path | Any,

@@ -1,7 +1,6 @@
 """The policy of a run, a loaded one, or a controller of the user's, and its environment, for an evaluation."""
 
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -247,8 +246,7 @@ def _player_of_run(
     if not_better is None:
         log_if_training(run, run_files)
         return player
-    # a program without logging must notice, too
-    warnings.warn(f"the baseline plays. {not_better}", stacklevel=6)
+    logger.warning("the baseline plays. %s", not_better)
     return replace(player, policy=Controller(settings["baseline"], "baseline"))
 
 
