@@ -178,8 +178,12 @@ def test_only_token_folders_and_progress_files_of_dead_runs_are_removed(
         folder.mkdir()
         (folder / "ray_token").touch()
     script = (
-        "import os, tempfile, time; from dppo.transports.ray import environment; tempfile.tempdir = os.getcwd()\n"
-        "print(environment.private_token(), flush=True); time.sleep(60)"
+        "import os, sys, tempfile, time; from dppo.transports.ray import environment; tempfile.tempdir = os.getcwd()\n"
+        "token = environment.private_token()\n"
+        "if not os.fork():\n"
+        "    sys.exit()  # of a simulator: the token is not its own\n"
+        "os.wait()\n"
+        "print(token, flush=True); time.sleep(60)"
     )
     run = [sys.executable, "-c", script]  # another one, whose folder is old and locked
     alive = subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.PIPE, env=fresh_environment())

@@ -18,6 +18,7 @@ from typing import Any
 
 from dppo.errors import ConfigError
 from dppo.files import lock, remove_abandoned
+from dppo.process_state.forks import FORKS
 
 PREFIX = "dppo-token-"
 PROGRESS = "dppo-progress-"  # begins the names of the files of `make_progress_file`
@@ -54,7 +55,13 @@ def private_token() -> Path:
     token = folder / "ray_token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    process = FORKS.number
+
+    def remove() -> None:
+        if process == FORKS.number:  # a fork also ends with what this process has registered
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     lock(folder)  # held until the process ends; systemd-tmpfiles skips locked folders, too
     return token
 
