@@ -27,10 +27,10 @@ from dppo.config import Actors, Env, Learners
 from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.envs import closing
 from dppo.envs.spaces import describe_spaces
-from dppo.errors import ConfigError
+from dppo.errors import ClusterError, ConfigError, EnvironmentFault
 from dppo.policies.acting import PlaySettings, PolicyActingFor
 from dppo.policies.playing import EpisodePlayer
-from dppo.ppo.exchange.records import Episode, PolicySnapshot
+from dppo.ppo.exchange.records import Episode, Incident, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
 from dppo.records.metrics.reading import read_metrics
@@ -275,6 +275,47 @@ def test_results_after_the_last_checkpoint_are_rows_once_all_evaluations_are_ove
     assert evaluating.finish()
     assert set(rows_in_the_wait) == {0}
     assert [row["eval/iteration"] for row in observer.rows] == [1, 2]
+
+
+class Lost(InTurn):
+    """Has lost Ray after the first episode, which has failed."""
+
+    def outcomes(self, wait_s: float) -> list[Any]:
+        if not self._playing:
+            raise ClusterError("Ray is lost")
+        self._playing.clear()
+        return [(1, 0, EnvironmentFault("no licence"))]
+
+
+def test_faults_of_an_evaluation_that_the_end_of_ray_has_ended_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluating = evaluating_in_turn(tmp_path, Lost(), [], monkeypatch)
+    counted = list[Incident]()
+    monkeypatch.setattr(evaluating._learner, "count", counted.append, raising=False)
+    with Notes() as notes:
+        evaluating.on_iteration({"iteration": 1, "global_step": ROWS})
+    assert "(1 of 4 episodes) is left out: Ray is lost" in notes.texts[-1]
+    assert [incident.kind for incident in counted] == ["evaluation_fault"]
+    assert not evaluating.state()["open"]
+
+
+def test_the_start_of_the_process_of_a_baseline_is_no_time_of_playing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    players = InTurn()
+    evaluating = evaluating_in_turn(tmp_path, players, Stops(), monkeypatch)
+    baseline: Any = SimpleNamespace(is_ready=False, is_over=False, play=OpenEvaluation("baseline"))
+    evaluating._baseline = baseline
+    players.now = 90.0
+    evaluating._look()
+    baseline.is_ready = True
+    players.now = 100.0
+    evaluating._look()
+    evaluating._pace.count_episode()
+    row: dict[str, float] = {"iteration": ITERATIONS, "global_step": ITERATIONS * ROWS}
+    evaluating._pace.add_time_left(row, [baseline.play])
+    assert row["time/eval_left_s"] == 4 * 10.0
 
 
 @pytest.mark.parametrize(

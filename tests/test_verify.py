@@ -23,7 +23,12 @@ from dppo.files import sha256_of
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint, Keep
 from dppo.records.files.row_sums import RowSums
-from dppo.run.sources import SOURCES, changed_sources, stored_sources
+from dppo.run.sources import (
+    SOURCES,
+    changed_sources,
+    stored_sources,
+    warn_of_changed_sources,
+)
 from dppo.tools.replay.command import main as replay_main
 from dppo.tools.verify import certificate
 from dppo.tools.verify.command import _drawn, _estimated_s, main
@@ -378,6 +383,10 @@ def test_only_code_that_a_file_defines_under_its_name_has_a_hash() -> None:
     named = tiny_run(Path("run"), env_id="worlds.faulty:drifting_cartpole")
     assert stored_sources(named)[SOURCES].keys() == {"env_id=worlds.faulty:drifting_cartpole"}
     assert not [*changed_sources({}, named)], "a checkpoint of an earlier version"
+    state = {"iteration": 0, SOURCES: dict.fromkeys(stored_sources(named)[SOURCES], "another")}
+    with Notes() as notes:
+        warn_of_changed_sources(state, named)
+    assert not notes.texts, "nothing has been learned yet"
 
 
 def test_a_run_that_is_not_replayed_cannot_be_verified(

@@ -152,12 +152,21 @@ def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
     assert driver.hosts()[1] == 0
 
 
-@pytest.mark.parametrize(("dies", "text"), [(False, "had 1 other instance"), (True, "was refused")])
+@pytest.mark.parametrize(
+    ("dies", "resumed_at", "text"),
+    [
+        (False, 0, "had 1 other instance"),
+        (True, 0, "was refused"),
+        (False, 1, "was refused"),
+    ],
+)
 def test_where_actors_come_and_go_a_refusal_after_a_loss_may_be_of_a_busy_licence(
-    dies: bool, text: str
+    dies: bool, resumed_at: int, text: str
 ) -> None:
     driver = Driver([[0, 1]], replace(LIMITS, elastic=True, most_actors=2))
-    driver.request(0)
+    driver.make(resumed_at)
+    driver.engine.hosting.most_instantiated = 0
+    driver.request(resumed_at)
     if dies:
         driver.die(0)
         driver.start(0, 2)

@@ -8,6 +8,7 @@ import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,13 @@ def test_what_a_trial_draws_for_soft_actor_critic_is_what_it_trains_with() -> No
     settings, notes = tune._merged_with(SAC, {"tau": 0.03, "noise": "pink"})
     assert settings == SAC | {"tau": 0.03, "noise": "pink"}
     assert notes == ()
+
+
+def test_a_number_that_is_drawn_has_as_many_digits_as_one_types() -> None:
+    trial = SimpleNamespace(suggest_float=lambda *_, low, high: low + (high - low) / 3)
+    limits = {"low": 0.0, "high": 1.0}
+    assert tune._suggested(trial, "gae_lambda", limits) == 0.333333
+    assert tune._suggested(trial, "gamma", limits | {"one_minus": True}) == 0.666667
 
 
 @pytest.fixture
