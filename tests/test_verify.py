@@ -23,12 +23,7 @@ from dppo.files import sha256_of
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint, Keep
 from dppo.records.files.row_sums import RowSums
-from dppo.run.sources import (
-    SOURCES,
-    changed_sources,
-    stored_sources,
-    warn_of_changed_sources,
-)
+from dppo.run.sources import SOURCES, changed_sources, stored_sources, warn_of_changed_sources
 from dppo.tools.replay.command import main as replay_main
 from dppo.tools.verify import certificate
 from dppo.tools.verify.command import _drawn, _estimated_s, main

@@ -154,11 +154,7 @@ def test_a_process_that_has_had_more_was_refused_a_licence() -> None:
 
 @pytest.mark.parametrize(
     ("dies", "resumed_at", "text"),
-    [
-        (False, 0, "had 1 other instance"),
-        (True, 0, "was refused"),
-        (False, 1, "was refused"),
-    ],
+    [(False, 0, "had 1 other instance"), (True, 0, "was refused"), (False, 1, "was refused")],
 )
 def test_where_actors_come_and_go_a_refusal_after_a_loss_may_be_of_a_busy_licence(
     dies: bool, resumed_at: int, text: str
