@@ -194,10 +194,17 @@ def test_a_rate_holds_in_one_process_also_after_a_late_start(
     assert starts == pytest.approx([100.0, 100.1, 105.2, 105.3])
 
     starts.clear()
-    failing = {"env_id": "worlds.joint:Native", "env_kwargs": {"mode": "NextStep", "fails_at": 30}}
-    vector = single(1, 16) | {"envs_per_sampler": 3, "on_env_fault": "rebuild"}
-    rate = {"start_rate": "10/s", "run_dir": tmp_path / "vector"}
-    dppo.train(make_config(sized(failing | vector, 3) | rate))
+    vector = {
+        "env_id": "worlds.joint:Native",
+        "env_kwargs": {"mode": "NextStep", "fails_at": 30},
+        "num_samplers": 1,
+        "envs_per_sampler": 3,
+        "num_steps": 16,
+        "on_env_fault": "rebuild",
+        "start_rate": "10/s",
+        "run_dir": tmp_path / "vector",
+    }
+    dppo.train(make_config(sized(vector, 3)))
     assert starts == pytest.approx([105.4, 105.5]), "a vector is made again as it was made"
 
 
