@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 
 from dppo.files import MAX_SETTINGS_BYTES, read_file
@@ -112,11 +111,14 @@ def numpy_is_portable() -> bool:
     """Return whether NumPy uses the code that the variables choose; True if NumPy has not been loaded yet."""
     if "numpy" not in sys.modules:
         return True
+    import numpy as np
+
     from dppo.numerics.arithmetic import openblas
 
-    features = import_module("numpy._core._multiarray_umath").__cpu_features__
+    extensions: dict[str, list[str]] = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[assignment]
+    disabled = VARIABLES["NPY_DISABLE_CPU_FEATURES"].split()
     cores = {library["architecture"] for library in openblas().info()}
-    return cores <= SAME_AS_HASWELL and not features.get("AVX512_SKX", False)
+    return cores <= SAME_AS_HASWELL and set(disabled).isdisjoint(extensions.get("found", ()))
 
 
 def has_avx2() -> bool:
