@@ -34,6 +34,8 @@ from dppo.hosts.plans import TrainerPlan
 from dppo.learners import trainers
 from dppo.learners.trainers import LocalTrainer
 from dppo.records.bottleneck import TimeSplit
+from dppo.slots.layout import Layout
+from dppo.slots.slots import Slots
 from dppo.tools.doctor import examination, updating, watching
 from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
@@ -459,8 +461,22 @@ def test_a_process_is_left_also_if_its_parent_was_ended() -> None:
     assert "'sh'" not in text_of_close
 
 
-def test_a_second_instance_may_need_another_place() -> None:
-    texts = examined(OnPort)
+class OnRanks(Sick):
+    """Starts its simulator on the ranks of its slots."""
+
+    def __init__(self, slots: Slots) -> None:
+        super().__init__()
+        assert slots.layout == Layout(2, 0)
+
+
+PLACES = ((OnPort, {}), (OnRanks, {"ranks_per_env": 2, "cores_per_rank": 0}))
+
+
+@pytest.mark.parametrize(("env_id", "settings"), PLACES)
+def test_a_second_instance_may_need_another_place_or_ranks(
+    env_id: Any, settings: dict[str, Any]
+) -> None:
+    texts = examined(env_id, **settings)
     assert any(text.startswith("ok: the same seed and actions give the same ") for text in texts)
     assert not any(text.startswith("error") for text in texts), texts
 

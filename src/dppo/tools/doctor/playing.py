@@ -23,6 +23,7 @@ from dppo.ppo.exchange.records import (
     SegmentRequest,
 )
 from dppo.process_state.borders import guarded_steps
+from dppo.slots.layout import PLAIN
 from dppo.spaces.spaces import Spaces, leaves
 from dppo.tools.doctor.speed import Facts
 
@@ -114,7 +115,9 @@ def plan_of(
         env_threads=False,
     )
     sizes = replace(plan.sizes, sequence_length=length)
-    return replace(plan, env=replace(plan.env, env_id=stand_in), sampling=sampling, sizes=sizes)
+    env = replace(plan.env, env_id=stand_in)
+    # `make` gives the environment its slots
+    return replace(plan, env=env, sampling=sampling, sizes=sizes, layout=PLAIN)
 
 
 def segments(
