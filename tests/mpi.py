@@ -15,6 +15,16 @@ from dppo.slots import launchers
 FAMILIES = {"openmpi": "open-mpi", "mpich": "hydra"}
 INCLUDE = Path(dppo.__file__).parent / "remote"
 HEAT = Path(__file__).parents[1] / "examples" / "solvers" / "heat.c"
+SAVES_LATE = """
+    if (reply == DPPO_SAVE) {
+      struct timespec late = {0, rank * 300000000};
+      char path[4096];
+      nanosleep(&late, NULL);
+      snprintf(path, sizeof path, "mkdir -p '%s' && touch '%s/%d'", dppo_path(d), dppo_path(d), rank);
+      if (system(path)) MPI_Abort(MPI_COMM_WORLD, 3);
+      continue;
+    }
+"""
 # changes of heat.f90 that let all ranks compute the same
 FOR_ALL_RANKS = {
     "  use dppo\n": "  use mpi\n  use dppo\n",
@@ -56,16 +66,26 @@ def _path(program: str, name: str) -> str | None:
     return shutil.which(program)
 
 
-def compiled_heat(folder: Path, pause_ms: int = 0, substeps: int = 20) -> str:
+def compiled_heat(
+    folder: Path, pause_ms: int = 0, substeps: int = 20, *, restarts: bool = False
+) -> str:
     """Return the path of the heated bar, compiled by the mpicc in PATH.
 
-    It sleeps so long in each step; with fewer substeps, ranks wait less often for each other.
+    It sleeps so long in each step; with fewer substeps, ranks wait less often for each other. `restarts`: each rank
+    writes a file of its own, which is empty, and rank 0 first.
     """
     source = folder / "heat.c"
     text = HEAT.read_text().replace("SUBSTEPS 20", f"SUBSTEPS {substeps}")
     assert "interval++;" in text
     pause = f"struct timespec pause = {{0, {pause_ms}000000}}; nanosleep(&pause, NULL);"
-    source.write_text(text.replace("interval++;", f"interval++; {pause}") if pause_ms else text)
+    if pause_ms:
+        text = text.replace("interval++;", f"interval++; {pause}")
+    if restarts:
+        text = text.replace("DPPO_DOUBLE", "DPPO_DOUBLE | DPPO_RESTART")
+        text = text.replace(
+            "    if (reply == DPPO_RESET)", SAVES_LATE + "    if (reply == DPPO_RESET)"
+        )
+    source.write_text(text)
     program = str(folder / "heat")
     words = ["mpicc", "-O2", "-I", str(INCLUDE), str(source), "-o", program, "-lm"]
     subprocess.run(words, check=True)

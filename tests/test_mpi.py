@@ -101,6 +101,17 @@ def test_ranks_that_share_cores_sleep_while_the_policy_is_computed(
     assert not ranks_of(any_heat)
 
 
+@pytest.mark.usefixtures("mpi")
+def test_a_state_is_complete_when_every_rank_has_written_its_file(tmp_path: Path) -> None:
+    command = [compiled_heat(tmp_path, restarts=True)]
+    env = make(command, scratch_dir=str(tmp_path), slots=Slots(Layout(2, 0)))
+    env.reset(seed=1)
+    state = env.get_state()  # type: ignore[attr-defined]
+    files = {path.name for path in state["restart"].iterdir()}
+    env.close()
+    assert files == {"0", "1"}
+
+
 @pytest.mark.parametrize(("mpi", "other"), [("openmpi", "mpich")], indirect=["mpi"])
 def test_a_solver_of_another_mpi_than_mpirun_is_an_error_that_says_so(
     heat: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

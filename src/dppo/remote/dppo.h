@@ -146,6 +146,7 @@ struct dppo {
   char *options;
   char *path;
   char *message;
+  int saves; /* true after DPPO_SAVE */
   uint32_t infos;
   dppo_number info[DPPO_MAX_INFO];
 };
@@ -397,6 +398,7 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
   int rank;
   uint64_t header[3]; /* the reply, the seed, the length of the options or path */
   MPI_Comm_rank(ranks, &rank);
+  if (d->saves) MPI_Barrier(ranks); /* the state is complete when every rank has written its part */
   if (rank == 0) {
     header[0] = (uint64_t)dppo_step(d, observation, reward, end, action);
     header[1] = d->seed;
@@ -413,6 +415,7 @@ int dppo_step_all(dppo *d, const void *observation, double reward, int end, void
     }
     dppo_broadcast(*text, header[2], ranks);
   }
+  d->saves = header[0] == DPPO_SAVE;
   return (int)header[0];
 }
 #endif
