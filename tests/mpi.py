@@ -16,13 +16,13 @@ FAMILIES = {"openmpi": "open-mpi", "mpich": "hydra"}
 INCLUDE = Path(dppo.__file__).parent / "remote"
 HEAT = Path(__file__).parents[1] / "examples" / "solvers" / "heat.c"
 SAVES_LATE = """
-    if (reply == DPPO_SAVE) {
+    while (reply == DPPO_SAVE) {
       struct timespec late = {0, rank * 300000000};
       char path[4096];
       nanosleep(&late, NULL);
       snprintf(path, sizeof path, "mkdir -p '%s' && touch '%s/%d'", dppo_path(d), dppo_path(d), rank);
       if (system(path)) MPI_Abort(MPI_COMM_WORLD, 3);
-      continue;
+      reply = dppo_step_all(d, bar, reward, end, power, MPI_COMM_WORLD);
     }
 """
 # changes of heat.f90 that let all ranks compute the same
@@ -82,9 +82,8 @@ def compiled_heat(
         text = text.replace("interval++;", f"interval++; {pause}")
     if restarts:
         text = text.replace("DPPO_DOUBLE", "DPPO_DOUBLE | DPPO_RESTART")
-        text = text.replace(
-            "    if (reply == DPPO_RESET)", SAVES_LATE + "    if (reply == DPPO_RESET)"
-        )
+        stops = "    if (reply == DPPO_STOP)"
+        text = text.replace(stops, SAVES_LATE + stops)
     source.write_text(text)
     program = str(folder / "heat")
     words = ["mpicc", "-O2", "-I", str(INCLUDE), str(source), "-o", program, "-lm"]
