@@ -469,7 +469,10 @@ class OnRanks(Sick):
         assert slots.layout == Layout(2, 0)
 
 
-PLACES = ((OnPort, {}), (OnRanks, {"ranks_per_env": 2, "cores_per_rank": 0}))
+PLACES: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (OnPort, {}),
+    (OnRanks, {"ranks_per_env": 2, "cores_per_rank": 0}),
+)
 
 
 @pytest.mark.parametrize(("env_id", "settings"), PLACES)
