@@ -73,7 +73,7 @@ def test_bounds_far_from_one_are_reached(bounds: str, tmp_path: Path) -> None:
     with Notes() as notes:
         run = dppo.train(config).run_dir
     line = (
-        "Actions lie between [-500, 10] and [100, 11]: [-1, 1] of the policy is mapped to these bounds; "
+        "Actions lie between [-500, 10] and [100, 11]: the range [-1, 1] of the policy is mapped to these bounds; "
         "action_bounds=clip (--action-bounds clip) passes its numbers on as they are."
     )
     assert (line in notes.texts) == (bounds == "auto")

@@ -99,7 +99,7 @@ DISEASES: dict[str, tuple[str, ...]] = {  # what is found, besides Gymnasium's o
     "hidden state": (f"{AGAIN}after other episodes: it differs at step 0",),
     "raises": (
         f"{OWNER}step of episode 1 (seed ",
-        "warning: faults do not follow from seed and actions: other ones happened after other episodes, beside",
+        "warning: faults do not follow from seed and actions: different ones happened after other episodes, beside",
         "ok: the same seed and actions give the same ",
     ),
     "no licence": (f"{OWNER}the environment's constructor raised RuntimeError: no licence left",),
@@ -140,7 +140,9 @@ def test_a_disease_is_found(disease: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         assert re.sub(r" \(\S+, line \d+\)", "", text).startswith(expected)
 
 
-MAPPED = "note: Actions lie between 0.2 and 1: [-1, 1] of the policy is mapped to these bounds"
+MAPPED = (
+    "note: Actions lie between 0.2 and 1: the range [-1, 1] of the policy is mapped to these bounds"
+)
 CLIPPED = (
     "warning: actions lie between 0.2 and 1, and the policy, which starts around 0, is clipped to them: it may "
     "stay at a bound. Use --action-bounds rescale"
@@ -203,7 +205,7 @@ def test_faults_that_follow_from_no_seed_end_a_comparison_and_not_the_examinatio
     faults, unlike, *further = examined(env_kwargs={"disease": "flaky"})
     assert "ConnectionError in step), about" in faults
     assert unlike.startswith(
-        "warning: faults do not follow from seed and actions: other ones happened in a new instance"
+        "warning: faults do not follow from seed and actions: different ones happened in a new instance"
     )
     assert not any(text.startswith(AGAIN) for text in further)
 
@@ -387,7 +389,7 @@ def test_a_hang_in_close_does_not_call_for_actors() -> None:
     facts = {**WAITS, "stage": "closing", "hung": "closing has not returned for 60 s"}
     assert recommended(facts, config_of()).actors == 0
     _, text = next(iter(findings(facts, config_of())))
-    assert text.endswith("Give it a timeout: a run leaves it alone")
+    assert text.endswith("Give it a timeout: a run does not wait for it")
 
 
 @pytest.mark.parametrize(
@@ -655,7 +657,7 @@ def test_the_model_predicts(
     assert (chosen.actors, chosen.threads) == best
     texts = [text for text in advice(facts, config) if text.startswith("You do not need Ray")]
     assert len(texts) == (chosen.actors == 0)
-    assert all("stops the run; actors are replaced. Use --num-actors 8" in text for text in texts)
+    assert all("stops the run. Use --num-actors 8" in text for text in texts)
     bring_nothing = (
         "would not make this command faster, because threads step all environments at the same time"
     )

@@ -248,11 +248,11 @@ def without_cpu_time(clock: SGDClock) -> None:
     [
         (
             {"core_share": 0.16},
-            "the load average is 15.2 on 2 cores, and this process had a core for 16%",
+            "the load average is 15.2 on 2 cores, and this process got 16% of the CPU",
         ),
         (
             {"core_share_of_updates": 0.3, "load": 0.0},
-            "busy with other work: this process had a core for 30%",
+            "busy with other work: this process got 30% of the CPU",
         ),
         ({"core_share": 0.9, "core_share_of_updates": 0.85}, ""),
         ({}, ""),

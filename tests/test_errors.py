@@ -273,7 +273,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_note(
     assert "skipped a damaged checkpoint" in text
     assert "iter_000004.safetensors" in text
     assert "Resuming from iter_000003" in text
-    assert "; what followed until iteration 4 was not saved, and is repeated." in text
+    assert "; later iterations, up to 4, were not saved, and are repeated." in text
     mended, original = (dppo.load_policy(at).weights.tobytes() for at in (run_dir, desk / "run"))
     assert mended == original
 

@@ -251,7 +251,9 @@ def test_folders_of_runs_are_compared_by_another_command(
 ) -> None:
     for name in ("a", "b"):
         (desk / name).mkdir()
-    words = "a, b: no environment, but the folder of a run. To compare runs, use `dppo plot a b`; "
+    words = (
+        "a, b: not an environment, but the folder of a run. To compare runs, use `dppo plot a b`; "
+    )
     assert words in refused(f"{command} a b")
     assert "takes one ENV_ID" in refused(f"{command} a c")
     (desk / "a/config.yaml").touch()

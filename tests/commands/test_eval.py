@@ -29,7 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_command_prints_the_summary_of_dppo_evaluate(trained: Path, typed: Typed) -> None:
     first, last = typed(f"eval {trained} --episodes 3 --stochastic --seed 2").splitlines()
-    assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes of seed 2"
+    assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes, seed 2"
     evaluation = dppo.evaluate(trained, episodes=3, deterministic=False, seed=2)
     low = min(evaluation.returns)
     high = max(evaluation.returns)
@@ -95,13 +95,13 @@ def test_a_controller_plays_in_an_environment_or_in_that_of_a_run(
     words = f"--policy {CONTROLLER} --episodes 2 --env-kwargs '{{\"steps\": 7}}'"
     printed = typed(f"eval {PLANT} {words} --info-keys violations")
     first, returns, head, table = printed.splitlines()
-    assert first == f"{PLANT}, {CONTROLLER}, 2 episodes of seed 0"
+    assert first == f"{PLANT}, {CONTROLLER}, 2 episodes, seed 0"
     assert returns.endswith("length 7.0")
     assert head.split() == ["in", "an", "episode", "sum", "mean", "last"]
     assert table.split()[0] == "violations"
     Path("left.py").write_text("def push(obs):\n    return 0\n", encoding="utf8")
     printed = typed(f"eval {trained} --policy left.py:push --episodes 3")
-    assert printed.startswith("CartPole-v1, left.py:push, 3 episodes of seed 0\n")
+    assert printed.startswith("CartPole-v1, left.py:push, 3 episodes, seed 0\n")
 
 
 def test_episodes_before_a_fault_of_the_controller_are_reported(

@@ -349,7 +349,7 @@ def test_compare_leads_from_folders_of_runs_to_plot(
     for name in ("one", "two"):
         a_run(name, 5.0)
     text = refused("compare one two")
-    assert "one, two: no environment, but the folder of a run" in text
+    assert "one, two: not an environment, but the folder of a run" in text
     [command] = re.findall("`dppo (plot .*?)`", text)
     typed(command)
 

@@ -156,7 +156,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
         "gamma=",
     ),
     (
-        "commands/train.py: has no effect with --seeds, which names, and continues, all. Leave it out",
+        "commands/train.py: has no effect with --seeds, which names all seeds and continues their runs. Leave it out",
         f"{TRAIN} --seeds 1..2 --seed 4 --seeds-at-once 0",
         f"{TRAIN} --seeds 1..2 --seeds-at-once 0",
         "must be at least 1. Leave it out",

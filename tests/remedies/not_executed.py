@@ -7,7 +7,7 @@ from __future__ import annotations
 
 REASONS: dict[str, tuple[str, ...]] = {
     "it takes a cluster, or a fault of one: see docs/FAULTS.md and tests/cluster": (
-        "tools/doctor/speed.py: actors are replaced. Use --num-actors {} where these happen",
+        "tools/doctor/speed.py: Use --num-actors {} if your simulator hangs or crashes: lost actors are replaced",
         "engine/actors.py: made no environment within {}; if its constructor takes longer, raise ",
         "engine/actors.py: {} and counts as hung; if a single {} takes longer, raise {}",
         "engine/balancing.py: actor {}{} needs {} s for a segment, a typical actor {} s, which costs",
@@ -56,7 +56,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/doctor/controllers.py: Let them end",
         "tools/doctor/findings.py: , or use --no-replay",
         "tools/doctor/findings.py: Give it a time limit (gymnasium.wrappers.TimeLimit)",
-        "tools/doctor/findings.py: Give it a timeout: a run leaves it alone",
+        "tools/doctor/findings.py: Give it a timeout: a run does not wait for it",
         "tools/doctor/findings.py: Return float32, or scale them to about 1",
         "tools/doctor/findings.py: Return from get_state all that later steps depend on, and set all of i",
         "tools/doctor/needed.py: no run learns from so few valid steps. Correct the environment",
@@ -71,7 +71,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/doctor/findings.py: memory grows by {} MB in 1,000 steps, {} GB in a whole run. Free it, r",
         "tools/doctor/findings.py: playing changes {}, which other code of the process relies on. Restore",
         "tools/doctor/findings.py: rewards or returns reach {}; values are learned best if these are about 1. Use",
-        "tools/doctor/findings.py: set all of it in reset. Else a replaced actor changes the result",
+        "tools/doctor/findings.py: set all of it in reset. Otherwise a replaced actor changes the result",
         "tools/doctor/findings.py: use actors (--num-actors), which are replaced: without them, it ends t",
         "tools/doctor/findings.py: use actors, which are replaced, with --start-timeout-s, --reset-timeou",
     ),
@@ -109,7 +109,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "commands/train.py: Train a run for each of these seeds, in processes of their own and in ",
         "tools/compare/__init__.py: Report the time until the mean episode return reaches this value, e.g.",
         "tools/compare/__init__.py: Train with several numbers of actors, and compare the mean episode ret",
-        "tools/tune.py: Train with settings that Optuna proposes, and print the best as a comm",
+        "tools/tune.py: Train with settings that the package optuna proposes, and print",
     ),
     "it takes a GPU, or one that is broken or small: benchmarks/gpu.py and tests/test_gpu.py": (
         "ppo/learning/gpu.py: End what else uses it (`nvidia-smi`), or use",
@@ -186,7 +186,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/tune.py: {}: no trial has finished with an episode. Raise `total_timesteps`, with another --out.",
     ),
     "carried out by tests/commands/test_plot.py": (
-        "commands/flags.py: {}: no environment, but the folder of a run.",
+        "commands/flags.py: {}: not an environment, but the folder of a run.",
         "tools/curves.py: metric={}: is not in {}. Did you mean {}?",
         "tools/plot.py: label={}: pass one name for each line",
     ),

@@ -25,8 +25,8 @@ DESCRIPTION = (
 )
 FLAGS = {
     "--policy NAME": "Play with this instead of the policy of a RUN: a controller, as module:name or file.py:name, or "
-    "the folder of another run. Before it stands the environment, or a RUN that has one. A controller is a function "
-    "action = f(obs), or a class or an object with act(obs), and perhaps reset().",
+    "the folder of another run. The first word is then the environment, or a RUN that has one. A controller is a "
+    "function action = f(obs), or a class or an object with act(obs), and perhaps reset().",
     "--episodes INT": f"Number of episodes. (default: {EVAL_EPISODES})",
     "--seed INT": "Seed of the episodes; those of a run's evaluations have the --seed of the run. (default: 0)",
     "--stochastic": "Sample actions from the policy, as in training. Without it, the most likely action is taken.",

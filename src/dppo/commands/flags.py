@@ -44,7 +44,7 @@ TRUST = "Import and call the code that the settings of RUN name, beyond plain Gy
 SOURCES = {
     "--config FILE": "YAML or TOML file of settings. Flags take precedence over it.",
     "--preset NAME": "Settings that `dppo presets` lists; fast, for environments that step in microseconds; none; or "
-    "auto, those that apply to ENV_ID by themselves. --config and flags take precedence over them. (default: auto)",
+    "auto, those that apply to ENV_ID by default. --config and flags take precedence over them. (default: auto)",
     "--resume RUN": "Continue the run in this folder (or from one of its checkpoints) exactly. auto: continue the run "
     "in --run-dir if there is one, else start it.",
     "--branch NEW_DIR": "Instead of continuing the RUN of --resume, start a new run in NEW_DIR from its weights, "
@@ -198,7 +198,7 @@ def only_word(words: Sequence[str], name: str, prog: str) -> str | None:
     is_run = len(words) == 1 and (Path(words[0]) / CONFIG).exists()
     if name == "ENV_ID" and (is_run or len(words) > 1) and all(map(os.path.isdir, words)):
         raise UsageError(
-            f"{', '.join(words)}: no environment, but the folder of a run. To compare runs, use "
+            f"{', '.join(words)}: not an environment, but the folder of a run. To compare runs, use "
             f"`{command('plot', *words)}`; to continue one, `{command('train', '--resume', words[0])}`."
         )
     if len(words) > 1:

@@ -11,8 +11,8 @@ from dppo.invocation import as_called
 PROG = "dppo presets"
 COMMENT_WIDTH = 100  # characters of a line of comments in the YAML
 DESCRIPTION = (
-    "List settings that are tuned for environments: with an asterisk those that apply by themselves, others apply with "
-    "dppo train ENV_ID --preset NAME. With NAME, which may be an environment, print one as YAML to save and edit."
+    "List settings that are tuned for environments. Those with an asterisk apply by default, others with dppo train "
+    "ENV_ID --preset NAME. With NAME, which may be an environment, print one as YAML to save and edit."
 )
 
 

@@ -13,8 +13,7 @@ usage: dppo test [--quick | --slow] [PYTEST ARGUMENT ...]
 
 Run the tests of a source checkout.
 
-  --quick   for users: does it work on this machine? The promise, and one run of each kind, in one process; about a
-            minute
+  --quick   for users: one run of each kind, to check this installation, in one process; about a minute
   (nothing) for developers: the fast tests, in three processes; 3 minutes on an idle machine with two cores, longer on
             a busy one
   --slow    for developers: all tests, in two processes; hours
@@ -29,7 +28,7 @@ PROCESSES = {"fast": "3", "slow": "2"}
 # runs of every kind in process, resumed, and with actors
 QUICK = ["-n", "0", "tests/test_promise.py"]
 ABOUT = {
-    "quick": "The promise, and one run of each kind: about a minute.",
+    "quick": "One run of each kind, to check this installation: about a minute.",
     "fast": "The fast tests, for developers: 3 minutes on an idle machine with two cores, longer on a busy one. "
     "--quick takes a minute.",
     "slow": "All tests, for developers: hours.",

@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
     if seeds_flags:
         refuse(
             ConfigError(
-                f"{flag(name)} has no effect with --seeds, which names, and continues, all. Leave it out."
+                f"{flag(name)} has no effect with --seeds, which names all seeds and continues their runs. Leave it "
+                f"out."
             )
             for name in ("seed", "resume", "branch")
             if name in flags

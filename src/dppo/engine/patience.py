@@ -109,6 +109,6 @@ class Patience:
         parts = [f"{name}={seconds:.3g}" for name, seconds in limits if name != "segment_timeout_s"]
         if parts:
             return [
-                f"From now on, hung actors are replaced after {', '.join(parts)}, by measured times."
+                f"From now on, hung actors are replaced after {', '.join(parts)}, derived from measured times."
             ]
         return []

@@ -66,7 +66,7 @@ class EvaluationArguments:
         """Log what is played."""
         episodes = counted(self.episodes, "episode")
         described = player.describe(self.play)
-        logger.info("%s, %s, %s of seed %d", player.env_name, described, episodes, self.play.seed)
+        logger.info("%s, %s, %s, seed %d", player.env_name, described, episodes, self.play.seed)
 
 
 def check_display() -> None:

@@ -103,9 +103,7 @@ def describe_run(config: Config, folder: RunFolder, actions: Actions | None = No
         line = f"Resuming from {folder.start.path.stem} at step {state['global_step']:,}"
         last_iteration = last_row(folder.path).get("iteration", 0)
         if last_iteration > resumed_at:
-            line += (
-                f"; what followed until iteration {last_iteration} was not saved, and is repeated"
-            )
+            line += f"; later iterations, up to {last_iteration}, were not saved, and are repeated"
         lines.append(f"{line}.")
         env_options = EnvOptions(state.get("env_options"), fixed=True)
     if folder.origin is not None:
@@ -155,7 +153,7 @@ def open_run_folder(
         try:
             disk.call("unlocking the run folder", in_thread.close, ENDING_S)
         except NoAnswer as error:
-            logger.warning("%s; run.lock stays there, and locks nobody out", error)
+            logger.warning("%s; run.lock stays there, without effect", error)
         disk.close()
 
 

@@ -66,7 +66,7 @@ def describe_rescaling(actions: Actions) -> str | None:
     low = np.concatenate([box.low[box.mapped()] for box in rescaled])
     high = np.concatenate([box.high[box.mapped()] for box in rescaled])
     return (
-        f"Actions lie between {bounds_in_words(low, high)}: [-1, 1] of the policy is mapped to these bounds; "
+        f"Actions lie between {bounds_in_words(low, high)}: the range [-1, 1] of the policy is mapped to these bounds; "
         f"action_bounds=clip (--action-bounds clip) passes its numbers on as they are."
         f"{''.join(map(_describe_unmapped, rescaled))}"
     )

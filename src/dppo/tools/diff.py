@@ -23,7 +23,7 @@ from dppo.records.metrics.writer import plain
 PROG = "dppo diff"
 DESCRIPTION = (
     "Name the first iteration, sampler, step and quantity in which two runs with --trace-hashes differ, and the "
-    "settings in which they do. Without traces, the metrics of each iteration and the weights of the last checkpoint "
+    "settings that differ. Without traces, the metrics of each iteration and the weights of the last checkpoint "
     "of both are compared. The exit code is 0 if they are equal, 1 if they differ."
 )
 CHECKSUM_DIGITS = 8  # a checksum of steps has four digits for each step before these

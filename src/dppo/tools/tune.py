@@ -51,9 +51,10 @@ SIGN_OF_LIFE_S = 60
 COMMAND = Command(
     prog="dppo tune",
     usage="ENV_ID [--trials N] [--flag value ...]",
-    description="Train with settings that Optuna proposes, and print the best as a command. Trials that are worse than "
-    "the median of the others stop early. Settings that you give are not tuned. The study is a file in the folder of "
-    "--out: the same command continues it, and several at once, also on one Ray cluster, share the trials.",
+    description="Train with settings that the package optuna proposes, and print the best as a command. Trials that "
+    "are worse than the median of the others stop early. Settings that you give are not tuned. The study is a file in "
+    "the folder of --out: the same command continues it, and several at once, also on one Ray cluster, share the "
+    "trials.",
     title="tuning",
     flags={
         "--trials N": f"Trials of the study in all. (default: {TRIALS})",

@@ -37,7 +37,7 @@ from dppo.tools.whole_time import SeveralRuns, WholeTime
 
 EXPLAIN_NOISE = (
     "Noise: an efficiency above 100 %, or a speed-up above that of perfect parallelism. The load of the machine "
-    "differed meanwhile. Repeat it on a quiet machine, with more iterations, more seeds, or slower environments."
+    "changed between the runs. Repeat it on a quiet machine, with more iterations, more seeds, or slower environments."
 )
 
 COMMAND = Command(
@@ -45,8 +45,8 @@ COMMAND = Command(
     usage="ENV_ID [--actors N N ...] [--seeds N] [--flag value ...]",
     description="Train with several numbers of actors, and compare the mean episode return over training time and over "
     "env steps, the time to a target, the speed-up, and the efficiency relative to the bound of a synchronous cycle; "
-    "or train several seeds. Runs take turns, so that a drift of the machine affects all alike. It writes compare.png "
-    "and compare.json.",
+    "or train several seeds. Runs alternate, so that a change of the machine's speed affects all alike. It writes "
+    "compare.png and compare.json.",
     title="comparison",
     flags={
         "--actors N ...": "Numbers of actors to compare; 0 trains in process, without Ray. (default: 1 8)",

@@ -41,8 +41,8 @@ COMMAND = Command(
     description=DESCRIPTION,
     title="doctor",
     flags={
-        "--seconds S": "Time for all of it. (default: 60)",
-        "--json": "Print all that is known as JSON.",
+        "--seconds S": "Time for the whole examination. (default: 60)",
+        "--json": "Print all measurements and findings as JSON.",
     },
     refused=dict.fromkeys(("run_dir", "resume", "branch", "trust", "progress"), NO_EFFECT),
 )
@@ -199,7 +199,7 @@ def _measured(facts: Facts) -> Iterator[str]:
     if "make_s" in facts:
         yield f"spaces   {facts['spaces']}"
         packages = ", ".join(" ".join(item) for item in facts["packages"].items())
-        yield f"versions {packages}; its first steps have the hash {facts.get('fingerprint') or '-'}"
+        yield f"versions {packages}; hash of the first steps: {facts.get('fingerprint') or '-'}"
         yield f"network  {facts['network'].removeprefix('Network: ')}"
         yield f"start    {facts['make_s']:.2f} s, again {facts.get('next_make_s', 0):.2f} s, {facts['env_mb']:.0f} MB"
     for name in ("step", "reset"):
@@ -213,7 +213,7 @@ def _measured(facts: Facts) -> Iterator[str]:
         count = counted(len(next(iter(returns.values()))), "episode")
         yield f"returns  {described(returns)}; {count} of each"
     if "busy" in facts:
-        yield f"CPU      used {facts['busy']:.0%} of the time of steps and resets; otherwise it waits"
+        yield f"CPU      busy for {facts['busy']:.0%} of the time in steps and resets"
     yield from _machine(facts)
     if "update_s" in facts:
         yield f"update   {facts['update_s']:.3g} s of CPU time"
@@ -228,8 +228,8 @@ def _machine(facts: Facts) -> Iterator[str]:
     if facts["load"]:
         load = f"the load average is {facts['load']:.1f} on {counted(facts['cpus'], 'core')}, and "
     yield (
-        f"machine  busy with other work: {load}this process had a core for {share:.0%} of the time that it needed one. "
-        f"The times of start, step and reset include the rest; all below is for a quiet machine"
+        f"machine  busy with other work: {load}this process got {share:.0%} of the CPU time that it needed. The times "
+        f"of start, step and reset include its waits; the predictions are for a quiet machine"
     )
 
 

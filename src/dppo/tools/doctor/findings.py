@@ -56,7 +56,7 @@ def _about_the_end(facts: Facts) -> Findings:
 def _hung(facts: Facts) -> str:
     hung = facts["hung"]
     if facts["stage"] == "closing":
-        return f"{hung}. Give it a timeout: a run leaves it alone"
+        return f"{hung}. Give it a timeout: a run does not wait for it"
     if facts["stage"] != "over":
         return (
             f"{hung}. If it hangs only now and then, use actors, which are replaced, with --start-timeout-s, "
@@ -83,8 +83,8 @@ def _about_faults(facts: Facts, config: Config) -> Findings:
     if facts.get("unlike"):
         yield (
             "warning",
-            f"faults do not follow from seed and actions: other ones happened {', '.join(facts['unlike'])}. Two runs "
-            f"with the same seed differ",
+            f"faults do not follow from seed and actions: different ones happened {', '.join(facts['unlike'])}. Two "
+            f"runs with the same seed differ",
         )
 
 
@@ -138,7 +138,10 @@ def _about_repetitions(facts: Facts, config: Config) -> Findings:
             f"{one_process_each(facts, config)}",
         )
     elif differing:
-        remedy = "State survives reset, or is shared: set all of it in reset. Else a replaced actor changes the result"
+        remedy = (
+            "State survives reset, or is shared: set all of it in reset. Otherwise a replaced actor changes the "
+            "result"
+        )
         if facts.get("statistics"):
             remedy = REMEDY.rstrip(".")
         elif differing[0].startswith("in a"):
@@ -152,7 +155,7 @@ def _about_repetitions(facts: Facts, config: Config) -> Findings:
         yield (
             "warning",
             f"after set_state in another instance: {facts['state']}. Return from get_state all that later steps depend "
-            f"on, and set all of it; until then, runs replay (--env-state off is silent about it)",
+            f"on, and set all of it; until then, runs replay (--env-state off hides this warning)",
         )
     elif facts.get("state") == "":
         yield "ok", "another instance goes on in the same way after set_state"

@@ -181,7 +181,7 @@ class WayHere(NamedTuple):
         return (
             f"{reason}{tasks.count} known tasks with {kind} actions needed {tasks.fewest:,} to {tasks.most:,} env "
             f"steps to a good return with these settings{not_learned}: {duration(tasks.fewest / self.speed)} to "
-            f"{duration(tasks.most / self.speed)} here, if yours is like them."
+            f"{duration(tasks.most / self.speed)} on this machine, if your task is similar."
         )
 
 
@@ -248,8 +248,9 @@ def advice(facts: Facts, config: Config) -> Iterator[str]:
         if plan.threads:
             effect += ", because threads step all environments at the same time"
         yield (
-            f"You do not need Ray for speed: actors, {most} at most for as many samplers, {effect}. But a hang or a "
-            f"crash of this process stops the run; actors are replaced. Use --num-actors {most} where these happen."
+            f"You do not need Ray for speed: actors (up to {most}, one for each sampler) {effect}. But without actors, "
+            f"a hang or a crash stops the run. Use --num-actors {most} if your simulator hangs or crashes: lost actors "
+            f"are replaced."
         )
     elif config.iterations > 1 and not config.lag:
         gain = now_s / iteration_s(facts, config, plan.actors, threads=plan.threads, lag=True)

@@ -37,12 +37,12 @@ USAGE = "RUN [--iterations N] [--num-actors N] [--seed N] [--out FILE] [--trust]
 DESCRIPTION = (
     "Check a RUN: compute iterations again, each from the checkpoint before it, and compare the policy, the optimizer, "
     "the metrics and, with --trace-hashes, each step. The exit code is 0 if all is equal to the last bit, else 1. "
-    "--keep-checkpoints every=N keeps more checkpoints of a run, so that there is more to draw from."
+    "--keep-checkpoints every=N keeps more checkpoints of a run, so that there are more to choose from."
 )
 FLAGS = {
-    "--iterations N": "Checkpoints to compute again: the newest, and others drawn at random. (default: 5)",
+    "--iterations N": "Checkpoints to compute again: the newest, and others chosen at random. (default: 5)",
     "--num-actors N": "Actors to compute with, 0: in this process. (default: as in the run)",
-    "--seed N": "Seed of the draw. (default: another one each time)",
+    "--seed N": "Seed of that choice. (default: a new one each time)",
     "--out FILE": "The certificate. (default: RUN/certificate.json)",
     "--trust": TRUST,
 }
@@ -88,10 +88,10 @@ def main(argv: list[str]) -> int:
     rows = read_metrics(run)
     seconds = sum(_estimated_s(stretch, rows, config) for stretch in chosen)
     iterations = sum(stretch.iterations for stretch in chosen)
-    drawn = (
-        f"{len(chosen)} of {len(stretches)} stretches between checkpoints, drawn with --seed {seed}"
+    print_lines(
+        f"compute  {counted(iterations, 'iteration')}, about {duration(seconds)}: {len(chosen)} of {len(stretches)} "
+        f"intervals between checkpoints, chosen by --seed {seed}"
     )
-    print_lines(f"compute  {counted(iterations, 'iteration')}: {drawn}; about {duration(seconds)}")
     weights_sha256 = _computed_weights(run, chosen, flags)
     if not weights_sha256:
         return 1
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
     # before the certificate, whose folder may not be writable
     print_lines(
         f"verified weights {weights_sha256[:16]}, in {duration(took_s)}",
-        "write    the certificate, with the simulator's first steps ...",
+        "write    the certificate, with a hash of the simulator's first steps ...",
     )
     out = flags.get("out", run / "certificate.json")
     measured = {"weights_sha256": weights_sha256, "seconds": round(took_s, 1), "draw_seed": seed}
@@ -183,7 +183,7 @@ def _computed_weights(run: Path, chosen: Sequence[Stretch], flags: Mapping[str, 
                     print_lines(f"         {_find_cause(config, comparison, stretch, stop)}")
                 return ""
             except StopRequested as request:
-                request.progress = f"{number} of {len(chosen)} stretches were computed, all equal"
+                request.progress = f"{number} of {len(chosen)} intervals were computed, all equal"
                 raise
             weights_sha256 = comparison.weights_sha256
             print_lines(f"equal    {stretch}, in {duration(time.monotonic() - began)}")
@@ -202,11 +202,11 @@ def _find_cause(config: Config, comparison: Comparison, stretch: Stretch, stop: 
     if repetition.computed != comparison.computed:
         doctor = command("doctor", config.env_name)
         return (
-            f"Computed once more, it differs again: the environment does not follow from its seed. Run `{doctor}`, "
+            f"A second computation differs again: the environment does not follow from its seed. Run `{doctor}`, "
             f"which looks for the cause."
         )
     return (
-        "Computed once more, it is the same as here. Either the folder was changed, or the run had what is missing "
+        "A second computation gives the same. Either the folder was changed, or the run had something that is missing "
         "here: other versions, also of files that its code imports, an observer, or something that its environments "
         "keep from earlier episodes."
     )

@@ -152,8 +152,8 @@ class ClusterWatch:
         if silent_s > NOTIFY_S and self._reported_silence is None:
             self._reported_silence = since
             self._notify(
-                f"{name} has not answered for {silent_s:.0f} s. The run waits where it has to, {limit_s:.0f} s at "
-                f"most, and goes on with the same result. {self._place_to_look_at()}"
+                f"{name} has not answered for {silent_s:.0f} s. The run waits for it, {limit_s:.0f} s at most, "
+                f"with the same result. {self._place_to_look_at()}"
             )
         elif silent_s <= NOTIFY_S and self._reported_silence is not None:
             self._notify(
