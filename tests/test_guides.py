@@ -31,13 +31,7 @@ class Guide(NamedTuple):
 
 
 GUIDES = {
-    "DEPLOY.md": Guide(
-        {
-            "dppo train": "--total-timesteps 512",
-            "./dppo train": "--total-timesteps 512",
-            "./dppo export": "",
-        }
-    ),
+    "DEPLOY.md": Guide({"dppo train": "--total-timesteps 512", "dppo export": ""}),
     "DOCTOR.md": Guide(
         {
             "dppo doctor dppo/Slow": "--seconds 3",
@@ -61,7 +55,7 @@ GUIDES = {
             "dppo train CartPole-v1 --preset none --run-dir runs/checked": "",
             "dppo verify runs/checked": "",
             "dppo train CartPole-v1 --seeds": "--total-timesteps 512 --seeds 1,2",
-            "./dppo train Acrobot-v1": "--total-timesteps 512",
+            "dppo train Acrobot-v1": "--total-timesteps 512",
         },
         (f"{TRAIN} --run-dir runs/first",),
     ),
@@ -78,13 +72,13 @@ NOT_RUN = {  # a pattern of commands, and why
     "tests/test_incidents.py: needs images, a debugger, a display or a fault",
     r"replay runs/first --episode|mysim:make --run-dir": "run by tests/test_episodes.py",
     r"--track ": "run by tests/records/test_tracking.py, where the package is installed",
-    r"^(\./)?dppo tune ": "run by tests/commands/test_tune.py",
+    r"^dppo tune ": "run by tests/commands/test_tune.py",
     r"mysim:make --num-samplers 64|mysim:ScaledReward|agents:make|energyplus:|^cd |^~/": "needs files of yours or a "
     "simulator; tests/test_joint_envs.py and tests/test_simulators.py run these",
     r"openfoam:make": "run by tests/test_openfoam.py, with OpenFOAM",
     r"^dppo train CartPole-v1 #|^dppo train mysim:make --num-actors 8": "shown on the first pages, and run there",
     r"--baseline pi:PI": "run by tests/test_baseline.py, with a smaller plant",
-    r"^\./dppo doctor mysim:make$": "run on the page of the doctor",
+    r"^dppo doctor mysim:make$": "run on the page of the doctor",
     r"^tensorboard ": "starts a server of another package",
     r"^dppo eval tanks:make --policy pi:PI": "run by tests/test_examples.py",
     r"^OPENBLAS_CORETYPE=": "the whole suite of tests; .ci/run does so",

@@ -87,19 +87,16 @@ AS_A_NEWCOMER = {  # with a Ray of its own
     "./dppo eval runs/hello --episodes 10": Small("--episodes 2", r"return \d+\.\d \+- "),
     "./dppo report runs/hello": Small("", r"report\.html: \d+ kB"),
     "./dppo doctor heater:Heater": Small("--seconds 10", r"dppo train heater:Heater", fast=""),
-    "./dppo train heater:Heater --num-actors 8": Small(
-        "--total-timesteps 512",
-        r"Done after 512 steps",
-        fast="--num-actors 0 --total-timesteps 512",
+    "./dppo train heater:Heater --total-timesteps 100000 --run-dir runs/heater": Small(
+        "--total-timesteps 512", r"Done after 512 steps"
     ),
-    "./dppo train heater:Heater --algo sac --num-actors 8 --total-timesteps 20000": Small(
-        "--total-timesteps 512",
-        r"Done after 512 steps",
-        fast="--num-actors 0 --total-timesteps 512",
+    "./dppo eval runs/heater --trust": Small("--episodes 2", r"return -\d+\.\d \+- "),
+    "./dppo train heater:Heater --algo sac --total-timesteps 20000": Small(
+        "--total-timesteps 512", r"Done after 512 steps"
     ),
 }
-TRAINED = "./dppo train CartPole-v1 --run-dir runs/first"
-RESUMED = "./dppo train --resume runs/first --num-actors 4"
+TRAINED = "dppo train CartPole-v1 --run-dir runs/first"
+RESUMED = "dppo train --resume runs/first --num-actors 4"
 SMALL = AS_A_NEWCOMER | {
     TRAINED: Small("--total-timesteps 1024 --checkpoint-interval-s 0", r"Done after 1,024 steps"),
     RESUMED: Small(
@@ -107,17 +104,17 @@ SMALL = AS_A_NEWCOMER | {
         r"(?s)iter_000003 at step 768.*Done after 1,024 steps",
         fast="--num-actors 1",
     ),
-    "./dppo train --resume runs/first --branch runs/second --learning-rate 1e-4": Small(
+    "dppo train --resume runs/first --branch runs/second --learning-rate 1e-4": Small(
         "--num-actors 0 --total-timesteps 512",
         r"(?s)Branching .* at step 1,024.*Done after 512 steps",
     ),
-    "./dppo eval runs/first --episodes 20": Small("--episodes 3", r"return \d+\.\d \+- "),
-    "./dppo compare dppo/SlowCartPole-v0 --actors 1 8 --seeds 3 --target 350": Small(
+    "dppo eval runs/first --episodes 20": Small("--episodes 3", r"return \d+\.\d \+- "),
+    "dppo compare dppo/SlowCartPole-v0 --actors 1 8 --seeds 3 --target 350": Small(
         "--actors 1 2 --seeds 1 --total-timesteps 512 --env-kwargs '{\"step_s\": 0.001}' --out compared",
         r"The same weights, bit for bit",
         fast="",
     ),
-    "./dppo train mysim:make --num-actors 4 --env-kwargs '{\"gravity\": 9.81}'": Small(
+    "dppo train mysim:make --num-actors 4 --env-kwargs '{\"gravity\": 9.81}'": Small(
         "--num-actors 2 --total-timesteps 1024",
         r"Done after 1,024 steps",
         fast="--num-actors 0 --total-timesteps 1024",

@@ -15,6 +15,7 @@ class Config(Settings):
     Each setting is a keyword and an attribute: `Config(env_id="CartPole-v1", num_actors=8).num_actors`. A whole part
     can be given as a record or a dict, and read as an attribute: `Config(env_id="CartPole-v1",
     sampling={"num_steps": 64}).sampling`. `dataclasses.replace(config, seed=2)` returns a changed copy, checked again.
+    Settings that are left out have the defaults of dppo, not those of a preset, as in `Config.preset("CartPole-v1")`.
 
     Raises:
         ConfigError: has one line for each invalid setting, with its value, the reason and a remedy.
