@@ -232,7 +232,7 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
         "(2 seeds), evaluations, without noise, after 100 steps: 4.5, 95 % interval 4 to 5\n"
         in text
     )
-    assert "your controller pi:PI, on the evaluations' episodes: 7\n" in text
+    assert "baseline pi:PI, on the evaluations' episodes: 7\n" in text
 
     [figure] = drawn
     [axis] = figure.axes
@@ -244,14 +244,14 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
     assert [text.get_text() for text in legend.get_texts()] == [
         curve_line.get_label(),
         "points: evaluations, without noise",
-        "your controller pi:PI, on the evaluations' episodes: 7",
+        "baseline pi:PI, on the evaluations' episodes: 7",
     ]
 
     typed("plot run1 --metric time/training_s")
     assert len(drawn[1].axes[0].lines) == 1
 
     a_run("without", 10.0, gamma=0.9)
-    of_some = "your controller pi:PI of gamma=0.99, on the evaluations' episodes: 7"
+    of_some = "baseline pi:PI of gamma=0.99, on the evaluations' episodes: 7"
     assert f"{of_some}\n" in typed("plot without run1")
     _, curve_line, _, controller = drawn[2].axes[0].lines
     assert controller.get_label() == of_some
@@ -264,7 +264,7 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
     config.write_text(config.read_text().replace("gamma: 0.99", "gamma: 0.98"))
     text = typed("plot run1 run2")
     assert f"{of_some}\n" in text
-    assert "your controller pi:PI of gamma=0.98, on the evaluations' episodes: 9\n" in text
+    assert "baseline pi:PI of gamma=0.98, on the evaluations' episodes: 9\n" in text
 
 
 def test_evaluations_are_drawn_of_every_run_that_has_them(

@@ -109,8 +109,8 @@ def test_a_learning_curve_has_a_line_for_the_controller_of_the_user(figures: lis
     learning_curve(curve_of(lines, RETURN), Path("a.png"), "tanks:make, seed 1")
     [figure] = figures
     for axis in figure.axes:
-        line = next(line for line in axis.lines if "controller" in str(line.get_label()))
-        assert line.get_label() == "your controller, on the evaluations' episodes: -26.7"
+        line = next(line for line in axis.lines if "baseline" in str(line.get_label()))
+        assert line.get_label() == "baseline, on the evaluations' episodes: -26.7"
         assert list(line.get_ydata()) == [-26.7, -26.7]
 
 

@@ -206,7 +206,7 @@ def test_a_plain_line_shows_progress_return_speed_and_time_split(
     paces = deque([1 / row()["charts/SPS"]] * 2)
     line = plain_line(View(total_steps=500_000, row=row(), paces=paces))
     assert line == (
-        " 12,288 / 500,000   2%   return    34.2 (100 episodes)   SPS 12,346   kl 0.004   "
+        " 12,288 / 500,000   2%   return    34.2 (100 episodes)   12,346 steps/s   kl 0.004   "
         "env 31% act 12% wait 0% transfer 1% update 52%   left 0:39"
     )
     assert text in plain_line(View(total_steps=1000, row=figures))
@@ -225,7 +225,7 @@ def controlled(*returns: float) -> View:
 @pytest.mark.parametrize(
     ("returns", "in_line", "in_panel"),
     [
-        ((), "controller acts, no episode yet   SPS", "the controller acts, no episode yet"),
+        ((), "controller acts, no episode yet   ", "the controller acts, no episode yet"),
         (
             (-3, -5),
             "controller acts, return -4.00 (2 episodes)",

@@ -221,11 +221,11 @@ def test_a_page_compares_the_policy_with_the_controller_of_the_user(
     html = page(facts_of(run))
     shown = words_of(checked(html))
 
-    assert "Your controller <b>pi:PI has a mean return of 10.0" in shown
+    assert "The baseline <b>pi:PI has a mean return of 10.0" in shown
     assert f"20 pairs of episodes): the policy is {verdict}." in shown
     # both charts of the return, that of the evaluations, and that of the difference
     assert html.count('class="level"') == 4
-    assert "your controller, on the evaluations' episodes 10" in shown
+    assert "baseline, on the evaluations' episodes 10" in shown
     titles = ("eval/episodic_return", "eval/baseline_difference", "eval/episodes", "eval/s")
     places = [shown.index(title) for title in titles]
     assert places == sorted(places)
@@ -272,8 +272,8 @@ def test_the_cards_show_the_deployed_policy_and_the_evaluations(tmp_path: Path) 
     shown = {
         "last evaluation": "-14.0, step 2,048",
         "best evaluation": "-5.00, step 1,024",
-        "your controller": "-10.0",
-        "last minus controller": "-4.00, worse",
+        "baseline": "-10.0",
+        "difference": "-4.00, worse",
         "deployed": "policy, step 2,304",
     }
     assert shown.items() <= cards.items()
@@ -283,7 +283,7 @@ def test_the_cards_show_the_deployed_policy_and_the_evaluations(tmp_path: Path) 
 
     none = {"score": None, "iteration": None, "deployed": "baseline"}
     cards = cards_of(compared_run(tmp_path / "none", none, never_worse=True))
-    assert cards["deployed"] == "your controller"
+    assert cards["deployed"] == "baseline"
 
     # the best one is not in the sample of rows
     unseen = {"score": 3.0, "iteration": 6}
@@ -313,7 +313,7 @@ def test_the_fault_that_ended_a_run_is_counted(tmp_path: Path) -> None:
 
 def test_a_run_without_evaluations_has_no_cards_about_them(tmp_path: Path) -> None:
     cards = cards_of(a_run(tmp_path / "run", rows(4)))
-    assert not cards.keys() & {"last evaluation", "best evaluation", "your controller", "deployed"}
+    assert not cards.keys() & {"last evaluation", "best evaluation", "baseline", "deployed"}
 
 
 def test_evaluations_are_points_beside_the_return_with_noise_also_without_a_controller(

@@ -93,7 +93,7 @@ def plot(
             evaluated = group._replace(runs=group.evaluations, kind=kind)
             yield f"{evaluated}, {_last_values(evaluated.runs)}"
     for name, mean_return, _ in baselines:
-        yield f"your controller {name}, {ON_EVALUATIONS}: {mean_return:.4g}"
+        yield f"baseline {name}, {ON_EVALUATIONS}: {mean_return:.4g}"
     yield f"Picture: {out}"
 
 

@@ -112,7 +112,7 @@ def plain_line(view: View) -> str:
     if view.evaluation:
         parts.append(_evaluation(view.evaluation))
     parts += [
-        f"SPS {speed(row.get('charts/SPS'))}",
+        f"{speed(row.get('charts/SPS'))} steps/s",
         _learning(view),
         _time_split(row),
         f"left {view.left(view.row_at)}",

@@ -100,7 +100,7 @@ def draw_together(
         _draw_evaluations(axis, groups, unit)
         for name, mean_return, of_group in baselines:
             colour = INK if of_group is None else COLOURS[of_group % len(COLOURS)]
-            draw_baseline(axis, mean_return, f"your controller {name}", colour)
+            draw_baseline(axis, mean_return, f"baseline {name}", colour)
         axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
         axis.set_xlabel(time_label if over_time else STEPS, color=INK, fontsize=9)
         axis.set_ylabel(label, color=INK, fontsize=9)

@@ -62,9 +62,7 @@ def style(axis: Any, *, labelsize: int = 9) -> None:
     axis.xaxis.set_major_formatter(short)
 
 
-def draw_baseline(
-    axis: Any, mean_return: float, name: str = "your controller", colour: str = INK
-) -> None:
+def draw_baseline(axis: Any, mean_return: float, name: str = "baseline", colour: str = INK) -> None:
     """Draw the return of the user's controller as a dashed horizontal line, with its figure in the legend."""
     label = f"{name}, {ON_EVALUATIONS}: {mean_return:.4g}"
     axis.axhline(mean_return, color=colour, linewidth=1.2, linestyle=DASHES[1], label=label)

@@ -62,13 +62,13 @@ def _evaluations(facts: Facts) -> dict[str, str]:
             results.append((score, facts.step_of(iteration)))
         cards["best evaluation"] = _result(*max(results, key=lambda result: result[0]))
         if "eval/baseline_return" in last:
-            cards["your controller"] = number(last["eval/baseline_return"])
+            cards["baseline"] = number(last["eval/baseline_return"])
         difference = Difference.from_row(last)
         if difference is not None:
             text = f"{signed(difference.mean)}, {difference.verdict}"
-            cards["last minus controller"] = text
+            cards["difference"] = text
     if facts.deploys_baseline:
-        cards["deployed"] = "your controller"
+        cards["deployed"] = "baseline"
     elif facts.deployed is not None:
         cards["deployed"] = f"policy, step {facts.step_of(facts.deployed):,.0f}"
     return cards

@@ -259,7 +259,7 @@ def baseline_level(rows: Rows) -> Level | None:
     mean_return = baseline_return(rows)
     if mean_return is None:
         return None
-    return Level(f"your controller, {ON_EVALUATIONS}", mean_return)
+    return Level(f"baseline, {ON_EVALUATIONS}", mean_return)
 
 
 def comparison_sentence(facts: Facts) -> str:
@@ -268,7 +268,7 @@ def comparison_sentence(facts: Facts) -> str:
         difference = Difference.from_row(row)
         if difference is not None:
             return (
-                f"Your controller {facts.config.baseline_name} has a mean return of "
+                f"The baseline {facts.config.baseline_name} has a mean return of "
                 f"{number(row['eval/baseline_return'])}. The last evaluation, after {row['eval/global_step']:,.0f} env "
                 f"steps, differs by {difference}: the policy is {difference.verdict}."
             )
