@@ -28,9 +28,9 @@ from dppo.machine import usable_cores
 from dppo.run.factory import check_cores
 from dppo.slots import cores, launchers
 from dppo.slots.cores import Lease, NoCores, cores_here
-from dppo.slots.guard import MAX_LOG_BYTES
+from dppo.slots.guard import IN_ACTOR, MAX_LOG_BYTES
 from dppo.slots.layout import Layout, Node
-from dppo.slots.program import SolverError
+from dppo.slots.program import LOG, SolverError
 from dppo.slots.slots import Slots
 from dppo.tools.doctor.findings import findings
 from dppo.tools.doctor.process import ProcessWatch
@@ -117,6 +117,31 @@ def test_the_output_of_a_program_is_limited_while_it_runs(tmp_path: Path) -> Non
     wait_until((tmp_path / "printed").exists)
     wait_until(lambda: log.stat().st_size <= MAX_LOG_BYTES and "late" in program.last_lines())
     program.terminate()
+
+
+@pytest.mark.parametrize("program", ["echo diverged; exit 3", "echo diverged; exec sleep 100"])
+def test_the_log_of_an_actor_has_the_end_of_a_program_that_fails_or_hangs(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(IN_ACTOR, "1")
+    printed = []
+
+    def has_printed() -> bool:
+        printed.append(capfd.readouterr().err)
+        return "the end of its output:\ndiverged" in "".join(printed)
+
+    actor = os.fork()
+    if not actor:
+        Slots().launch(["sh", "-c", program], tmp_path)
+        signal.pause()
+    log = tmp_path / LOG
+    wait_until(lambda: log.exists() and log.read_text() == "diverged\n")
+    log.unlink()  # with the folder of the environment
+    if "exit" in program:
+        wait_until(has_printed)
+    os.kill(actor, signal.SIGKILL)
+    os.waitpid(actor, 0)
+    wait_until(lambda: "sleep" not in program or has_printed())
 
 
 @pytest.mark.usefixtures("mpirun")

@@ -170,6 +170,9 @@ def test_only_a_fault_leaves_an_exit_code_in_the_log(
     pid = ended(EXIT, log, state)
     status, _ = keeper.end_of_log(str(log), pid)
     assert status in ends
+    with log.open("a") as file:
+        file.write("of a solver that ended later\n")
+    assert keeper.end_of_log(str(log), pid) == (status, [])
 
 
 ORPHAN = """

@@ -87,20 +87,24 @@ def end_of_log(path: str, pid: int) -> tuple[str, list[str]]:
     """Return how a process ended, "" if that is not known, and the last lines that it printed."""
     last_line = _last_line(pid)
     until = time.monotonic() + LAST_LINE_S
-    lines = [""]
-    while last_line not in lines[-1] and time.monotonic() < until:
+    lines: list[str] = []
+    last_lines: list[str] = []
+    while not last_lines and time.monotonic() < until:
         with suppress(OSError):
-            lines = ["", *_lines_of(path, pid)]
+            lines = _lines_of(path, pid)
+        last_lines = [line for line in lines if last_line in line]
         time.sleep(0.02)
     end = ""
-    if last_line in lines[-1]:
-        end = lines.pop().partition(last_line)[2].strip()
+    for line in last_lines:
+        end = line.partition(last_line)[2].strip()
+        # what follows are the last words of programs that outlive the process
+        del lines[lines.index(line) :]
     fatal_lines = [
         number for number, line in enumerate(lines) if line.startswith("Fatal Python error")
     ]
     if fatal_lines and not end.startswith("with exit code"):
         return end, lines[fatal_lines[-1] :][:END_LINES]  # its stack begins with the latest call
-    return end, lines[1:][-END_LINES:]
+    return end, lines[-END_LINES:]
 
 
 def _lines_of(path: str, pid: int) -> list[str]:

@@ -40,6 +40,8 @@ LOOK_AT_BEGINNING_S = 0.01  # between two looks at such processes
 LOOK_AT_LOG_S = 1.0  # between two looks at the size of the output of a launch
 MAX_LOG_BYTES = 16 * 2**20
 KEPT_LOG_BYTES = MAX_LOG_BYTES // 2  # newest part of a larger log, which stays
+SHOWN_LOG_BYTES = 2**13  # end of the output of a launch that has failed, for the log of its actor
+IN_ACTOR = "DPPO_ACTOR"  # variable of an actor, and of all that it starts
 MIN_MARK_LENGTH = 16
 SILENT_S = 5  # without an answer from the other node, after which a connection is lost
 PR_SET_PDEATHSIG = 1
@@ -172,17 +174,18 @@ class Keeper:
         keeper = f"{launch['address']}:{port}:{self._secret}"
         variables = {LAUNCH: self._mark, KEEPER: keeper}
         self._log: str = launch["log"]
-        log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        # stays open, because the folder may be removed before all ranks have ended
+        self._output = os.open(self._log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        self._is_in_actor = IN_ACTOR in launch["variables"]
         self._launcher = subprocess.Popen(
             launch["words"],
             cwd=launch["folder"],
             env=launch["variables"] | variables,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=self._output,
+            stderr=self._output,
             start_new_session=True,
         )
-        os.close(log)
 
     def run(self, environment_pid: int) -> None:
         """Watch the ranks until all have ended."""
@@ -191,6 +194,7 @@ class Keeper:
         threading.Thread(target=_keep_limited, args=(self._log,), daemon=True).start()
         pidfds = _pidfd(environment_pid)
         exited = os.pidfd_open(self._launcher.pid)
+        is_gone = False
         while self._launcher.poll() is None and not any(self._codes.values()):
             ready = self._ready([exited, 0, *pidfds])
             # a child of the process may hold the pipe open, so that nothing could be read from it
@@ -199,7 +203,10 @@ class Keeper:
                 select.select([exited], [], [], SAVE_S)
             if is_gone or 0 in ready:
                 break
+        shows_output = is_gone or any(self._codes.values()) or self._launcher.poll()
         self._end()
+        if shows_output and self._is_in_actor:
+            self._show_output()
         _report({"ended": self._launcher.wait()})
 
     def _ready(self, sources: list[int], timeout_s: float | None = None) -> list[Any]:
@@ -245,6 +252,14 @@ class Keeper:
         else:
             self._ranks[guard] = report
         _report(report)
+
+    def _show_output(self) -> None:
+        """Write the end of the output into the log of the actor: the folder of the launch is removed."""
+        with suppress(OSError):
+            start = max(0, os.fstat(self._output).st_size - SHOWN_LOG_BYTES)
+            title = f"{time.strftime('%F %T')} dppo: a solver has ended; the end of its output:"
+            output = os.pread(self._output, SHOWN_LOG_BYTES, start)
+            os.write(2, b"\n%b\n%b\n" % (title.encode(), output))
 
     def _end(self) -> None:
         """End all ranks, the launcher and their children."""
