@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import os
 import re
@@ -23,6 +24,7 @@ from dppo.__main__ import main
 from dppo.commands.discovery import command_modules
 from dppo.commands.flags import Parser
 from dppo.commands.train import arguments_of
+from dppo.envs.checks.faults import gymnasium_warnings
 from dppo.tools import compare, tune
 
 Capture = pytest.CaptureFixture[str]
@@ -194,6 +196,17 @@ def test_each_command_of_the_readme_works_in_a_process_of_its_own(
 
     check_commands(folder, run_there, fast=False)
     assert (folder / "compared" / "compare.png").stat().st_size > 0
+
+
+def test_the_first_environments_are_clean_for_the_checker_of_gymnasium(
+    folder: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop("mysim", None)
+    heater = importlib.import_module("heater")
+    mysim = importlib.import_module("mysim")
+    assert gymnasium_warnings(heater.Heater()) == []
+    assert gymnasium_warnings(mysim.make()) == []
 
 
 @pytest.mark.parametrize("steps", [1_024, pytest.param(60_000, marks=pytest.mark.slow)])
