@@ -242,10 +242,12 @@ def test_environments_with_sub_environments_are_examined(env_id: str, env_kwargs
         (True, "warning: after set_state in another instance: it differs at step 1. Return from"),
     ],
 )
-def test_a_state_that_is_not_whole_is_found(partial: bool, expected: str) -> None:
+@pytest.mark.parametrize("env_id", ["Saved", "SavedInFile"])
+def test_a_state_that_is_not_whole_is_found(env_id: str, partial: bool, expected: str) -> None:
     kwargs = {"disease": "hidden state", "partial": partial}
-    texts = examined("worlds.sick:Saved", env_kwargs=kwargs)
+    texts = examined(f"worlds.sick:{env_id}", env_kwargs=kwargs)
     assert any(text.startswith(expected) for text in texts), texts
+    assert not any("its state holds a path" in text for text in texts), texts
 
 
 def test_the_update_that_is_timed_is_that_of_the_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -136,3 +138,19 @@ class Saved(Sick):
         self._t = state["t"]
         self.total = state.get("total", self.total)
         self.np_random.bit_generator.state = state["random"]
+
+
+class SavedInFile(Saved):
+    """One whose state is a file."""
+
+    def __init__(self, *, scratch_dir: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._folder = Path(scratch_dir)
+
+    def get_state(self) -> Any:
+        path = self._folder / f"restart-{self._t}"
+        path.write_text(json.dumps(super().get_state()))
+        return path
+
+    def set_state(self, state: Any) -> None:
+        super().set_state(json.loads(state.read_text()))

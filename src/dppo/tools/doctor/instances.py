@@ -3,9 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dppo.config import Config
@@ -13,7 +15,10 @@ from dppo.envs.closing import close_all
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import joint_kind
 from dppo.envs.make import make_env
+from dppo.envs.state_files import StatePlace
+from dppo.files import make_scratch_dir
 from dppo.hosts.sampler_builder import BuiltSampler, build_sampler
+from dppo.records.files.run_files import LOCK
 from dppo.tools.doctor.playing import plan_of
 from dppo.tools.doctor.process import ProcessWatch
 
@@ -43,6 +48,11 @@ class Instances:
         """Memory that the newest instance took that replaced no other, without the network, which is built later."""
         self.has_sub_envs = False
         """True if an instance steps several sub-environments at once."""
+        self._folders = ExitStack()
+        # in place of a run folder
+        lock = Path(make_scratch_dir(self._folders), LOCK)
+        lock.touch()
+        self._state_place = StatePlace(lock, b"", 1, config.env.state_folder)
 
     def sampler(self, number: int, sampler_id: int = 0) -> BuiltSampler:
         """Return a sampler of the instance with this number, which is made if it is not there, and after a fault."""
@@ -54,7 +64,8 @@ class Instances:
             return self._make(number, env_kwargs)
 
         num_sub_envs = self._config.envs_per_sampler if self.has_sub_envs else 1
-        return build_sampler(plan_of(self._config, make, NO_FIRST_STEPS, num_sub_envs), sampler_id)
+        plan = plan_of(self._config, make, NO_FIRST_STEPS, num_sub_envs)
+        return build_sampler(replace(plan, state_place=self._state_place), sampler_id)
 
     def first(self) -> Any:
         """Return instance 0; make it again if it was discarded."""
@@ -76,6 +87,7 @@ class Instances:
     def close(self) -> None:
         """Close all instances."""
         close_all(list(self._envs.values()))
+        self._folders.close()
 
     def _make(self, number: int, env_kwargs: dict[str, Any]) -> Any:
         """Make an instance in the place of an earlier one with this number, which has failed, if there is one."""
