@@ -33,8 +33,9 @@ from dppo.config import Config, grouped, plain_settings
 from dppo.hosts.plans import TrainerPlan
 from dppo.learners import trainers
 from dppo.learners.trainers import LocalTrainer
+from dppo.machine import usable_cores
 from dppo.records.bottleneck import TimeSplit
-from dppo.slots.layout import Layout
+from dppo.slots import cores
 from dppo.slots.slots import Slots
 from dppo.tools.doctor import examination, updating, watching
 from dppo.tools.doctor.controllers import RANDOM, ZERO
@@ -321,8 +322,14 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
     ({"output": 2e6, "last_line": "tick"}, {}, "it printed 2.0 MB, at the end 'tick'"),
     (
         {"cpus": 9, "available_mb": 300.0, "env_mb": 100.0},
-        {"ranks_per_env": 4},
-        "2 environments of ranks_per_env=4 x cores_per_rank=1 fit this machine: 2 by its cores, 3 by its memory",
+        {"ranks_per_env": 4, "num_samplers": 2},
+        "this machine has room for 2 environments of ranks_per_env=4 x cores_per_rank=1: 2 by its cores, 3 by its",
+    ),
+    (
+        {"cpus": 9, "available_mb": 300.0, "env_mb": 10.0},
+        {"ranks_per_env": 5, "num_samplers": 2},
+        "this machine has room for 1 environment of ranks_per_env=5 x cores_per_rank=1: 1 by its cores, 30 by its "
+        "memory, 10 MB for all ranks of an environment. A run with 2 environments is refused here. Lower",
     ),
     (
         {"written": ["state.txt"]},
@@ -470,22 +477,24 @@ class OnRanks(Sick):
 
     def __init__(self, slots: Slots) -> None:
         super().__init__()
-        assert slots.layout == Layout(2, 0)
+        assert not slots.layout.is_plain
 
 
 PLACES: tuple[tuple[Any, dict[str, Any]], ...] = (
     (OnPort, {}),
     (OnRanks, {"ranks_per_env": 2, "cores_per_rank": 0}),
+    (OnRanks, {"ranks_per_env": 1 + usable_cores() // 2}),
 )
 
 
 @pytest.mark.parametrize(("env_id", "settings"), PLACES)
 def test_a_second_instance_may_need_another_place_or_ranks(
-    env_id: Any, settings: dict[str, Any]
+    env_id: Any, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cores, "LOCK", f"dppo-{tmp_path}-{os.getpid()}")  # of no other test
     texts = examined(env_id, **settings)
     assert any(text.startswith("ok: the same seed and actions give the same ") for text in texts)
-    assert not any(text.startswith("error") for text in texts), texts
+    assert not any(text.startswith("error") or "one instance only" in text for text in texts), texts
 
 
 ALONE = {"single": "PermissionError: only one", "elsewhere": True}
@@ -691,6 +700,9 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     assert lag_of_sac.endswith("hardly any env steps on three known tasks.")
     # an episode takes half the time of a reset
     assert standby.startswith("--standby-envs 2 ")
+    [lag] = advice(facts, replace(config, licences=23))
+    assert "--policy-lag 1" in lag
+    assert max(plan.actors for plan in plans(facts, replace(config, licences=23))) == 16
 
     # beside the update of a run that learns meanwhile, resets take no time
     lagging_run = replace(config, policy_lag=1)

@@ -29,6 +29,7 @@ from dppo.envs.statistics import running_statistics
 from dppo.errors import ConfigError, DppoError, EnvironmentFault
 from dppo.hosts.sac import networks_in_words
 from dppo.hosts.sampler_builder import BuiltSampler
+from dppo.machine import usable_cores
 from dppo.numerics.arithmetic import limit_blas
 from dppo.policies.policy import spaces_summary
 from dppo.ppo.acting.sampler import PPOSampler
@@ -323,8 +324,10 @@ class Examination:
         self._ask_checker(instances.last())
 
     def _second(self) -> PPOSampler | None:
-        """Return the sampler of a second instance; None if one process cannot have two."""
+        """Return the sampler of a second instance; None if one process or this machine cannot have two."""
         if self._config.samplers_per_actor == 1 and self._config.envs_per_sampler == 1:
+            return None
+        if 2 * self._config.layout.cores > usable_cores():
             return None
         self._report(stage=WITH_SECOND)
         began = time.monotonic()

@@ -5,6 +5,8 @@ A fact that was not measured is absent, and nothing is found about it.
 
 from dppo.config import Config
 from dppo.envs.statistics import REMEDY, describe_statistics
+from dppo.errors import counted
+from dppo.slots.layout import CORES_REMEDY
 from dppo.tools.doctor.controller_findings import findings_about_controllers
 from dppo.tools.doctor.controllers import MIN_STEPS_WITHOUT_END
 from dppo.tools.doctor.needed import faults, one_process_each
@@ -339,11 +341,17 @@ def _about_ranks(facts: Facts, config: Config) -> Findings:
     if cores and "env_mb" in facts:
         by_cores = facts["cpus"] // cores
         by_memory = int(facts["available_mb"] // max(1.0, facts["env_mb"]))
-        yield (
-            "note",
-            f"{min(by_cores, by_memory)} environments of {config.layout} fit this machine: {by_cores} by its cores, "
-            f"{by_memory} by its memory, {facts['env_mb']:,.0f} MB for all ranks of an environment",
+        environments = counted(min(by_cores, by_memory), "environment")
+        text = (
+            f"this machine has room for {environments} of {config.layout}: {by_cores} by its cores, {by_memory} by its "
+            f"memory, {facts['env_mb']:,.0f} MB for all ranks of an environment"
         )
+        severity = "note"
+        needed = config.num_samplers * config.sampling.envs_of_sampler
+        if by_cores < needed and not config.address:
+            severity = "warning"
+            text += f". A run with {needed} environments is refused here. {CORES_REMEDY}"
+        yield severity, text
     if config.nodes_per_env != 1:
         yield (
             "note",

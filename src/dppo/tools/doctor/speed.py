@@ -111,7 +111,7 @@ def plans(facts: Facts, config: Config) -> Iterator[Plan]:
     if config.num_learners:
         numbers = numbers - {0}
     limit = max_in_process(facts, config)
-    for actors in sorted(numbers):
+    for actors in sorted(number for number in numbers if number <= config.sampling.most_hosted):
         plan = _plan(facts, config, actors, threads=False)
         if limit and math.ceil(plan.samplers / max(1, actors)) > limit:
             continue
@@ -308,4 +308,7 @@ def _advice_on_resets(facts: Facts, config: Config, plan: Plan) -> Iterator[str]
         copies = math.ceil(
             facts["reset"]["mean"] / (fmean(facts["lengths"]) * facts["step"]["mean"])
         )
-        yield f"--standby-envs {copies} resets in the background: up to {gain:.1f} x as fast."
+        envs = config.num_samplers * config.envs_per_sampler
+        needed = (1 + copies) * envs + config.evaluators
+        if needed <= (config.licences or needed):
+            yield f"--standby-envs {copies} resets in the background: up to {gain:.1f} x as fast."
