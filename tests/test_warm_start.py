@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from builders import tiny_run
 from recorder import Recorder
+from worlds.acting import Actuated, Masked
 
 import dppo
 from dppo.errors import CheckpointError, ConfigError
@@ -121,6 +122,15 @@ def test_statistics_of_alike_observations_are_taken(source: Path, tmp_path: Path
     for name, array in there["model"].items():
         np.testing.assert_array_equal(begun["model"][name], array)
     assert begun["optimizer"].keys() == there["optimizer"].keys()
+
+
+def test_masks_beside_observations_are_no_part_of_them(tmp_path: Path) -> None:
+    masked = {"env_id": Masked, "env_kwargs": {"source": "method"}, "norm_obs": True}
+    dppo.train(config_of(tmp_path / "origin", masked))
+    free = masked | {"env_id": Actuated, "env_kwargs": {"kind": "dials"}}
+    dppo.train(config_of(tmp_path / "run", free, init_from=tmp_path / "origin"))
+    expected = last(tmp_path / "origin")["normalizer"]["obs.count"]
+    assert first(tmp_path / "run")["normalizer"]["obs.count"] == expected > 0
 
 
 def test_a_resumed_run_starts_from_its_own_checkpoint(source: Path, tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def model_state(spaces: Spaces, spec: NetworkSpec) -> dict[str, Any]:
     return read_back
 
 
-def model_from(state: dict[str, Any], network: ModelClass | None) -> tuple[Spaces, NetworkSpec]:
-    """Return the spaces and the network in a checkpoint's state; `network` replaces the class that it names."""
+def spaces_from(state: dict[str, Any]) -> Spaces:
+    """Return the spaces in a checkpoint's state."""
     model = state["model"]
     categories = model.get("categories", {}).items()
-    spaces = Spaces(
+    return Spaces(
         dtype_from_json(model["obs"]),
         actions_from_json(model["actions"]),
         model["deterministic"],
@@ -50,6 +50,12 @@ def model_from(state: dict[str, Any], network: ModelClass | None) -> tuple[Space
         critic_obs=tuple(model.get("critic_obs", ())),
         mask=model.get("mask"),
     )
+
+
+def model_from(state: dict[str, Any], network: ModelClass | None) -> tuple[Spaces, NetworkSpec]:
+    """Return the spaces and the network in a checkpoint's state; `network` replaces the class that it names."""
+    model = state["model"]
+    spaces = spaces_from(state)
     network_spaces = spaces.of_network()
     if "model" in model:
         from dppo.ppo.networks.user_module import ModuleSpec

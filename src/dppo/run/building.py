@@ -81,7 +81,7 @@ def build(
     statistics = _no_statistics(config, spaces, resumed=folder.start is not None)
     model = model_state(spaces, trainers.spec)
     if warm is not None:
-        statistics = warm_start(trainers, statistics, warm, model["obs"], config)
+        statistics = warm_start(trainers, statistics, warm, config)
     learner = PPOLearner(
         collector,
         trainers,

@@ -11,6 +11,7 @@ import numpy as np
 from dppo.config import Config
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
+from dppo.policies.described import spaces_from
 from dppo.ppo.exchange.scales import Statistics, ValueScale
 from dppo.records.files.checkpoint import LoadedCheckpoint
 
@@ -23,7 +24,7 @@ CRITICS = ("critics.weights", "critics.targets")
 
 
 def warm_start(
-    trainers: Trainers, fresh: Statistics, origin: LoadedCheckpoint, obs: Any, config: Config
+    trainers: Trainers, fresh: Statistics, origin: LoadedCheckpoint, config: Config
 ) -> Statistics:
     """Load the weights of `origin` where they fit into `trainers`; return the statistics to start with.
 
@@ -33,7 +34,6 @@ def warm_start(
 
     Args:
         fresh: the statistics of a new run.
-        obs: the observations of this run, as a checkpoint describes them.
 
     Raises:
         ConfigError: no layer agrees, or there are no statistics to freeze, of observations or of returns.
@@ -44,7 +44,7 @@ def warm_start(
     if config.log_std_init is not None:
         origin_weights.pop("log_std", None)
     weights, lines = _fitting(spec.unflatten(trainers.weights()), origin_weights, origin)
-    statistics = _statistics(fresh, origin, obs)
+    statistics = _statistics(fresh, origin, spec.spaces.obs)
     if config.freeze_norm_after == 0:
         _check_frozen(statistics, fresh, origin)
     if fresh.obs is not None:
@@ -71,9 +71,9 @@ def _critics(state: Weights, origin: LoadedCheckpoint) -> Weights:
     return critics
 
 
-def _statistics(fresh: Statistics, origin: LoadedCheckpoint, obs: Any) -> Statistics:
-    """Return `fresh` with the statistics of observations from `origin`, if the observations are alike."""
-    if fresh.obs is None or origin.checkpoint.state["model"].get("obs") != obs:
+def _statistics(fresh: Statistics, origin: LoadedCheckpoint, obs: np.dtype[Any]) -> Statistics:
+    """Return `fresh` with the statistics of observations from `origin`, if these are `obs`, apart from masks."""
+    if fresh.obs is None or spaces_from(origin.checkpoint.state).of_network().obs != obs:
         return fresh
     arrays = origin.checkpoint.arrays.get("normalizer", {})
     try:
