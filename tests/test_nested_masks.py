@@ -81,6 +81,12 @@ def test_a_policy_takes_nested_masks_of_one_state_and_of_many(trained: Any) -> N
     together = policy.act(np.stack([obs, obs]), action_mask=masks)
     assert together["gear"].tolist() == [2, 3]
     assert together["lamps"][:, 1].tolist() == [1, 1]
+    first_mask = {"gear": gears[0], "inner": None, "lamps": np.array([0, 1], np.int8)}
+    first = policy.outputs(obs, action_mask=first_mask)
+    outputs = policy.outputs(np.stack([obs, obs]), action_mask=masks)
+    np.testing.assert_allclose(outputs.head[0], first.head, rtol=1e-5)
+    assert outputs.values[0] == pytest.approx(first.values)
+    assert (first.head < -1e8).sum() == 3 + 2
 
 
 @pytest.mark.parametrize("form", ["flat", "nested"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ import dppo
 from dppo.config import Config, read_settings
 from dppo.config.resolve import resolve
 from dppo.errors import ConfigError
+from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
+from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
 from dppo.run import building
 
@@ -48,6 +51,18 @@ def assert_equal_arrays(arrays: dict[str, np.ndarray], expected: dict[str, np.nd
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dppo.Result:
     return train(tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_outputs_of_a_policy_have_values_in_units_of_rewards(whole: dppo.Result) -> None:
+    policy = pickle.loads(pickle.dumps(dppo.load_policy(whole)))
+    obs = np.zeros((3, *policy.spaces.obs.shape), np.float32)
+    agent = PPOAgent(policy.spec)
+    agent.load(PolicySnapshot(0, policy.weights, policy.obs_scale))
+    row = whole.metrics[-1]
+    standardized = agent.outputs(obs).values
+    expected = standardized * row["losses/value_std"] + row["losses/value_mean"]
+    np.testing.assert_allclose(policy.outputs(obs).values, expected, rtol=1e-5)
+    assert np.abs(expected - standardized).min() > 1e-3
 
 
 @pytest.mark.parametrize(

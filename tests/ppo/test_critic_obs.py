@@ -128,6 +128,7 @@ def test_a_trained_policy_acts_with_and_without_the_field(
     assert np.allclose(batch_actions, without_field)
     policy = pickle.loads(pickle.dumps(policy))  # as for a process that is spawned
     assert np.array_equal(act(observation), action)
+    assert np.isnan(policy.outputs(observation).values)  # not of zeros in place of the field
 
     evaluated = dppo.evaluate(run, episodes=1)
     assert len(evaluated.returns) == 1

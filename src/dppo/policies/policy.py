@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from dppo.config.groups import flattened
 from dppo.config.trust import require_trust
 from dppo.envs.checks.masks import check_allows, checked_masks
 from dppo.envs.checks.observations import check_inside
@@ -20,6 +21,7 @@ from dppo.policies.described import model_from, network_summary
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot
+from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.networks.network import ModelClass, NetworkOutputs, NetworkSpec
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import LoadedCheckpoint, find
@@ -46,6 +48,7 @@ class Policy:
         """Difference between the best evaluation of the run and the baseline; None without a baseline."""
         self.spec = agent.spec
         self.obs_scale = snapshot.obs_scale
+        self._snapshot = snapshot
         self._agent = agent
         self._agent.load(snapshot)
 
@@ -62,8 +65,7 @@ class Policy:
 
     def __reduce__(self) -> Any:
         """Pickle what the policy is made from: its layers are classes of their own, which pickle does not find."""
-        snapshot = PolicySnapshot(self.state["iteration"], self.weights, self.obs_scale)
-        return _made_from, (self.spaces, self.spec, snapshot, self.state, self.comparison)
+        return _made_from, (self.spaces, self.spec, self._snapshot, self.state, self.comparison)
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 
@@ -106,21 +108,41 @@ class Policy:
         that is not finite or does not fit its dtype, an invalid category; or `action_mask` is missing, allows nothing,
         or is not used by this policy; or `state` does not fit, or there is no memory.
         """
+        rows, states, single = self._stored(obs, state, action_mask)
+        actions, outputs = self.decide(rows, states, generator)
+        if single:
+            outputs = _first(outputs)
+            action = self.spaces.actions.each(actions)[0]
+        else:
+            action = self.spaces.actions.to_env(actions)
+        if outputs.state is None:
+            return action
+        return action, outputs.state
+
+    def outputs(
+        self, obs: Any, state: np.ndarray | None = None, *, action_mask: Any = None
+    ) -> NetworkOutputs:
+        """Return the network's outputs for one observation or a batch: head, values, and the next state or None.
+
+        The head holds masked logits, or means and then logs of deviations, before the bounds. Values are in units of
+        scaled rewards; NaN with algo=sac, which has none, and with critic_obs. Args and errors are those of `act`.
+        """
+        rows, states, single = self._stored(obs, state, action_mask)
+        outputs = self._agent.outputs(rows, states)
+        if self.spaces.critic_obs or flattened(self.state["config"]).get("algo") == "sac":
+            outputs = outputs._replace(values=np.full_like(outputs.values, np.nan))
+        if single:
+            outputs = _first(outputs)
+        return outputs
+
+    def _stored(
+        self, obs: Any, state: np.ndarray | None, action_mask: Any
+    ) -> tuple[np.ndarray, np.ndarray | None, bool]:
+        """Return observations [n] as stored, states [n, S] or None, and whether `obs` is a single one; see `act`."""
         rows, single = _rows_of(obs, self.spaces)
         states = self._before(state, len(rows), single=single)
         self._check_mask_argument(action_mask)
-        rows = self._with_masks(rows, action_mask, single=single)
-        actions, outputs = self.decide(rows, states, generator)
-        memory = outputs.state
-        if single:
-            action = self.spaces.actions.each(actions)[0]
-            if memory is not None:
-                memory = memory[0]
-        else:
-            action = self.spaces.actions.to_env(actions)
-        if memory is None:
-            return action
-        return action, memory
+        return self._with_masks(rows, action_mask, single=single), states, single
 
     @property
     def _takes_masks(self) -> bool:
@@ -201,6 +223,13 @@ class Policy:
         except BadResult as error:
             raise ValueError(f"action_mask is {error}.") from None
         return rows
+
+
+def _first(outputs: NetworkOutputs) -> NetworkOutputs:
+    state = outputs.state
+    if state is not None:
+        state = state[0]
+    return NetworkOutputs(outputs.head[0], outputs.values[0], state)
 
 
 def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
@@ -380,7 +409,8 @@ def policy_from(run: LoadedCheckpoint, model: ModelClass | None) -> Policy:
         statistics = arrays["normalizer"]
         untrained = no_statistics(spaces, obs="obs.count" in statistics, returns=False)
         obs_scale = untrained.loaded(statistics).obs_scale()
-        snapshot = PolicySnapshot(state["iteration"], weights, obs_scale)
+        value_scale = ValueScale.from_state(arrays.get("optimizer", {}))
+        snapshot = PolicySnapshot(state["iteration"], weights, obs_scale, value_scale)
         return _made_from(spaces, spec, snapshot, state, run.comparison)
     except ConfigError as error:
         raise CheckpointError(
