@@ -48,9 +48,10 @@ def trained(module_path: Path) -> dppo.Result:
 
 @pytest.fixture(scope="module")
 def function_run(module_path: Path) -> dppo.Result:
-    """A run of a function with an argument."""
+    """A run of a function with an argument, which evaluations set to 7."""
     run_dir = module_path / "function_run"
-    return train(run_dir, cartpole, env_kwargs={"max_episode_steps": 7})
+    evaluated: dict[str, Any] = {"eval_every": 64, "eval_env_kwargs": {"max_episode_steps": 7}}
+    return train(run_dir, cartpole, env_kwargs={"max_episode_steps": 9}, **evaluated)
 
 
 @pytest.fixture
@@ -112,7 +113,9 @@ def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -
     assert evaluation.lengths == tuple(evaluation.returns)  # CartPole's reward is one for each step
 
     shown = dataclasses.replace(evaluation, returns=(1.0, 3.0), lengths=(10, 11), env_name="E-v0")
-    assert repr(shown) == "Evaluation(E-v0: return 2.0 +- 1.0, mean length 10.5, 2 episodes)"
+    assert repr(shown) == "Evaluation(E-v0: return 2.00 +- 1.00, mean length 10.5, 2 episodes)"
+    shown = dataclasses.replace(shown, returns=(0.91, 0.96))  # which one digit would not tell apart
+    assert "return 0.935 +- 0.025, " in repr(shown)
 
 
 def test_a_seed_determines_the_episodes_and_the_sampled_actions(trained: dppo.Result) -> None:
@@ -144,6 +147,7 @@ def test_the_environment_of_the_run_gets_its_arguments_or_those_that_are_given(
         return dppo.evaluate(policy, env, 1, **arguments).mean_length
 
     assert length(cartpole) == length(f"{__name__}:cartpole") == 7
+    assert dppo.evaluate(function_run, episodes=1).mean_length == 7
     assert length(cartpole, env_kwargs={"max_episode_steps": 3}) == 3
     assert length(lambda: cartpole(max_episode_steps=5)) == 5
     assert length(cartpole(max_episode_steps=5)) == 5

@@ -18,6 +18,7 @@ from dppo.policies import evaluation
 from dppo.ppo.exchange.records import EpisodeInfo
 from dppo.records.files.lock import locked
 from dppo.records.observer import Evaluation
+from dppo.records.terminal.figures import number
 from dppo.tools.export import policies
 
 
@@ -31,12 +32,10 @@ def test_the_command_prints_the_summary_of_dppo_evaluate(trained: Path, typed: T
     first, last = typed(f"eval {trained} --episodes 3 --stochastic --seed 2").splitlines()
     assert first == "CartPole-v1, policy after 32 steps, sampling actions, 3 episodes, seed 2"
     evaluation = dppo.evaluate(trained, episodes=3, deterministic=False, seed=2)
-    low = min(evaluation.returns)
-    high = max(evaluation.returns)
-    assert last == (
-        f"return {evaluation.mean_return:.1f} +- {evaluation.std_return:.1f} (from {low:.1f} to {high:.1f}), "
-        f"length {evaluation.mean_length:.1f}"
-    )
+    low = number(min(evaluation.returns))
+    high = number(max(evaluation.returns))
+    spread = f"{number(evaluation.mean_return)} +- {number(evaluation.std_return)}"
+    assert last == f"return {spread} (from {low} to {high}), length {evaluation.mean_length:.1f}"
 
 
 def test_progress_is_printed_during_long_episodes(
@@ -45,14 +44,14 @@ def test_progress_is_printed_during_long_episodes(
     """A simulator may take minutes for an episode, or have episodes that never end."""
     monkeypatch.setattr(evaluation, "REPORT_EVERY_S", 0.0)
     lines = typed(f"eval {trained} --episodes 2").splitlines()
-    assert lines[1] == "0 of 2 episodes; the current one: 1 step, return 1.0 so far"
+    assert lines[1] == "0 of 2 episodes; the current one: 1 step, return 1.00 so far"
     so_far = r"1 of 2 episodes, mean return \d+\.0, about \d+:\d\d left"
     assert re.fullmatch(rf"{so_far}; the current one: \d+ steps, return \d+\.0 so far", lines[-2])
 
 
 def test_arguments_of_the_environment_are_json(trained: Path, typed: Typed, refused: Typed) -> None:
     rewards = "--env-kwargs '{\"sutton_barto_reward\": true}'"
-    assert "return -1.0 +- 0.0" in typed(f"eval {trained} --episodes 1 {rewards}")
+    assert "return -1.00 +- 0 (from" in typed(f"eval {trained} --episodes 1 {rewards}")
     assert "env_kwargs={a: is not JSON" in refused(f"eval {trained} --env-kwargs {{a")
 
 

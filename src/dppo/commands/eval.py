@@ -15,6 +15,7 @@ from dppo.files import user_path
 from dppo.policies.controller import Controller
 from dppo.policies.evaluation import evaluate
 from dppo.records.observer import Evaluation
+from dppo.records.terminal.figures import number
 from dppo.records.terminal.streams import showing_log
 
 PROG = "dppo eval"
@@ -39,8 +40,8 @@ FLAGS = {
 }
 OF_RUN = {
     "--env-id ENV_ID": "Play in this environment instead of the run's own. Its spaces must be the same.",
-    "--env-kwargs JSON": "Arguments of the environment, as JSON: '{\"g\": 9.8}'. They are added to those of the run, "
-    "as with --eval-env-kwargs of `dppo train`; another --env-id gets only these.",
+    "--env-kwargs JSON": "Arguments of the environment, as JSON: '{\"g\": 9.8}'. They are added to those of the run's "
+    "evaluations, --env-kwargs and --eval-env-kwargs of `dppo train`; another --env-id gets only these.",
     "--model MODULE:CLASS": "Use this class for the run's own network instead of the one that the checkpoint names.",
     "--trust": TRUST,
 }
@@ -66,8 +67,9 @@ def main(argv: list[str]) -> int:
     if as_json:
         print(json.dumps(_as_json(evaluation), indent=1))
         return 0
-    span = f"(from {min(evaluation.returns):.1f} to {max(evaluation.returns):.1f}), length {evaluation.mean_length:.1f}"
-    print(f"return {evaluation.mean_return:.1f} +- {evaluation.std_return:.1f} {span}")
+    spread = f"{number(evaluation.mean_return)} +- {number(evaluation.std_return)}"
+    span = f"from {number(min(evaluation.returns))} to {number(max(evaluation.returns))}"
+    print(f"return {spread} ({span}), length {evaluation.mean_length:.1f}")
     if evaluation.left_out:
         total = counted(len(evaluation.left_out) + len(evaluation.returns), "episode")
         print(f"{len(evaluation.left_out)} of {total} left out: the environment failed in them")

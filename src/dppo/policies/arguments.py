@@ -16,7 +16,7 @@ from dppo.plugins import plugin
 from dppo.policies.acting import PlaySettings
 from dppo.policies.player import Player
 from dppo.ppo.exchange.records import Episode
-from dppo.records.terminal.figures import duration
+from dppo.records.terminal.figures import duration, number
 
 REPORT_EVERY_S = 5.0
 MAX_LOGGED_FAULTS = 10  # of the environment
@@ -133,9 +133,8 @@ def summary(
     ended = len(episodes_played) + left_out
     parts = [f"{ended} of {episodes} episodes"]
     if episodes_played:
-        parts.append(
-            f"mean return {fmean(episode.episode_return for episode in episodes_played):.1f}"
-        )
+        mean_return = fmean(episode.episode_return for episode in episodes_played)
+        parts.append(f"mean return {number(mean_return)}")
     if left_out:
         parts.append(f"{left_out} left out")
     if ended and seconds is not None:

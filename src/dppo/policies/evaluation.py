@@ -32,6 +32,7 @@ from dppo.ppo.exchange.records import Episode
 from dppo.ppo.networks.network import ModelClass
 from dppo.process_state.borders import dppo_computes, guarded_steps, take_changes
 from dppo.records.observer import Evaluation, Result
+from dppo.records.terminal.figures import number
 from dppo.signals import ending_on_signals
 
 
@@ -63,7 +64,7 @@ def evaluate(  # noqa: PLR0913  the one function for all ways to play
             For a controller, also the result of a run or the `Path` of its folder, whose environment it plays in.
         seed: seed of the episodes and of sampled actions; independent of the seed of the training.
         deterministic: take the most likely action; False samples actions, as in training.
-        env_kwargs: arguments of the environment, added to those of the run unless `env` is another environment.
+        env_kwargs: arguments of the environment, added to those of the run's evaluations unless `env` is another one.
         model: the class of the run's own network, in place of the one that the checkpoint names.
         trust: import and call what the settings of a run's folder name. Not needed for plain Gymnasium ids, for a
             `Result`, or for an `env` and a `model` that you name.
@@ -215,7 +216,7 @@ def _episodes(stage: _Stage, results: PlayedEpisodes) -> Iterator[Episode]:
                 yield so_far
                 if so_far.length and time.monotonic() - reported >= REPORT_EVERY_S:
                     reported = time.monotonic()
-                    current = f"{counted(so_far.length, 'step')}, return {so_far.episode_return:.1f} so far"
+                    current = f"{counted(so_far.length, 'step')}, return {number(so_far.episode_return)} so far"
                     summary = results.summary(reported - began)
                     logger.info("%s; the current one: %s", summary, current)
         except EnvironmentFault as fault:

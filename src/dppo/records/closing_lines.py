@@ -19,6 +19,7 @@ from dppo.errors import (
 from dppo.invocation import as_setting_and_flag, command, flag
 from dppo.records.files.checkpoint import saved_iteration
 from dppo.records.observer import Result
+from dppo.records.terminal.figures import number
 
 MAX_FAULT_LINES = 5  # lines about environments that failed
 FAULTS_OF_USER_CODE = (EnvironmentFault, ControllerFault, ConfigError)
@@ -42,10 +43,10 @@ def _all_lines(result: Result, error: BaseException | None) -> Iterator[str]:
     if isinstance(error, Exception) and (is_late or not _errors_are_printed_here()):
         yield _cause(error)
     if result.recent_episodes:
-        line = f"The only episode has a return of {result.episodic_return:.1f}"
+        line = f"The only episode has a return of {number(result.episodic_return)}"
         if result.recent_episodes > 1:
             recent = counted(result.recent_episodes, "episode")
-            line = f"Mean return of the last {recent}: {result.episodic_return:.1f}"
+            line = f"Mean return of the last {recent}: {number(result.episodic_return)}"
         yield line + _kind_of_episodes(result.config)
     elif result.episodes:
         yield "No return of the policy yet: a controller or wide exploration took part in every episode so far."

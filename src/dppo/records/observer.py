@@ -15,6 +15,7 @@ from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress, Episode, EpisodeInfo, Incident
 from dppo.records.comparison import BaselineComparison
 from dppo.records.metrics.reading import read_metrics
+from dppo.records.terminal.figures import number
 
 
 @dataclass(slots=True)
@@ -162,7 +163,7 @@ class Result:
     def __repr__(self) -> str:
         return (
             f"Result(env_name={self.env_name!r}, run_dir={str(self.run_dir)!r}, global_step={self.global_step}, "
-            f"episodic_return={self.episodic_return:.1f}, stopped_by={self.stopped_by!r})"
+            f"episodic_return={number(self.episodic_return)}, stopped_by={self.stopped_by!r})"
         )
 
 
@@ -199,7 +200,7 @@ class Evaluation:
     def __repr__(self) -> str:
         left_out = f", {len(self.left_out)} left out" if self.left_out else ""
         return (
-            f"Evaluation({self.env_name}: return {self.mean_return:.1f} +- {self.std_return:.1f}, "
+            f"Evaluation({self.env_name}: return {number(self.mean_return)} +- {number(self.std_return)}, "
             f"mean length {self.mean_length:.1f}, {counted(len(self.returns), 'episode')}{left_out})"
         )
 

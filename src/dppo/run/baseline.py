@@ -24,6 +24,7 @@ from dppo.records.differences import (
 )
 from dppo.records.files import disk
 from dppo.records.files.run_files import BASELINE, json_in
+from dppo.records.terminal.figures import number
 from dppo.run.open_evaluation import OpenEvaluation
 from dppo.run.parts import RunContext
 from dppo.run.sources import source_sha256
@@ -73,7 +74,7 @@ class Baseline:
         self.is_ready = self.is_over
         """True if training may go on beside the baseline."""
         if self.is_over:
-            stored = f"{self.mean_return:.1f}, as stored in {BASELINE}"
+            stored = f"{number(self.mean_return)}, as stored in {BASELINE}"
             logger.info("baseline %s: mean return %s", self.name, stored)
 
     @classmethod
@@ -162,7 +163,7 @@ class Baseline:
             return
         returns = list(self._returns.values())
         count = counted(len(returns), "episode")
-        spread = f"{fmean(returns):.1f} +- {pstdev(returns):.1f} in {count}"
+        spread = f"{number(fmean(returns))} +- {number(pstdev(returns))} in {count}"
         logger.info("baseline %s: mean return %s", self.name, spread)
         if not self._paired:
             logger.warning("%s", UNPAIRED)

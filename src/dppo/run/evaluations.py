@@ -28,6 +28,7 @@ from dppo.records.comparison import BaselineComparison
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.run_files import BASELINE, CHECKPOINTS
 from dppo.records.observer import Observer
+from dppo.records.terminal import figures
 from dppo.run.baseline import BASELINE_NUMBER, CHECK_NUMBER, Baseline
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
 from dppo.run.evaluation_pace import EvaluationPace
@@ -176,7 +177,7 @@ class Evaluations(Observer):
         if best is not None:
             count = counted(self._config.eval_episodes, "episode")
             lines.append(
-                f"Best evaluation: {best.mean_return:.1f} in {count}, after {best.global_step:,} steps "
+                f"Best evaluation: {figures.number(best.mean_return)} in {count}, after {best.global_step:,} steps "
                 f"(iter_{best.iteration:06d})"
             )
         comparison = self.comparison()

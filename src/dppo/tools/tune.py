@@ -30,6 +30,7 @@ from dppo.invocation import command
 from dppo.records.files.disk import writing
 from dppo.records.files.run_folder import as_file_name
 from dppo.records.observer import Observer
+from dppo.records.terminal.figures import number
 from dppo.signals import ending_on_signals
 from dppo.tools.whole_time import SeveralRuns, WholeTime
 from dppo.user_code import require_package
@@ -133,7 +134,7 @@ def _result(study: Any, env_name: str, out: Path, flags: Mapping[str, Any]) -> s
         # names of this trial, as a study may have had several search spaces
         tuned = [parameter.partition("=")[0] for parameter in trial.params]
         words = as_words({name: settings[name] for name in (*flags, *tuned)})
-        lines.append(f"{trial.value:.1f}, in trial_{trial.number:04d}:")
+        lines.append(f"{number(trial.value)}, in trial_{trial.number:04d}:")
         lines.append(command("train", env_name, *words))
     return "\n".join(lines)
 
@@ -329,4 +330,6 @@ def _print_trial(study: Any, trial: Any) -> None:
     if value is None:
         reports = trial.intermediate_values
         value = reports[max(reports)] if reports else math.nan
-    print(f"trial {trial.number}: {trial.state.name.lower()}, mean return {value:.1f}", flush=True)
+    print(
+        f"trial {trial.number}: {trial.state.name.lower()}, mean return {number(value)}", flush=True
+    )

@@ -21,7 +21,7 @@ from dppo.machine import usable_cores
 from dppo.records.closing_lines import WITHOUT_WIDE
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_folder import new_folder, versions
-from dppo.records.terminal.figures import duration
+from dppo.records.terminal.figures import duration, number
 from dppo.signals import INTERRUPTIONS, RaisingSignals
 from dppo.tools.compare.measured import (
     Group,
@@ -163,7 +163,7 @@ def _train_all(
             _write_json(options, plan, runs, folder / "compare.json")
             console.print(
                 f"{len(runs)} of {len(plan)}: {group_of([run])['label']}, seed {config.seed}: return "
-                f"{result.episodic_return:.1f} after {result.global_step:,} steps in {result.training_s:.1f} s "
+                f"{number(result.episodic_return)} after {result.global_step:,} steps in {result.training_s:.1f} s "
                 f"(start-up {run.startup_s:.1f} s), weights {result.weights_sha256[:12]}{_time_left(plan, runs)}"
             )
         signals.check()

@@ -39,6 +39,7 @@ from dppo.records.files.run_files import CONFIG, METRICS
 from dppo.records.files.run_folder import as_file_name, run_dir_of, versions
 from dppo.records.metrics.reading import Row, read_metrics
 from dppo.records.observer import Evaluation
+from dppo.records.terminal.figures import number
 from dppo.spaces.spaces import MASK, leaves
 from dppo.user_code import in_a_line, require_package
 
@@ -397,7 +398,7 @@ def _card(
     tags = ["reinforcement-learning", algo, "dppo", "onnx", env]
     front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
     if evaluation is not None:
-        score = f"{evaluation.mean_return:.2f} +/- {evaluation.std_return:.2f}"
+        score = f"{number(evaluation.mean_return)} +/- {number(evaluation.std_return)}"
         figures = {f"mean return of {counted(len(evaluation.returns), 'greedy episode')}": score}
         figures["mean length of these"] = f"{evaluation.mean_length:.1f}"
         task = {"type": tags[0], "name": tags[0]}
@@ -409,7 +410,7 @@ def _card(
     for name, words in FIGURES.items():
         if math.isfinite(row.get(name, math.nan)):
             recent = row.get("charts/recent_episodes", 0)
-            figures[words.format(recent=recent)] = f"{row[name]:,.1f}"
+            figures[words.format(recent=recent)] = number(row[name])
     return TEMPLATE.read_text(encoding="utf8").format(
         front=yaml.safe_dump(front, sort_keys=False),
         algo=algo.upper(),
