@@ -279,13 +279,14 @@ def settings_of(policy: Policy) -> dict[str, Any]:
 def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the settings of a run, with the arguments for `env`.
 
-    They are those of the run with the user's; only the user's, which is logged, if `env` is another environment.
+    They are those of the run's evaluations with the user's; only the user's, which is logged, if `env` is another
+    environment.
     Raise ConfigError if the run had a Python object as an argument, and `env_kwargs` does not take its place.
     """
     user_kwargs = _checked_kwargs(env_kwargs)
     stored = settings_to_resume(run, read_only=True)
-    run_kwargs = stored.get("env_kwargs", {})
-    if not isinstance(run_kwargs, dict):
+    run_kwargs = _evaluated_kwargs(stored)
+    if run_kwargs is None:
         return stored
     object_names = {name for _, name, _ in objects_in({"env_kwargs": run_kwargs})}
     is_own = env is None or _is_of_run(env, stored.get("env_id"))
@@ -297,6 +298,15 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     if not is_made(env):
         _log_unused_kwargs(run_kwargs.keys() - user_kwargs.keys())
     return settings | {"env_kwargs": user_kwargs}
+
+
+def _evaluated_kwargs(settings: FlatSettings) -> dict[str, Any] | None:
+    """Return the arguments of the environments of a run's evaluations; None if they are not of dppo."""
+    kwargs = settings.get("env_kwargs", {})
+    changes = settings.get("eval_env_kwargs", {})
+    if not isinstance(kwargs, dict) or not isinstance(changes, dict):
+        return None
+    return kwargs | changes
 
 
 def _log_unused_kwargs(names: Iterable[Any]) -> None:
@@ -320,8 +330,8 @@ def _is_of_run(env: Any, env_id: Any) -> bool:
 def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for `env`, as `_settings_with`; raise ConfigError if some are lost."""
     stored = settings_of(policy)
-    run_kwargs = stored.get("env_kwargs")
-    if not _is_of_run(env, stored.get("env_id")) or not isinstance(run_kwargs, Mapping):
+    run_kwargs = _evaluated_kwargs(stored)
+    if not _is_of_run(env, stored.get("env_id")) or run_kwargs is None:
         return dict(user_kwargs)
     refuse(
         ConfigError(
