@@ -151,7 +151,8 @@ def test_a_key_that_an_observer_adds_to_its_row_is_said_once_to_be_dropped(tmp_p
     with Notes() as notes:
         result = dppo.train(settings(tmp_path / "run"), observers=[Adding()])
     assert [text for text in notes.texts if "charts/mine" in text] == [
-        "Adding.on_iteration has added charts/mine to its row, which is a copy: no file of the run gets it"
+        "Adding.on_iteration has added charts/mine to its row, which is a copy: no file of the run gets it. Log it "
+        "yourself; info_keys logs numbers of the environment"
     ]
     assert "charts/mine" not in result.metrics[0]
 

@@ -366,17 +366,21 @@ def test_compare_leads_from_folders_of_runs_to_plot(
         ),
         (
             "run --metric losses/kl",
-            "metric=losses/kl: is not in run. It has charts/episodic_return",
+            "metric=losses/kl: no row of 1 run has it. They have charts/episodic_return",
         ),
         (
             "run --metric training_s",
-            "metric=training_s: is not in run. Did you mean time/training_s?",
+            "metric=training_s: no row of 1 run has it. Did you mean time/training_s?",
+        ),
+        (
+            "run --metric episodic_return",
+            "metric=episodic_return: no row of 1 run has it. Did you mean charts/episodic_return?",
         ),
         (
             "run --label a b",
             "label=a b: pass one name for each line, here 1 line: CartPole-v1 (1 seed)",
         ),
-        ("young", "metric=charts/episodic_return: there is nothing to draw yet in 1 run"),
+        ("young", "metric=charts/episodic_return: no row of 1 run has it yet."),
         ("run --over epochs", "invalid choice"),
     ],
 )

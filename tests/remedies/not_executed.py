@@ -187,7 +187,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "carried out by tests/commands/test_plot.py": (
         "commands/flags.py: {}: not an environment, but the folder of a run.",
-        "tools/curves.py: metric={}: is not in {}. Did you mean {}?",
+        "tools/curves.py: metric={}: no row of {} has it. Did you mean {}?",
         "tools/plot.py: label={}: pass one name for each line",
     ),
     "carried out by tests/test_readme.py": (

@@ -107,7 +107,8 @@ class Observers:
         if keys and not self._has_noted_keys:
             self._has_noted_keys = True
             logger.warning(
-                "%s.on_iteration has added %s to its row, which is a copy: no file of the run gets it",
+                "%s.on_iteration has added %s to its row, which is a copy: no file of the run gets it. Log it "
+                "yourself; info_keys logs numbers of the environment",
                 type(user).__qualname__,
                 ", ".join(sorted(map(str, keys))),
             )

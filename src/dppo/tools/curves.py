@@ -3,7 +3,7 @@
 import difflib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,7 @@ from dppo.errors import DppoError, counted, printable
 from dppo.records.closing_lines import WITHOUT_WIDE
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.metrics.reading import Rows, sampled_metrics
+from dppo.records.metrics.reading import Rows, last_row, sampled_metrics
 
 RETURN = "charts/episodic_return"
 EVALUATED_RETURN = "eval/episodic_return"
@@ -162,17 +162,22 @@ def _column(rows: Rows, name: str, missing: float = math.nan) -> np.ndarray:
 
 
 def read_curve(run: Path, metric: str) -> Curve:
-    """Return a metric of a run, perhaps empty; raise a DppoError if `run` is not a run or lacks the metric."""
-    settings = settings_to_resume(run, read_only=True)
-    rows = sampled_metrics(run)
-    has_metric = not rows or "episod" in metric or any(metric in row for row in rows)
-    if has_metric:
-        return curve_of(rows, metric, settings)
-    alike = [key for key in sorted(rows[-1]) if metric.lower() in key.lower()]
-    alike = alike or difflib.get_close_matches(metric, rows[-1], n=1)
+    """Return a metric of a run, perhaps empty; raise a DppoError if `run` is not a run."""
+    return curve_of(sampled_metrics(run), metric, settings_to_resume(run, read_only=True))
+
+
+def missing_metric(metric: str, runs: Collection[Path]) -> DppoError:
+    """Return the error for a metric that none of `runs` has."""
+    keys = sorted(set().union(*map(last_row, runs)))
+    where = counted(len(runs), "run")
+    if not keys or metric == RETURN:
+        return DppoError(f"metric={metric}: no row of {where} has it yet.")
+    alike = [key for key in keys if metric.lower() in key.lower()]
+    alike = alike or difflib.get_close_matches(metric, keys, n=1)
     if alike:
-        raise DppoError(f"metric={metric}: is not in {run}. Did you mean {' or '.join(alike[:3])}?")
-    raise DppoError(f"metric={metric}: is not in {run}. It has {', '.join(sorted(rows[-1]))}.")
+        names = " or ".join(alike[:3])
+        return DppoError(f"metric={metric}: no row of {where} has it. Did you mean {names}?")
+    return DppoError(f"metric={metric}: no row of {where} has it. They have {', '.join(keys)}.")
 
 
 def training_times(rows: Rows) -> np.ndarray:

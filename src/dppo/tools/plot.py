@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dppo.commands.flags import Parser, UsageError, print_lines
-from dppo.errors import ConfigError, DppoError, counted, printable
+from dppo.errors import ConfigError, counted, printable
 from dppo.invocation import as_called
 from dppo.records.files.disk import writing
 from dppo.records.files.lock import training_notes
@@ -19,6 +19,7 @@ from dppo.tools.curves import (
     baselines_of,
     grouped_by_settings,
     interval,
+    missing_metric,
     over_seeds,
     read_curve,
     run_folders,
@@ -65,14 +66,12 @@ def plot(
         raise ConfigError(f"out={out}: must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
     curves = {run: read_curve(run, metric) for run in run_folders(runs)}
     yield from training_notes(*curves)
+    groups = grouped_by_settings([curve for curve in curves.values() if len(curve.values)])
+    if not groups:
+        raise missing_metric(metric, curves)
     for run, curve in curves.items():
         if not len(curve.values):
             yield f"{run}: has no {metric} yet, and is left out"
-    groups = grouped_by_settings([curve for curve in curves.values() if len(curve.values)])
-    if not groups:
-        raise DppoError(
-            f"metric={metric}: there is nothing to draw yet in {counted(len(curves), 'run')}."
-        )
     if label:
         groups = _named(groups, label)
     drawn = [run for group in groups for run in group.runs]

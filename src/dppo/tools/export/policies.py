@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from dppo.config.parts.processes import EVAL_EPISODES
-from dppo.config.trust import require_trust
+from dppo.config.trust import require_trust, trust_flags
 from dppo.errors import ConfigError, NotBetter, counted, printable
 from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
@@ -422,5 +422,6 @@ def _card(
         spaces=printable(spaces_summary(policy.spaces)),
         table="\n".join(f"| {name} | {value} |" for name, value in figures.items()),
         checked=checked,
+        play=" ".join(["dppo eval .", *trust_flags(settings_of(policy))]),
         curve=curve,
     )
