@@ -22,6 +22,7 @@ from dppo.config.trust import require_trust
 from dppo.envs.spaces import describe_spaces
 from dppo.errors import CheckpointError, ConfigError, EnvironmentFault
 from dppo.policies.acting import check_spaces
+from dppo.records.terminal.figures import number
 
 Patch = pytest.MonkeyPatch
 
@@ -280,7 +281,7 @@ def test_an_episode_in_which_the_environment_fails_is_left_out(trained: dppo.Res
 
     until_then = dppo.evaluate(trained, licensed, first + 1)  # makes no other behind the last
     assert until_then.left_out == (first,)
-    mean = f"{until_then.mean_return:.1f}"
+    mean = number(until_then.mean_return)
     envs.clear()
     with Notes() as notes, pytest.raises(EnvironmentFault, match="there is one licence"):
         dppo.evaluate(trained, licensed, 8)

@@ -23,6 +23,7 @@ from processes import descendants
 
 import dppo
 from dppo.__main__ import main
+from dppo.records.terminal.figures import number
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -132,7 +133,7 @@ def test_the_pi_controller_is_evaluated_by_the_command_and_beats_proportional_co
     assert main([*words, "--episodes", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     evaluation = dppo.evaluate(controller, env=tanks.make, episodes=4)
-    assert lines[1].startswith(f"return {evaluation.mean_return:.1f} +- ")
+    assert lines[1].startswith(f"return {number(evaluation.mean_return)} +- ")
     assert [line.split()[0] for line in lines[2:]] == ["in", "energy", "violations"]
     proportional = dppo.evaluate(tanks.Controller, env=tanks.make, episodes=4)
     assert evaluation.mean_return > proportional.mean_return > -10

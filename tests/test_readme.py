@@ -86,13 +86,13 @@ AS_A_NEWCOMER = {  # with a Ray of its own
         fast="--num-actors 1 --total-timesteps 512",
     ),
     "./dppo test --quick": Small("--collect-only -q", r"\d+/\d+ tests collected", fast=""),
-    "./dppo eval runs/hello --episodes 10": Small("--episodes 2", r"return \d+\.\d \+- "),
+    "./dppo eval runs/hello --episodes 10": Small("--episodes 2", r"return [\d,.]+ \+- "),
     "./dppo report runs/hello": Small("", r"report\.html: \d+ kB"),
     "./dppo doctor heater:Heater": Small("--seconds 10", r"dppo train heater:Heater", fast=""),
     "./dppo train heater:Heater --total-timesteps 100000 --run-dir runs/heater": Small(
         "--total-timesteps 512", r"Done after 512 steps"
     ),
-    "./dppo eval runs/heater --trust": Small("--episodes 2", r"return -\d+\.\d \+- "),
+    "./dppo eval runs/heater --trust": Small("--episodes 2", r"return -[\d,.]+ \+- "),
     "./dppo train heater:Heater --algo sac --total-timesteps 20000": Small(
         "--total-timesteps 512", r"Done after 512 steps"
     ),
@@ -110,7 +110,7 @@ SMALL = AS_A_NEWCOMER | {
         "--num-actors 0 --total-timesteps 512",
         r"(?s)Branching .* at step 1,024.*Done after 512 steps",
     ),
-    "dppo eval runs/first --episodes 20": Small("--episodes 3", r"return \d+\.\d \+- "),
+    "dppo eval runs/first --episodes 20": Small("--episodes 3", r"return [\d,.]+ \+- "),
     "dppo compare dppo/SlowCartPole-v0 --actors 1 8 --seeds 3 --target 350": Small(
         "--actors 1 2 --seeds 1 --total-timesteps 512 --env-kwargs '{\"step_s\": 0.001}' --out compared",
         r"The same weights, bit for bit",

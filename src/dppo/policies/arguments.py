@@ -129,7 +129,7 @@ def summary(
     seconds: float | None = None,
     left_out: int = 0,
 ) -> str:
-    """Return `5 of 100 episodes, mean return -1100.7`; with the time that they took, also the time that is left."""
+    """Return `5 of 100 episodes, mean return -1,101`; with the time that they took, also the time that is left."""
     ended = len(episodes_played) + left_out
     parts = [f"{ended} of {episodes} episodes"]
     if episodes_played:
