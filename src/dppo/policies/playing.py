@@ -25,7 +25,6 @@ from dppo.errors import (
 from dppo.policies.acting import Acting, ActingFor, PlaySettings
 from dppo.ppo.exchange.records import ControllerTurn, Episode, EpisodeInfo, PolicySnapshot
 from dppo.process_state.borders import dppo_computes, guarded_steps
-from dppo.records.terminal.figures import number
 from dppo.signals import INTERRUPTIONS
 from dppo.slots.layout import PLAIN, Layout
 from dppo.streams import Stream
@@ -209,7 +208,7 @@ class EpisodePlayer:
             if so_far.length and isinstance(policy, ControllerTurn) and policy.first_step_only:
                 break
             if time.monotonic() > until:
-                at = f"its return was {number(so_far.episode_return)} after {so_far.length:,} steps"
+                at = f"its return was {so_far.episode_return:,.6g} after {so_far.length:,} steps"
                 raise ClusterError(
                     f"episode {episode} was not over after eval_timeout_s={timeout_s:g}: {at}"
                 )
