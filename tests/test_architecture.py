@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "transports": "config ppo envs hosts engine signals slots",
     "learners": "config ppo sac hosts engine.restarts transports.ray",
     "policies": "ppo records envs.checks",
-    "policies.policy": "config.trust ppo records envs.checks",
+    "policies.policy": "config.groups config.trust ppo records envs.checks",
     "policies.deployed": "config records",
     "policies.acting": "envs ppo",
     "policies.controller": "envs.checks signals",
