@@ -399,6 +399,8 @@ def test_a_hang_in_close_does_not_call_for_actors() -> None:
     assert recommended(facts, config_of()).actors == 0
     _, text = next(iter(findings(facts, config_of())))
     assert text.endswith("Give it a timeout: a run does not wait for it")
+    _, text = next(iter(findings(facts | {"stage": "playing"}, config_of())))
+    assert "If it is slow, raise --seconds to some 20 times the time that it needs" in text
 
 
 @pytest.mark.parametrize(
@@ -750,9 +752,11 @@ def run_findings(
     return findings_of_run(folder, rows)
 
 
-def findings_of_phase(phase: str, folder: Path, **settings: Any) -> list[str]:
+def findings_of_phase(
+    phase: str, folder: Path, incidents: dict[str, float] | None = None, **settings: Any
+) -> list[str]:
     """Return what the doctor finds in a run all of whose time went to one phase."""
-    row: dict[str, float] = {"iteration": 2, "global_step": 512}
+    row: dict[str, float] = {"iteration": 2, "global_step": 512, **(incidents or {})}
     row |= {f"perf/{name}_frac": float(name == phase) for name in PHASES}
     row |= {f"perf/{name}": 1.0 for name in TimeSplit._fields}
     return [text for _, text in run_findings(folder, [row], **settings)]
@@ -769,6 +773,10 @@ def test_a_lag_is_advised_where_actors_would_not_wait_for_the_slowest(
     [text] = [text for text in texts if "went to waiting" in text]
     assert text.endswith(". This changes what is learned")
     assert (", or --policy-lag 1" in text) == advised
+    hangs = {"incidents/actor_hung": 2.0, "incidents/actor_lost": 1.0}
+    text_of_hangs = "".join(findings_of_phase("wait", tmp_path, hangs, **settings))
+    assert "and for Ray, also because actors hung or died (3)" in text_of_hangs
+    assert "This changes what is learned" not in text_of_hangs
 
 
 def test_collecting_while_learning_is_advised_once_with_its_gain(tmp_path: Path) -> None:

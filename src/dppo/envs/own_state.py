@@ -192,7 +192,7 @@ class OwnStates:
             names = self._files.names(moment)
             if names:
                 arrays["files"] = np.frombuffer("\n".join(names).encode(), np.uint8)
-        self._measure(time.perf_counter() - began, sum(map(len, states)), log)
+        self._measure(time.perf_counter() - began, log)
         return arrays
 
     def _report_copies(self, copied: int, log: EnvLog) -> None:
@@ -256,14 +256,14 @@ class OwnStates:
                 f"{message}. It is not used: episodes are replayed. {PLAIN_STATE}", log
             )
 
-    def _measure(self, seconds: float, size: int, log: EnvLog) -> None:
+    def _measure(self, seconds: float, log: EnvLog) -> None:
         self._seconds += seconds
         self._num_taken += 1
         log.seconds += seconds
         self._env_seconds += log.seconds
         share = self._seconds / self._env_seconds
         if share > NOTICEABLE and self._num_taken >= SEGMENTS:
-            cost = f"{1e3 * self._seconds / self._num_taken:.1f} ms a segment for {size:,} bytes"
+            cost = f"{1e3 * self._seconds / self._num_taken:.1f} ms a segment"
             self._report_once(
                 f"{self.owner}: get_state takes {cost}, {share:.0%} of its time. Raise `num_steps`.",
                 log,

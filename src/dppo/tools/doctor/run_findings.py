@@ -33,6 +33,8 @@ PHASES = {  # what takes the time, and what to use
     "other": ("files and displays", LONGER),
 }
 MAX_NAMED_PHASES = 2
+LOSSES = ("incidents/actor_hung", "incidents/actor_lost")
+REPLACED = 0.1  # lost actors per iteration, beyond which their replacement is named
 SLOW_START_S = 10.0  # shortest first iteration that is named
 # without a phase of a smaller share, a run would be less than MIN_GAIN times as fast
 MIN_SHARE = 1 - 1 / MIN_GAIN
@@ -93,15 +95,25 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
             if shares[phase] < MIN_SHARE:
                 break
             text = f"{shares[phase]:.0%} of the time after the first iteration went to {PHASES[phase][0]}"
-            ways = _ways_to_shorten(phase, config, epochs)
-            if ways:
-                text += f". Use {', or '.join(ways)}"
-                if phase != "env":
-                    text += ". This changes what is learned"
+            text += _remedy(phase, rows[-1], config, epochs)
             yield "note", text
     for line in (times_line(split, config, epochs), bottleneck_line(split, config)):
         if line:
             yield "note", line
+
+
+def _remedy(phase: str, last_row: Row, config: Config, epochs: int | None) -> str:
+    """Return the end of a sentence about a phase that took long: what would shorten it."""
+    lost = sum(last_row.get(key, 0) for key in LOSSES)
+    if phase == "wait" and lost > REPLACED * last_row["iteration"]:
+        return f", also because actors hung or died ({lost:g})"
+    ways = _ways_to_shorten(phase, config, epochs)
+    if not ways:
+        return ""
+    text = f". Use {', or '.join(ways)}"
+    if phase != "env":
+        text += ". This changes what is learned"
+    return text
 
 
 def _ways_to_shorten(phase: str, config: Config, epochs: int | None) -> list[str]:
