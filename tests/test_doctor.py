@@ -400,7 +400,7 @@ def test_a_hang_in_close_does_not_call_for_actors() -> None:
     _, text = next(iter(findings(facts, config_of())))
     assert text.endswith("Give it a timeout: a run does not wait for it")
     _, text = next(iter(findings(facts | {"stage": "playing"}, config_of())))
-    assert "If it is slow, raise --seconds to some 20 times the time that it needs" in text
+    assert "If it is slow, raise --seconds to some 20 times what it needs" in text
 
 
 @pytest.mark.parametrize(

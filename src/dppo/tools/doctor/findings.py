@@ -61,7 +61,7 @@ def _hung(facts: Facts) -> str:
         return f"{hung}. Give it a timeout: a run does not wait for it"
     if facts["stage"] != "over":
         return (
-            f"{hung}. If it is slow, raise --seconds to some 20 times the time that it needs. If it hangs now and then, "
+            f"{hung}. If it is slow, raise --seconds to some 20 times what it needs. If it hangs now and then, "
             f"use actors, which are replaced, with --start-timeout-s, --reset-timeout-s or --step-timeout-s: without "
             f"them, it stops the run. Better, give the call a timeout of its own"
         )
