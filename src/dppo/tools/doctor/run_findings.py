@@ -34,7 +34,7 @@ PHASES = {  # what takes the time, and what to use
 }
 MAX_NAMED_PHASES = 2
 LOSSES = ("incidents/actor_hung", "incidents/actor_lost")
-REPLACED = 0.1  # lost actors per iteration, beyond which their replacement is named
+LOST_SHARE = 0.1  # lost actors per iteration, beyond which their replacement is named
 SLOW_START_S = 10.0  # shortest first iteration that is named
 # without a phase of a smaller share, a run would be less than MIN_GAIN times as fast
 MIN_SHARE = 1 - 1 / MIN_GAIN
@@ -105,7 +105,7 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
 def _remedy(phase: str, last_row: Row, config: Config, epochs: int | None) -> str:
     """Return the end of a sentence about a phase that took long: what would shorten it."""
     lost = sum(last_row.get(key, 0) for key in LOSSES)
-    if phase == "wait" and lost > REPLACED * last_row["iteration"]:
+    if phase == "wait" and lost > LOST_SHARE * last_row["iteration"]:
         return f", also because actors hung or died ({lost:g})"
     ways = _ways_to_shorten(phase, config, epochs)
     if not ways:
