@@ -104,9 +104,9 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
 
 def _remedy(phase: str, last_row: Row, config: Config, epochs: int | None) -> str:
     """Return the end of a sentence about a phase that took long: what would shorten it."""
-    lost = sum(last_row.get(key, 0) for key in LOSSES)
-    if phase == "wait" and lost > LOST_SHARE * last_row["iteration"]:
-        return f", also because actors hung or died ({lost:g})"
+    num_lost = sum(last_row.get(key, 0) for key in LOSSES)
+    if phase == "wait" and num_lost > LOST_SHARE * last_row["iteration"]:
+        return f", also because actors hung or died ({num_lost:g})"
     ways = _ways_to_shorten(phase, config, epochs)
     if not ways:
         return ""
