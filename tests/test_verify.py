@@ -15,6 +15,7 @@ import pytest
 from builders import tiny_run
 from recorder import Notes, Recorder
 from remedies import executes
+from worlds.graded import Graded, Levels
 
 import dppo
 from dppo.config.parts import settings_by_name
@@ -277,6 +278,19 @@ def test_a_run_of_another_version_is_refused_with_the_file_and_line(
 )
 def test_runs_of_other_kinds_are_equal(settings: dict[str, Any], tmp_path: Path, run: Path) -> None:
     assert verify(train(tmp_path / "other", **settings)) == 0
+
+
+@pytest.mark.parametrize("policy_lag", [0, 1])
+def test_a_curriculum_is_verified_between_checkpoints_of_each_iteration(
+    policy_lag: int, tmp_path: Path, run: Path, capsys: Capture
+) -> None:
+    """Options that its observer sets after an iteration are an input of later ones: see `RunInfo.set_env`."""
+    for every, code in ((1, 0), (3, 1)):
+        folder = tmp_path / f"every_{every}"
+        changes = {"policy_lag": policy_lag, "keep_checkpoints": f"every={every}"}
+        dppo.train(tiny(folder, env_id=Graded, **changes), observers=[Levels()])
+        assert verify(folder, "--iterations", "9", "--trust") == code
+    assert "an observer that calls set_env (then use keep_checkpoints" in capsys.readouterr().out
 
 
 def test_rows_of_a_killed_run_may_be_ahead_of_its_checkpoint(tmp_path: Path, run: Path) -> None:

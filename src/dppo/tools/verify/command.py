@@ -207,8 +207,8 @@ def _find_cause(config: Config, comparison: Comparison, stretch: Stretch, stop: 
         )
     return (
         "A second computation gives the same. Either the folder was changed, or the run had something that is missing "
-        "here: other versions, also of files that its code imports, an observer, or something that its environments "
-        "keep from earlier episodes."
+        "here: other versions, also of files that its code imports, an observer that calls set_env (then use "
+        "keep_checkpoints='every=1'), or something that its environments keep from earlier episodes."
     )
 
 

@@ -131,7 +131,7 @@ def _state_difference(state: RunState, stored: Checkpoint) -> str:
             if bits_of(arrays[name]) != bits_of(stored_arrays[name]):
                 return f": {part}/{name} differs from the checkpoint"
     # incidents of actors are not part of the result, and an earlier version stored fewer values
-    for name in sorted((state.values.keys() & stored.state.keys()) - {"incidents"}):
+    for name in sorted((state.values.keys() & stored.state.keys()) - {"incidents", "env_options"}):
         if _as_json(state.values[name]) != _as_json(stored.state[name]):
             return f": {name} differs from the checkpoint"
     return ""
