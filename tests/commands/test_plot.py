@@ -243,6 +243,7 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
         curve_line.get_label(),
+        "bands: lowest to highest seed",
         "points: evaluations, without noise",
         "baseline pi:PI, on the evaluations' episodes: 7",
     ]

@@ -97,6 +97,8 @@ def draw_together(
         style(axis)
         unit = scale if over_time else None
         _draw_bands(axis, bands, names, unit, shade=0.15)
+        if any(len(group.runs) > 1 for group in groups):
+            axis.fill_between([], [], color=GREY, alpha=0.3, label="bands: lowest to highest seed")
         _draw_evaluations(axis, groups, unit)
         for name, mean_return, of_group in baselines:
             colour = INK if of_group is None else COLOURS[of_group % len(COLOURS)]
