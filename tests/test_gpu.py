@@ -27,6 +27,7 @@ from dppo.hosts.plans import sampler_plan
 from dppo.hosts.sampler_builder import build_sampler
 from dppo.hosts.trainer_builder import build_trainer
 from dppo.learners.trainers import LocalTrainer
+from dppo.ppo.exchange.inputs import each_leaf
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, SegmentRequest
 from dppo.ppo.learning.gpu import gpu_failure, is_out_of_memory, repeatable_on, starting_on
 from dppo.ppo.learning.model import PPOModel
@@ -254,7 +255,7 @@ def on_device(device: str, spec: Any) -> None:
     def moved(column: torch.Tensor) -> torch.Tensor:
         return column.to(device)
 
-    rows = batch._changed(moved, moved)
+    rows = dataclasses.replace(batch._changed(moved, moved), table=each_leaf(batch.table, moved))
     scored = model.forward(rows.obs, rows.actions)
     model.backward(scored, rows.logprobs, rows.values, rows.values)
 
