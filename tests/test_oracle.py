@@ -122,7 +122,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "normalized rewards": (BOTH, {"norm_reward": True, "gamma": 0.9}),
     "floor of deviations": (
         ("no rewards", "rewards are equal"),
-        {"norm_reward": True, "adv_floor": 2.0},
+        LONGER | {"norm_reward": True, "adv_floor": 2.0},
     ),
     "layers": (BOTH[::-1], {"hidden_sizes": (16, 24, 8), "activation": "relu"}),
     "all at once": (

@@ -22,6 +22,7 @@ from meetings import OwnOrders
 from nodes import report_of
 from processes import Disturbance, in_the_middle_of_an_update, ours, send, wait_until
 from ray.exceptions import RayTaskError
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import dppo
 from dppo import streams
@@ -350,7 +351,14 @@ def test_learners_without_room_raise_and_release_their_resources(
     ]
 
 
-def test_the_store_of_ranks_on_one_node_is_bound_to_loopback() -> None:
+def test_the_store_of_ranks_on_one_node_is_bound_to_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def store_of_torch_2_6(*arguments: Any, **keywords: Any) -> Any:
+        assert not keywords["use_libuv"], "the libuv TCPStore takes no listen fd"
+        return TCPStore(*arguments, **keywords)
+
+    monkeypatch.setattr("dppo.learners.rank.TCPStore", store_of_torch_2_6)
     rank = TrainerRank(plan_of(settings(), SPACES.actions), SPACES, 0)
     port = rank.open_store("127.0.0.1")
     socket.create_connection(("127.0.0.1", port), timeout=60).close()
