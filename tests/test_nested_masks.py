@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from kinds import small
+from recorder import Notes
 from remedies import executes
 from worlds.acting import HYBRID, Actuated, Hybrid
 
@@ -42,7 +43,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], d
     for form in FORMS:
         settings = hybrid(*form) | {"total_timesteps": 160, "update_epochs": 1}
         config = small(folder / "-".join(form), **settings)
-        results[form] = dppo.train(config)
+        with Notes() as notes:
+            results[form] = dppo.train(config)
+        [line] = [text for text in notes.texts if text.startswith("Spaces: obs ")]
+        assert " with masks from " in line
     return results
 
 

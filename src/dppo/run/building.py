@@ -21,6 +21,7 @@ from dppo.log import logger
 from dppo.numerics.fingerprint import Expected, Probe, fingerprint
 from dppo.numerics.portable import VARIABLES, has_avx2, in_force
 from dppo.policies.described import model_state
+from dppo.policies.policy import spaces_summary
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.scales import Statistics
 from dppo.records.files.checkpoint import find
@@ -224,7 +225,10 @@ def _log_choices(config: Config, choices: list[Choice], spaces: Spaces, folder: 
         stuck = stuck_beside_unbounded(spaces.actions)
     networks = networks_in_words(config, spaces)
     memory = batch_memory_in_words(config, spaces)
-    for line in (networks, describe_atari(config.env), rescaled, memory):
+    masks = None
+    if spaces.mask:
+        masks = f"Spaces: {spaces_summary(spaces)}"
+    for line in (networks, masks, describe_atari(config.env), rescaled, memory):
         if line is not None:
             logger.info("%s", line)
     if stuck is not None:
