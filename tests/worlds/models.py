@@ -125,7 +125,7 @@ class Normalized(Broken):
         self.norm = nn.BatchNorm1d(head_size, momentum=0.1)
 
     def outputs(self, head: Tensor, values: Tensor) -> Any:
-        return (self.norm(head) if len(head) > 1 else head), values
+        return self.norm(head), values
 
 
 class Centred(Broken):

@@ -270,18 +270,11 @@ class ModuleSpec(NetworkSpec):
         Head and values of the first must equal those of the second, and at the index `row` those of the third.
         """
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        with torch.enable_grad():
-            results = [call() for call in calls]
-        for name, buffer in module.named_buffers():
-            if name not in buffers:
-                raise self._broken(
-                    f"its buffer {name} is made in a forward pass. Make it in the constructor"
-                )
-            if not torch.equal(buffer, buffers[name]):
-                raise self._broken(
-                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
-                    f"would hold different values. Use LayerNorm or GroupNorm"
-                )
+        results = []
+        for call in calls:
+            with torch.enable_grad():
+                results.append(call())
+            self._check_buffers(module, buffers)
         for name, output, repeated, single_row in zip(OUTPUTS[:2], *results[:3], strict=False):
             if not torch.equal(output, repeated):
                 fact = (
@@ -295,6 +288,18 @@ class ModuleSpec(NetworkSpec):
                 continue
             raise self._broken(f"elements of its {name} {fact}")
         return results
+
+    def _check_buffers(self, module: nn.Module, buffers: dict[str, Tensor]) -> None:
+        for name, buffer in module.named_buffers():
+            if name not in buffers:
+                raise self._broken(
+                    f"its buffer {name} is made in a forward pass. Make it in the constructor"
+                )
+            if not torch.equal(buffer, buffers[name]):
+                raise self._broken(
+                    f"its buffer {name} changes in a forward pass, as those of BatchNorm do, so actors and learners "
+                    f"would hold different values. Use LayerNorm or GroupNorm"
+                )
 
     def _outputs(
         self, module: nn.Module, rows: tuple[int, ...], *inputs: Any
