@@ -102,7 +102,7 @@ class StateFiles:
         if not self._place.is_visible():
             raise NotKept(
                 f"holds the path {path}, but {socket.gethostname()} does not see the folder of the run, "
-                f"{self._place.run_dir}, to keep it there"
+                f"{self._place.run_dir}, which has to be on a disk that all hosts share"
             )
         if path.is_symlink():
             raise NotKept(f"holds the path {path}, which is a symbolic link")
