@@ -148,6 +148,12 @@ def test_each_look_at_a_run_says_that_it_is_still_training(
         assert note in typed(line.replace("folder/", "other/"))
 
 
+def test_the_success_rate_is_printed_if_episodes_report_it(trained: Path, typed: Typed) -> None:
+    line = typed("eval worlds.simple:point_mass --policy worlds.simple:to_goal --episodes 2")
+    assert line.endswith(", length 50.0, success 100.0%\n")
+    assert dppo.evaluate(trained, episodes=1).success_rate is None
+
+
 def test_episodes_are_printed_as_json(typed: Typed) -> None:
     line = f"eval {PLANT} --policy {CONTROLLER} --episodes 2 --info-keys energy --json"
     printed = json.loads(typed(line))

@@ -49,6 +49,12 @@ def point_mass() -> gym.Env[Any, Any]:
     return TimeLimit(PointMass(), 50)
 
 
+def to_goal(obs: np.ndarray) -> np.ndarray:
+    """Push the point to the goal, and stop it there."""
+    force: np.ndarray = np.clip(2 * (obs[4:] - obs[:2]) - obs[2:4], -1, 1)
+    return force
+
+
 class Counting(Episodic):
     """The observation is the number of steps since the reset, the reward is the action.
 

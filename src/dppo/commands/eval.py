@@ -69,7 +69,10 @@ def main(argv: list[str]) -> int:
         return 0
     spread = f"{number(evaluation.mean_return)} +- {number(evaluation.std_return)}"
     span = f"from {number(min(evaluation.returns))} to {number(max(evaluation.returns))}"
-    print(f"return {spread} ({span}), length {evaluation.mean_length:.1f}")
+    line = f"return {spread} ({span}), length {evaluation.mean_length:.1f}"
+    if evaluation.success_rate is not None:
+        line += f", success {evaluation.success_rate:.1%}"
+    print(line)
     if evaluation.left_out:
         total = counted(len(evaluation.left_out) + len(evaluation.returns), "episode")
         print(f"{len(evaluation.left_out)} of {total} left out: the environment failed in them")
@@ -143,6 +146,7 @@ def _as_json(evaluation: Evaluation) -> dict[str, Any]:
         "std_return": evaluation.std_return,
         "returns": evaluation.returns,
         "lengths": evaluation.lengths,
+        "success_rate": evaluation.success_rate,
         "left_out": evaluation.left_out,
         "info": {
             key: dict(zip(("sum", "mean", "last"), zip(*infos, strict=True), strict=True))

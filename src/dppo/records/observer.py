@@ -181,6 +181,8 @@ class Evaluation:
     """By name, numbers in the info of the steps: `total`, `mean` and `last` of each episode that has it."""
     left_out: tuple[int, ...] = ()
     """Indices of the episodes that are left out, because the environment failed in them."""
+    success_rate: float | None = None
+    """Share of the episodes with a true `info["is_success"]` in their last step; None if no episode reports it."""
 
     @property
     def mean_return(self) -> float:
