@@ -29,7 +29,10 @@ from dppo.records.files.lock import training_notes
 from dppo.records.observer import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
 
-ELSEWHERE = "predict get_action get_action_and_value compute_single_action forward get_value predict_values evaluate_actions"
+ELSEWHERE = (
+    *("predict", "get_action", "get_action_and_value", "compute_single_action", "forward"),
+    *("get_value", "predict_values", "evaluate_actions"),
+)
 """Names of methods in other libraries."""
 
 
@@ -72,7 +75,7 @@ class Policy:
         def __getattr__(self, name: str) -> NoReturn:
             """Answer a method that other libraries have."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in ELSEWHERE.split():
+            if name in ELSEWHERE:
                 message += (
                     ". Use act(obs), which returns the most likely action, or "
                     "act(obs, generator=np.random.default_rng(1)), which samples, or outputs(obs) for logits and values"
