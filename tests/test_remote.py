@@ -28,12 +28,12 @@ from dppo.hosts.keeper import MARKER
 from dppo.machine import usable_cores
 from dppo.remote import make
 from dppo.remote.client import STOP, Solver
-from dppo.remote.connection import Listener
+from dppo.remote.connection import Connection, Listener
 from dppo.remote.environment import RestartingSolverEnv, _place
 from dppo.remote.protocol import parts_of
 from dppo.slots import cores
 from dppo.slots.layout import Layout
-from dppo.slots.program import SolverError
+from dppo.slots.program import Program, SolverError
 from dppo.slots.slots import Slots
 
 INCLUDE = Path(dppo.__file__).parent / "remote"
@@ -113,6 +113,29 @@ def test_a_solver_is_an_environment_with_the_parts_that_it_declares(tmp_path: Pa
     assert (tmp_path / "solver.log").read_text() == "begun\nstopped\n"
     with pytest.raises(SolverError, match="is closed"):
         env.step(np.zeros(2))
+
+
+def test_a_solver_that_is_interrupted_in_a_step_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    env = make(solver(tmp_path), scratch_dir=str(tmp_path))
+    env.reset(seed=1)
+    monkeypatch.setattr(Connection, "receive_into", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(np.zeros(2))
+    waits = []
+    terminate = Program.terminate
+
+    def recorded(program: Program, wait_s: float) -> None:
+        waits.append(wait_s)
+        terminate(program)
+
+    monkeypatch.setattr(Program, "terminate", recorded)
+    env.close()
+    assert waits == [0.0]
 
 
 def restarting(folder: Path) -> list[str]:

@@ -58,6 +58,7 @@ class Session:
         self._buffer = memoryview(buffer)
         self._obs = np.frombuffer(buffer, self.opening.dtype, count, self._state.size)
         self._has_begun = False
+        self._is_awaited = False  # True while the solver computes
 
     def reset(self, seed: int, options: dict[str, Any]) -> SolverStep:
         """Begin an episode; raise SolverEnded."""
@@ -90,6 +91,7 @@ class Session:
 
     def _receive(self) -> SolverStep:
         connection = self._connection
+        self._is_awaited = True
         try:
             connection.receive_into(self._buffer)
             end, infos, reward = self._state.unpack_from(self._buffer)
@@ -102,13 +104,17 @@ class Session:
         except OSError:
             ending = None if self._program is None else self._program.ending()
             raise SolverEnded(ending) from None
+        self._is_awaited = False
         return SolverStep(self._obs.astype(self._native), reward, end, info)
 
     def close(self, wait_s: float = STOP_S) -> None:
-        """Send the reply to stop, wait for the program, and end all processes of its session."""
+        """Send the reply to stop, wait for the program, and end all processes of its session.
+
+        After an interruption, a solver that still computes would not read the reply in time: it is ended at once.
+        """
         if self._has_begun:
             with suppress(OSError):
                 self._connection.send(self._reply.pack(STOP, 0, 0))
         self._connection.close()
         if self._program is not None:
-            self._program.terminate(wait_s)
+            self._program.terminate(0.0 if self._is_awaited else wait_s)
