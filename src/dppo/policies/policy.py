@@ -30,8 +30,14 @@ from dppo.records.observer import Result
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
 
 ELSEWHERE = (
-    *("predict", "get_action", "get_action_and_value", "compute_single_action", "forward"),
-    *("get_value", "predict_values", "evaluate_actions"),
+    "predict",
+    "get_action",
+    "get_action_and_value",
+    "compute_single_action",
+    "forward",
+    "get_value",
+    "predict_values",
+    "evaluate_actions",
 )
 """Names of methods in other libraries."""
 
