@@ -37,7 +37,7 @@ def number(value: float | None, digits: int | None = None) -> str:
     if digits is not None:
         return f"{value:,.{digits}f}"
     size = abs(value)
-    if 0 < size < 5e-4:
+    if 1e-9 < size < 5e-4:  # less is the rounding of sums
         return f"{value:.1e}"
     if size >= 1000 or size == 0:
         digits = 0
