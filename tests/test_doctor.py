@@ -38,6 +38,7 @@ from dppo.records.bottleneck import TimeSplit
 from dppo.slots import cores
 from dppo.slots.slots import Slots
 from dppo.tools.doctor import examination, updating, watching
+from dppo.tools.doctor.command import _measured
 from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
@@ -76,7 +77,10 @@ def facts_of(config: Config) -> Facts:
 def examined(env_id: Any = "worlds.sick:Sick", **settings: Any) -> list[str]:
     """Examine an environment in this process, and return the findings."""
     config = config_of(env_id, **settings)
-    facts = facts_of(config)
+    return texts_of(facts_of(config), config)
+
+
+def texts_of(facts: Facts, config: Config) -> list[str]:
     return [
         f"{kind}: {text}"
         for kind, text in findings(facts | {"available_mb": 1e6, "cpus": 2}, config)
@@ -494,7 +498,11 @@ def test_a_second_instance_may_need_another_place_or_ranks(
     env_id: Any, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores, "LOCK", f"dppo-{tmp_path}-{os.getpid()}")  # of no other test
-    texts = examined(env_id, **settings)
+    config = config_of(env_id, **settings)
+    facts = facts_of(config)
+    texts = texts_of(facts, config)
+    start = next(line for line in _measured(facts) if line.startswith("start "))
+    assert ("again" in start) == (2 * config.layout.cores <= usable_cores())
     assert any(text.startswith("ok: the same seed and actions give the same ") for text in texts)
     assert not any(text.startswith("error") or "one instance only" in text for text in texts), texts
 

@@ -201,7 +201,10 @@ def _measured(facts: Facts) -> Iterator[str]:
         packages = ", ".join(" ".join(item) for item in facts["packages"].items())
         yield f"versions {packages}; hash of the first steps: {facts.get('fingerprint') or '-'}"
         yield f"network  {facts['network'].removeprefix('Network: ')}"
-        yield f"start    {facts['make_s']:.2f} s, again {facts.get('next_make_s', 0):.2f} s, {facts['env_mb']:.0f} MB"
+        starts = [f"{facts['make_s']:.2f} s"]
+        if "next_make_s" in facts:  # one process and this machine may have two instances
+            starts.append(f"again {facts['next_make_s']:.2f} s")
+        yield f"start    {', '.join(starts)}, {facts['env_mb']:.0f} MB"
     for name in ("step", "reset"):
         if name in facts:
             yield f"{name:8} {_times(facts[name])}"
