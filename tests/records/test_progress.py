@@ -759,13 +759,15 @@ def test_without_colours_the_bar_is_drawn_with_letters() -> None:
         assert abs(bar[0].count(letter) - share * room) <= 1
 
 
-@pytest.mark.parametrize("no_color", ["", "1"])
-def test_no_color_is_honoured(no_color: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", no_color)
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_is_honoured(no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
     live, stream = started()
     live.on_iteration(row())
     live.on_end(None, None)
-    assert ("eeee" in stream.getvalue()) is bool(no_color)
+    assert ("eeee" in stream.getvalue()) is no_color
 
 
 def test_a_bar_is_always_full_and_in_proportion() -> None:
