@@ -247,10 +247,14 @@ def test_environments_with_sub_environments_are_examined(env_id: str, env_kwargs
         (True, "warning: after set_state in another instance: it differs at step 1. Return from"),
     ],
 )
-@pytest.mark.parametrize("env_id", ["Saved", "SavedInFile"])
-def test_a_state_that_is_not_whole_is_found(env_id: str, partial: bool, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("env_id", "env_state"), [("Saved", "auto"), ("SavedInFile", "auto"), ("SavedInFile", "own")]
+)
+def test_a_state_that_is_not_whole_is_found(
+    env_id: str, env_state: str, partial: bool, expected: str
+) -> None:
     kwargs = {"disease": "hidden state", "partial": partial}
-    texts = examined(f"worlds.sick:{env_id}", env_kwargs=kwargs)
+    texts = examined(f"worlds.sick:{env_id}", env_kwargs=kwargs, env_state=env_state)
     assert any(text.startswith(expected) for text in texts), texts
     assert not any("its state holds a path" in text for text in texts), texts
 

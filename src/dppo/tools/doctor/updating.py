@@ -88,6 +88,8 @@ def _iterations(
 
     sizes = (config.num_samplers, config.envs_per_sampler, config.sizes.sequence_length)
     plan = plan_of(config, lambda **_: env, *sizes)
+    # the stored answers of the environment have no state
+    plan = replace(plan, env=replace(plan.env, env_state="off"))
     ledger = ReplayLedger(config.num_samplers, replay=False)
     collector = InProcessCollector(plan, ledger)
     run_config, _ = resolve(config, continuous_width(spaces.actions))
