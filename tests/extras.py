@@ -39,9 +39,12 @@ def importorskip(name: str, *arguments: Any, **keywords: Any) -> Any:
 def show(names: Iterable[str]) -> None:
     """Let this test import packages that are hidden."""
     for name in names:
-        sys.modules.pop(name, None)
-        if name in loaded:
-            sys.modules[name] = loaded[name]
+        if (
+            name in sys.modules and sys.modules[name] is None
+        ):  # imported twice, a package lacks its modules
+            del sys.modules[name]
+            if name in loaded:
+                sys.modules[name] = loaded[name]
 
 
 pytest.importorskip = importorskip  # type: ignore[assignment]

@@ -126,7 +126,11 @@ def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
                 for i, name in shaped
             ]
         )
-        if kinds not in accepted:
+        try:
+            is_new = kinds not in accepted
+        except TypeError:  # torch exports a network: its sizes are symbols, which have no hash
+            return function(*args, **kwargs)
+        if is_new:
             result = checking(*args, **kwargs)
             accepted.setdefault(kinds, set()).add(_kind(result))
             return result
