@@ -166,12 +166,9 @@ def test_the_variable_does_not_reach_processes_that_a_command_starts(tmp_path: P
     assert shown.endswith("[]\n")
 
 
-def test_closed_standard_streams_are_the_null_device(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from dppo.__main__ import main; main(['version']);"
-        f"open({str(tmp_path / 'streams')!r}, 'w').write("
-        "' '.join(os.readlink(f'/proc/self/fd/{s.fileno()}') for s in (sys.stdin, sys.stdout, sys.stderr)))"
-    )
+def test_closed_standard_streams_are_the_null_device_also_of_programs(tmp_path: Path) -> None:
+    look = f"(readlink /proc/$$/fd/0 /proc/$$/fd/1 /proc/$$/fd/2) >{tmp_path}/streams; :"
+    code = f"import os; from dppo.__main__ import main; main(['version']); os.system({look!r})"
     command = f"{shlex.join([sys.executable, '-c', code])} <&- >&- 2>&-"
     subprocess.run(command, shell=True, check=True, timeout=60)
     assert (tmp_path / "streams").read_text().split() == [os.devnull] * 3

@@ -67,8 +67,11 @@ def main(argv: list[str] | None = None) -> int:
 def _open_closed_streams() -> None:
     """Open standard streams that are closed, as a daemon may leave them: Ray cannot start without stderr."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the null device gets its number, and no socket does
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
+        if getattr(sys, name) is None:
+            # gets the number of the stream, also in programs that are started, where a socket would get it
+            stream = open(os.devnull, mode)  # noqa: SIM115 - until the process ends
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _leave_stuck_calls(code: int) -> None:
