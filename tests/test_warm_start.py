@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import tiny_run
-from recorder import Recorder
+from recorder import Notes, Recorder
 from worlds.acting import Actuated, Masked
 
 import dppo
@@ -131,6 +131,16 @@ def test_masks_beside_observations_are_no_part_of_them(tmp_path: Path) -> None:
     dppo.train(config_of(tmp_path / "run", free, init_from=tmp_path / "origin"))
     expected = last(tmp_path / "origin")["normalizer"]["obs.count"]
     assert first(tmp_path / "run")["normalizer"]["obs.count"] == expected > 0
+
+
+def test_statistics_of_invalid_observations_are_not_taken(source: Path, tmp_path: Path) -> None:
+    checkpoint = checkpoints.find(source).checkpoint
+    checkpoint.state["model"]["obs"] = 1
+    bad = tmp_path / "bad"
+    checkpoints.save(bad / "checkpoints", 1, checkpoint, keep=checkpoints.Keep(1), score=None)
+    with Notes() as notes:
+        dppo.train(config_of(tmp_path / "run", CARTPOLE, init_from=bad))
+    assert "  not taken: statistics of observations" in notes.texts
 
 
 def test_a_resumed_run_starts_from_its_own_checkpoint(source: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +74,14 @@ def _critics(state: Weights, origin: LoadedCheckpoint) -> Weights:
 
 def _statistics(fresh: Statistics, origin: LoadedCheckpoint, obs: np.dtype[Any]) -> Statistics:
     """Return `fresh` with the statistics of observations from `origin`, if these are `obs`, apart from masks."""
-    if fresh.obs is None or spaces_from(origin.checkpoint.state).of_network().obs != obs:
+    if fresh.obs is None:
         return fresh
     arrays = origin.checkpoint.arrays.get("normalizer", {})
-    try:
-        loaded = replace(fresh, returns=None).loaded(arrays)
-    except (KeyError, ValueError):  # there are none, or statistics of other leaves
-        return fresh
-    return replace(loaded, returns=fresh.returns)
+    # there are none, or statistics of other leaves, or the checkpoint, which may be a stranger's, has no valid spaces
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        if spaces_from(origin.checkpoint.state).of_network().obs == obs:
+            return replace(replace(fresh, returns=None).loaded(arrays), returns=fresh.returns)
+    return fresh
 
 
 def _check_frozen(statistics: Statistics, fresh: Statistics, origin: LoadedCheckpoint) -> None:
