@@ -173,6 +173,9 @@ def test_only_a_fault_leaves_an_exit_code_in_the_log(
     with log.open("a") as file:
         file.write("of a solver that ended later\n")
     assert keeper.end_of_log(str(log), pid) == (status, [])
+    with log.open("a") as file:
+        file.write(f"a copy: dppo: process {pid} ended {status}\n")
+    assert keeper.end_of_log(str(log), pid)[0] == status
 
 
 ORPHAN = """

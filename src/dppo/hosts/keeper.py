@@ -88,17 +88,17 @@ def end_of_log(path: str, pid: int) -> tuple[str, list[str]]:
     last_line = _last_line(pid)
     until = time.monotonic() + LAST_LINE_S
     lines: list[str] = []
-    last_lines: list[str] = []
-    while not last_lines and time.monotonic() < until:
+    numbers: list[int] = []
+    while not numbers and time.monotonic() < until:
         with suppress(OSError):
             lines = _lines_of(path, pid)
-        last_lines = [line for line in lines if last_line in line]
+        numbers = [number for number, line in enumerate(lines) if last_line in line]
         time.sleep(0.02)
     end = ""
-    for line in last_lines:
-        end = line.partition(last_line)[2].strip()
+    if numbers:
+        end = lines[numbers[-1]].partition(last_line)[2].strip()
         # what follows are the last words of programs that outlive the process
-        del lines[lines.index(line) :]
+        del lines[numbers[-1] :]
     fatal_lines = [
         number for number, line in enumerate(lines) if line.startswith("Fatal Python error")
     ]
