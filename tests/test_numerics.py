@@ -54,11 +54,9 @@ PROBE = Probe(2, (8,), images=True)
 WEIGHTS_OF_KINDS = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 import dppo
 dppo.portable_numerics()
 import kinds
-import numpy as np
 for kind in sys.argv[2:]:
     print(kind, dppo.train(kinds.settings(kind, Path(sys.argv[1]) / kind)).weights_sha256)
 """
@@ -142,7 +140,6 @@ def test_other_numerics_of_a_process_on_the_same_cpu_are_named_with_the_remedy(
 NATIVE_RUN = """
 import numpy
 import kinds
-import numpy as np
 import dppo
 dppo.train(kinds.small("run", env_id="CartPole-v1", keep_checkpoints="every=1"))
 """
@@ -252,15 +249,20 @@ def test_the_variables_raise_no_warning_where_warnings_are_errors() -> None:
 
 @pytest.mark.parametrize(
     ("extensions", "is_portable"),
-    [(["X86_V3"], True), (["X86_V3", "X86_V4"], False), (["AVX2", "AVX512_SKX"], False)],
-    ids=["disabled", "NumPy 2.4", "NumPy 1.26"],
+    [
+        ({"found": ["X86_V3"]}, True),
+        ({"found": ["X86_V3", "X86_V4"]}, False),
+        ({"found": ["AVX2", "AVX512_SKX"]}, False),
+        ({"baseline": ["X86_V4"]}, False),
+    ],
+    ids=["disabled", "NumPy 2.4", "NumPy 1.26", "built for this CPU"],
 )
 def test_the_code_that_numpy_runs_is_known_without_names_that_only_numpy_2_has(
-    extensions: list[str], is_portable: bool, monkeypatch: pytest.MonkeyPatch
+    extensions: dict[str, list[str]], is_portable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     haswell = SimpleNamespace(info=lambda: [{"architecture": "Haswell"}])
     monkeypatch.setattr("dppo.numerics.arithmetic.openblas", lambda: haswell)
-    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": {"found": extensions}})
+    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": extensions})
     monkeypatch.setitem(sys.modules, "numpy._core._multiarray_umath", None)
     assert portable.numpy_is_portable() is is_portable
 

@@ -117,8 +117,9 @@ def numpy_is_portable() -> bool:
 
     extensions: dict[str, list[str]] = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[assignment]
     disabled = VARIABLES["NPY_DISABLE_CPU_FEATURES"].split()
+    used = [*extensions.get("baseline", ()), *extensions.get("found", ())]
     cores = {library["architecture"] for library in openblas().info()}
-    return cores <= SAME_AS_HASWELL and set(disabled).isdisjoint(extensions.get("found", ()))
+    return cores <= SAME_AS_HASWELL and set(disabled).isdisjoint(used)
 
 
 def has_avx2() -> bool:
