@@ -27,7 +27,6 @@ from dppo.transports.ray.pickling import NO_MODEL, PackedModel, sendable, unpack
 
 # Time limit of a sum over all ranks; the default of torch is 30 minutes.
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-LIBUV = False  # with libuv, the store of torch 2.6 and 2.7 takes no socket that listens
 LOOPBACK = "127.0.0.1"
 REPEATS = 5  # repetitions of each measurement; the median counts
 LONG_S = 1.0  # seconds after which a measurement is not repeated again
@@ -68,7 +67,7 @@ class TrainerRank:
             timeout=COLLECTIVE_TIMEOUT,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),  # the store takes over the socket
-            use_libuv=LIBUV,
+            use_libuv=False,  # with it, torch 2.6 and 2.7 take no socket that listens
         )
         return port
 
@@ -94,12 +93,7 @@ class TrainerRank:
         learners = self.plan.learners
         if self._store is None:
             self._store = TCPStore(
-                host,
-                port,
-                learners.num_learners,
-                is_master=False,
-                timeout=COLLECTIVE_TIMEOUT,
-                use_libuv=LIBUV,
+                host, port, learners.num_learners, is_master=False, timeout=COLLECTIVE_TIMEOUT
             )
         # By default gloo resolves the machine's host name, which on many machines gives a loopback address.
         _, address = self.whereabouts()
