@@ -24,11 +24,12 @@ from dppo.config.parts import Actors, Learners, Sampling
 from dppo.envs.instance import Instance
 from dppo.envs.make import make_env
 from dppo.errors import ConfigError
+from dppo.hosts.keeper import MARKER
 from dppo.machine import usable_cores
 from dppo.run.factory import check_cores
 from dppo.slots import cores, launchers
 from dppo.slots.cores import Lease, NoCores, cores_here
-from dppo.slots.guard import IN_ACTOR, MAX_LOG_BYTES
+from dppo.slots.guard import MAX_LOG_BYTES
 from dppo.slots.layout import Layout, Node
 from dppo.slots.program import LOG, SolverError
 from dppo.slots.slots import Slots
@@ -123,7 +124,7 @@ def test_the_output_of_a_program_is_limited_while_it_runs(tmp_path: Path) -> Non
 def test_the_log_of_an_actor_has_the_end_of_a_program_that_fails_or_hangs(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(IN_ACTOR, "1")
+    monkeypatch.setenv(MARKER, "1")
     printed = []
 
     def has_printed() -> bool:
