@@ -406,7 +406,7 @@ class CollectionEngine:
         is_unwanted = actor.unwanted
         activity = activity or actor.deadline.progress
         place = place_in(activity)
-        # which the answer would have reported
+        # programs started again, which the answer would have reported
         restarts = 0 if activity is None else activity.restarts
         self._replace(actor, now)
         if is_unwanted:
