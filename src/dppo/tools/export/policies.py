@@ -422,6 +422,6 @@ def _card(
         spaces=printable(spaces_summary(policy.spaces)),
         table="\n".join(f"| {name} | {value} |" for name, value in figures.items()),
         checked=checked,
-        play=" ".join(["dppo eval .", *trust_flags(settings_of(policy))]),
+        play=" ".join([".", *trust_flags(settings_of(policy))]),
         curve=curve,
     )
