@@ -276,7 +276,6 @@ EVALUATED = {
     "eval/episodes": 4,
     "eval/global_step": 32,
     "eval/episodic_return": 12.5,
-    "eval/return_std": 2.5,
     "eval/episodic_length": 20.0,
     "eval/baseline_return": 10.0,
     "eval/baseline_difference": 2.5,
@@ -286,9 +285,12 @@ EVALUATED = {
 }
 
 
-def test_displays_show_the_last_evaluation_the_difference_and_its_interval() -> None:
+@pytest.mark.parametrize(("std", "shown"), [(2.5, "2.50"), (3e-17, "0")])
+def test_displays_show_the_last_evaluation_the_difference_and_its_interval(
+    std: float, shown: str
+) -> None:
     view = View(total_steps=1000)
-    view.add_row(EVALUATED)
+    view.add_row(EVALUATED | {"eval/return_std": std})
     view.add_row({"global_step": 128, "charts/episodes": 1, "charts/recent_episodes": 1})
     line = plain_line(view)
     assert (
@@ -299,7 +301,7 @@ def test_displays_show_the_last_evaluation_the_difference_and_its_interval() -> 
         console.print(draw(view, 90, 0.0))
     lines = [line.split() for line in console.export_text().splitlines() if " " in line.strip()]
     panel = {words[1]: words[2:-1] for words in lines}
-    evaluation = "12.5 +- 2.50 after 32 steps length 20.0 4 episodes"
+    evaluation = f"12.5 +- {shown} after 32 steps length 20.0 4 episodes"
     assert panel["eval"] == evaluation.split()
 
     baseline = "10.0 difference +2.50 95 % -0.500 to +5.50 4 pairs"

@@ -117,6 +117,8 @@ def test_returns_and_lengths_are_those_of_a_loop_by_hand(trained: dppo.Result) -
     assert repr(shown) == "Evaluation(E-v0: return 2.00 +- 1.00, mean length 10.5, 2 episodes)"
     shown = dataclasses.replace(shown, returns=(0.91, 0.96))  # which one digit would not tell apart
     assert "return 0.935 +- 0.025, " in repr(shown)
+    shown = dataclasses.replace(shown, returns=(0.3, 0.1 + 0.2))  # equal up to rounding
+    assert "return 0.300 +- 0, " in repr(shown)
 
 
 def test_a_seed_determines_the_episodes_and_the_sampled_actions(trained: dppo.Result) -> None:

@@ -15,7 +15,7 @@ from dppo.files import user_path
 from dppo.policies.controller import Controller
 from dppo.policies.evaluation import evaluate
 from dppo.records.observer import Evaluation
-from dppo.records.terminal.figures import number
+from dppo.records.terminal.figures import deviation, number
 from dppo.records.terminal.streams import showing_log
 
 PROG = "dppo eval"
@@ -67,9 +67,9 @@ def main(argv: list[str]) -> int:
     if as_json:
         print(json.dumps(_as_json(evaluation), indent=1))
         return 0
-    spread = f"{number(evaluation.mean_return)} +- {number(evaluation.std_return)}"
+    spread = deviation(evaluation.std_return, evaluation.mean_return)
     span = f"from {number(min(evaluation.returns))} to {number(max(evaluation.returns))}"
-    line = f"return {spread} ({span}), length {evaluation.mean_length:.1f}"
+    line = f"return {number(evaluation.mean_return)} +- {spread} ({span}), length {evaluation.mean_length:.1f}"
     if evaluation.success_rate is not None:
         line += f", success {evaluation.success_rate:.1%}"
     print(line)

@@ -15,7 +15,7 @@ from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress, Episode, EpisodeInfo, Incident
 from dppo.records.comparison import BaselineComparison
 from dppo.records.metrics.reading import read_metrics
-from dppo.records.terminal.figures import number
+from dppo.records.terminal.figures import deviation, number
 
 
 @dataclass(slots=True)
@@ -201,8 +201,9 @@ class Evaluation:
 
     def __repr__(self) -> str:
         left_out = f", {len(self.left_out)} left out" if self.left_out else ""
+        spread = deviation(self.std_return, self.mean_return)
         return (
-            f"Evaluation({self.env_name}: return {number(self.mean_return)} +- {number(self.std_return)}, "
+            f"Evaluation({self.env_name}: return {number(self.mean_return)} +- {spread}, "
             f"mean length {self.mean_length:.1f}, {counted(len(self.returns), 'episode')}{left_out})"
         )
 

@@ -24,7 +24,7 @@ from dppo.records.differences import (
 )
 from dppo.records.files import disk
 from dppo.records.files.run_files import BASELINE, json_in
-from dppo.records.terminal.figures import number
+from dppo.records.terminal.figures import deviation, number
 from dppo.run.open_evaluation import OpenEvaluation
 from dppo.run.parts import RunContext
 from dppo.run.sources import source_sha256
@@ -163,8 +163,9 @@ class Baseline:
             return
         returns = list(self._returns.values())
         count = counted(len(returns), "episode")
-        spread = f"{number(fmean(returns))} +- {number(pstdev(returns))} in {count}"
-        logger.info("baseline %s: mean return %s", self.name, spread)
+        spread = deviation(pstdev(returns), self.mean_return)
+        mean_return = f"{number(self.mean_return)} +- {spread} in {count}"
+        logger.info("baseline %s: mean return %s", self.name, mean_return)
         if not self._paired:
             logger.warning("%s", UNPAIRED)
         if len(returns) < FEW_EPISODES:

@@ -7,6 +7,7 @@ from itertools import pairwise
 BARS = "▁▂▃▄▅▆▇█"
 # values of which a bar is the mean, at most: the panel is drawn four times a second
 MAX_VALUES_A_BAR = 50
+ROUNDING = 1e-9  # share of a mean; deviations below it come from the rounding of sums
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -37,7 +38,7 @@ def number(value: float | None, digits: int | None = None) -> str:
     if digits is not None:
         return f"{value:,.{digits}f}"
     size = abs(value)
-    if 1e-9 < size < 5e-4:  # less is the rounding of sums
+    if 0 < size < 5e-4:
         return f"{value:.1e}"
     if size >= 1000 or size == 0:
         digits = 0
@@ -48,6 +49,13 @@ def number(value: float | None, digits: int | None = None) -> str:
     else:
         digits = 3
     return f"{value:,.{digits}f}"
+
+
+def deviation(value: float, mean: float) -> str:
+    """Format the standard deviation of values with this mean as `number` does; 0 if it comes from rounding."""
+    if value < ROUNDING * abs(mean):
+        value = 0.0
+    return number(value)
 
 
 def signed(value: float) -> str:

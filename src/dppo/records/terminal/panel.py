@@ -22,7 +22,15 @@ from dppo.records.closing_lines import closing_lines
 from dppo.records.differences import Difference
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, Result, RunInfo
-from dppo.records.terminal.figures import duration, number, share, signed, sparkline, speed
+from dppo.records.terminal.figures import (
+    deviation,
+    duration,
+    number,
+    share,
+    signed,
+    sparkline,
+    speed,
+)
 from dppo.records.terminal.streams import PatientStream, ShowLog
 from dppo.records.terminal.view import PHASES, View
 
@@ -246,9 +254,10 @@ def _controller_returns(view: View) -> RenderableType:
 
 
 def _evaluation(row: Row) -> RenderableType:
+    mean = row.get("eval/episodic_return", math.nan)
     items = [
-        Text(number(row.get("eval/episodic_return")), style="bold"),
-        _item("+-", number(row.get("eval/return_std"))),
+        Text(number(mean), style="bold"),
+        _item("+-", deviation(row.get("eval/return_std", math.nan), mean)),
         _item("after", f"{row['eval/global_step']:,.0f} steps"),
         _item("length", number(row.get("eval/episodic_length"))),
         Text(counted(int(row["eval/episodes"]), "episode"), style="dim"),

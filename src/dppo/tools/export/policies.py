@@ -39,7 +39,7 @@ from dppo.records.files.run_files import CONFIG, METRICS
 from dppo.records.files.run_folder import as_file_name, run_dir_of, versions
 from dppo.records.metrics.reading import Row, read_metrics
 from dppo.records.observer import Evaluation
-from dppo.records.terminal.figures import number
+from dppo.records.terminal.figures import deviation, number
 from dppo.spaces.spaces import MASK, leaves
 from dppo.user_code import in_a_line, require_package
 
@@ -398,7 +398,8 @@ def _card(
     tags = ["reinforcement-learning", algo, "dppo", "onnx", env]
     front: dict[str, Any] = {"library_name": "dppo", "pipeline_tag": tags[0], "tags": tags}
     if evaluation is not None:
-        score = f"{number(evaluation.mean_return)} +/- {number(evaluation.std_return)}"
+        spread = deviation(evaluation.std_return, evaluation.mean_return)
+        score = f"{number(evaluation.mean_return)} +/- {spread}"
         figures = {f"mean return of {counted(len(evaluation.returns), 'greedy episode')}": score}
         figures["mean length of these"] = f"{evaluation.mean_length:.1f}"
         task = {"type": tags[0], "name": tags[0]}
