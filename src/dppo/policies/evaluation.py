@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from dppo.config.arguments import with_answers
@@ -29,7 +28,7 @@ from dppo.policies.controller import Controller
 from dppo.policies.player import Player, find_player, is_made
 from dppo.policies.playing import Playing
 from dppo.policies.policy import Policy
-from dppo.ppo.exchange.records import Episode
+from dppo.ppo.exchange.records import Episode, success_rate
 from dppo.ppo.networks.network import ModelClass
 from dppo.process_state.borders import dppo_computes, guarded_steps, take_changes
 from dppo.records.observer import Evaluation, Result
@@ -110,17 +109,13 @@ def _result(env_name: str, results: PlayedEpisodes, keys: Sequence[str]) -> Eval
     for key, numbers in infos.items():
         if not numbers:
             logger.warning("info_keys=%s: is not a number in the info of any step", key)
-    successes = [episode.success for episode in episodes if episode.success is not None]
-    success_rate = None
-    if successes:
-        success_rate = fmean(successes)
     return Evaluation(
         env_name,
         tuple(episode.episode_return for episode in episodes),
         tuple(episode.length for episode in episodes),
         {key: numbers for key, numbers in infos.items() if numbers},
         tuple(sorted(results.faults)),
-        success_rate,
+        success_rate(episodes),
     )
 
 

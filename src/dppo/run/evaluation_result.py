@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 from dppo.config import Config
 from dppo.policies.bounds import ElementAtBound, element_at_bound
-from dppo.ppo.exchange.records import Episode
+from dppo.ppo.exchange.records import Episode, success_rate
 from dppo.records.differences import Difference
 from dppo.run.baseline import Baseline
 from dppo.run.open_evaluation import OpenEvaluation
@@ -76,7 +76,7 @@ def _metrics_of(episodes: list[Episode], info_keys: tuple[str, ...]) -> dict[str
             row[f"eval/info/{key}_sum"] = fmean(info.total for info in infos)
             row[f"eval/info/{key}"] = fmean(info.mean for info in infos)
             row[f"eval/info/{key}_last"] = fmean(info.last for info in infos)
-    successes = [episode.success for episode in episodes if episode.success is not None]
-    if successes:
-        row["eval/success_rate"] = fmean(successes)
+    rate = success_rate(episodes)
+    if rate is not None:
+        row["eval/success_rate"] = rate
     return row

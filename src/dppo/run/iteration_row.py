@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 from dppo.engine.collector import Collected
 from dppo.log import logger
-from dppo.ppo.exchange.records import Episode
+from dppo.ppo.exchange.records import Episode, success_rate
 from dppo.run.learner import Iteration, PPOLearner
 
 
@@ -90,9 +90,9 @@ def iteration_row(
         row["charts/episodic_return"] = mean_return(recent)
         row["charts/episodic_return_std"] = pstdev(episode.episode_return for episode in recent)
         row["charts/episodic_length"] = fmean(episode.length for episode in recent)
-        successes = [episode.success for episode in recent if episode.success is not None]
-        if successes:
-            row["charts/success_rate"] = fmean(successes)
+        rate = success_rate(recent)
+        if rate is not None:
+            row["charts/success_rate"] = rate
     for name, value in iteration.update.figures.items():
         row[f"losses/{name}"] = value
     row |= _shares(iteration, iteration_s)

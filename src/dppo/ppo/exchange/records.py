@@ -6,9 +6,10 @@ T steps, E environments of one sampler, B rows of a batch, *O and *A the shapes 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -193,6 +194,14 @@ class Episode:
         """Return the indices of the segments of `num_steps` steps that it was in; it ended in the `last`."""
         earlier = math.ceil((self.length - self.end) / num_steps)
         return range(last - max(0, earlier), last + 1)
+
+
+def success_rate(episodes: Iterable[Episode]) -> float | None:
+    """Return the share of successful episodes among those that report success; None if none does."""
+    successes = [episode.success for episode in episodes if episode.success is not None]
+    if successes:
+        return fmean(successes)
+    return None
 
 
 class IncidentKind(str, Enum):
