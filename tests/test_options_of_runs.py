@@ -63,6 +63,10 @@ def test_outputs_of_a_policy_have_values_in_units_of_rewards(whole: dppo.Result)
     expected = standardized * row["losses/value_std"] + row["losses/value_mean"]
     np.testing.assert_allclose(policy.outputs(obs).values, expected, rtol=1e-5)
     assert np.abs(expected - standardized).min() > 1e-3
+    del policy.state["config"]
+    np.testing.assert_allclose(policy.outputs(obs).values, expected, rtol=1e-5)
+    policy.state["config"] = {"algo": "sac"}  # whose network has no meaningful values
+    assert np.isnan(policy.outputs(obs).values).all()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from dppo.log import logger
 from dppo.policies.acting import ActingFor, PlaySettings, PolicyActingFor
 from dppo.policies.controller import Controller
 from dppo.policies.controller_acting import controller_acting_for
-from dppo.policies.policy import Policy, log_if_training, model_name, policy_from, read
+from dppo.policies.policy import Policy, log_if_training, model_name, policy_from, read, settings_of
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.checkpoint import find
@@ -270,10 +270,6 @@ def _checked_kwargs(env_kwargs: Any) -> dict[str, Any]:
             f"env_kwargs={env_kwargs!r}: must be arguments by name. Use one such as {{'g': 9.8}}."
         )
     return dict(env_kwargs)
-
-
-def settings_of(policy: Policy) -> dict[str, Any]:
-    return flattened(policy.state.get("config") or {})
 
 
 def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Policy:
         """
         rows, states, single = self._stored(obs, state, action_mask)
         outputs = self._agent.outputs(rows, states)
-        if self.spaces.critic_obs or flattened(self.state["config"]).get("algo") == "sac":
+        if self.spaces.critic_obs or settings_of(self).get("algo") == "sac":
             outputs = outputs._replace(values=np.full_like(outputs.values, np.nan))
         if single:
             outputs = _first(outputs)
@@ -234,11 +234,12 @@ class Policy:
         return rows
 
 
+def settings_of(policy: Policy) -> dict[str, Any]:
+    return flattened(policy.state.get("config") or {})
+
+
 def _first(outputs: NetworkOutputs) -> NetworkOutputs:
-    state = outputs.state
-    if state is not None:
-        state = state[0]
-    return NetworkOutputs(outputs.head[0], outputs.values[0], state)
+    return NetworkOutputs(*(part[0] for part in outputs if part is not None))
 
 
 def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:

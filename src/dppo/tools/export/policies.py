@@ -20,13 +20,13 @@ from dppo.errors import ConfigError, NotBetter, counted, printable
 from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
-from dppo.policies.player import settings_of
 from dppo.policies.policy import (
     Policy,
     log_if_training,
     model_name,
     policy_from,
     read,
+    settings_of,
     spaces_summary,
 )
 from dppo.ppo.exchange.inputs import leaf_scales
