@@ -33,6 +33,7 @@ from dppo.policies.playing import EpisodePlayer
 from dppo.ppo.exchange.records import Episode, Incident, PolicySnapshot
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files import disk
+from dppo.records.files.run_folder import is_over
 from dppo.records.metrics.reading import read_metrics
 from dppo.records.metrics.tensorboard import by_step
 from dppo.run.best_evaluation import BestEvaluation, EvaluationScore
@@ -377,7 +378,9 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_when_the_run_is_resumed(
     assert list(evaluations(stopped)) == DUE[:before]
     if not has_metrics:
         (run / "metrics.jsonl").unlink()
+    assert not is_over(settings(run), run)
     result = dppo.train(settings(run), resume=run)
+    assert is_over(settings(run), run)
     assert result.weights_sha256 == uninterrupted.weights_sha256
     assert evaluations(result) == evaluations(uninterrupted)
 
