@@ -249,6 +249,19 @@ def test_no_call_into_ray_is_made_by_the_thread_of_the_loop() -> None:
     assert {name: calls for name, calls in unmarked.items() if calls} == {}
 
 
+def test_a_queue_that_is_waited_for_with_a_time_limit_is_no_simple_queue() -> None:
+    """CPython's `SimpleQueue.get` may wait forever: a rest of the limit that is negative means no limit there."""
+    waiting = {
+        name
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and "get(timeout=" in ast.unparse(node)
+    }
+    simple = {name for name, tree in modules().items() if "SimpleQueue" in ast.unparse(tree)}
+    assert waiting
+    assert not waiting & simple
+
+
 def test_a_function_fits_a_screen_and_a_module_has_one_job() -> None:
     """Lines are no budget: a limit of 300 for a file was met by packing them. Twice the usual length is two jobs."""
     files = {

@@ -10,7 +10,7 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 import gymnasium as gym
@@ -146,13 +146,13 @@ def test_reports_of_ray_that_are_lost_change_nothing(
     """All pending calls are looked at when nothing has been reported for a while."""
     reports: list[Any] = []
 
-    class Losing(SimpleQueue[Any]):
+    class Losing(Queue[Any]):
         def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
             reports.append(item)
             if len(reports) <= 3:  # two starts and the spaces
                 super().put(item)
 
-    monkeypatch.setattr(ray_transport, "SimpleQueue", Losing)
+    monkeypatch.setattr(ray_transport, "Queue", Losing)
     monkeypatch.setattr(ray_transport, "TICK_S", 0.02)
     monkeypatch.setattr(ray_transport, "POLL_S", 0.02)
     # an answer that is never seen ends the run

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Event, Thread
 
 from dppo.engine.actor_collector import Transport, execute
@@ -26,8 +26,8 @@ class ActorPlayers:
         self._engine = engine
         self._transport = transport
         self._clock = clock
-        self._evaluations = SimpleQueue[tuple[int, PolicySnapshot | ControllerTurn]]()
-        self._outcomes = SimpleQueue[Outcome]()
+        self._evaluations = Queue[tuple[int, PolicySnapshot | ControllerTurn]]()
+        self._outcomes = Queue[Outcome]()
         self._closing = Event()
         self._thread = Thread(target=self._work, name="dppo-evaluations", daemon=True)
         self._thread.start()
@@ -40,7 +40,7 @@ class ActorPlayers:
         """Return the results of episodes since the last call; wait `wait_s` at most for the first."""
         outcomes = []
         with suppress(Empty):
-            outcomes.append(self._outcomes.get(timeout=max(wait_s, 1e-9)))
+            outcomes.append(self._outcomes.get(timeout=wait_s))
             while True:
                 outcomes.append(self._outcomes.get_nowait())
         return outcomes

@@ -200,7 +200,7 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
     pidfds = list[int]()
     with suppress(OSError):  # before Linux 5.3, or it has ended
         pidfds = [os.pidfd_open(pid)]
-    last_line = queue.SimpleQueue[str]()
+    last_line = queue.Queue[str]()
     # in a thread, because a disk may block for minutes
     log_thread = threading.Thread(target=_keep_log, args=(log, last_line), daemon=True)
     log_thread.start()
@@ -231,7 +231,7 @@ def keep(pid: int, marker: str, log: str, driver: int, head_address: str) -> Non
     _tidy(marker, log)
 
 
-def _keep_log(log: str, last_line: "queue.SimpleQueue[str]") -> None:
+def _keep_log(log: str, last_line: "queue.Queue[str]") -> None:
     """Limit the size of a log until there is its last line; append that."""
     line = ""
     while not line:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 import ray
@@ -113,9 +113,9 @@ class RayTransport:
         self._doubtful: dict[Process, float] = {}
         self._receiving_s = 0.0
         # Of both:
-        self._ended = SimpleQueue[_Ended]()  # calls that have ended, in this order
+        self._ended = Queue[_Ended]()  # calls that have ended, in this order
         self._unreported = deque[_Ended]()  # the same, found by a look
-        self._failed = SimpleQueue[messages.Died]()  # processes that could not be asked
+        self._failed = Queue[messages.Died]()  # processes that could not be asked
         self._looking = False  # True while a look at all actors is due
 
     # ------------------------------------------------------------------ commands
@@ -370,7 +370,7 @@ class RayTransport:
         call_with_timeout(KILLING_S, lambda: [*map(remove_placement_group, reserved)])
 
 
-def _drained(queue: SimpleQueue[Any]) -> Iterable[Any]:
+def _drained(queue: Queue[Any]) -> Iterable[Any]:
     with suppress(Empty):
         while True:
             yield queue.get_nowait()
