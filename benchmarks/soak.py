@@ -74,6 +74,7 @@ NODE: dict[str, Any] = {
     "include_dashboard": False,
 }
 SAMPLE_S = 5.0
+LATE_S = 240.0  # longest wait for the restarts of the driver after the end
 FROZEN_S = 12.0  # for which the GCS is frozen: long enough for the line about it
 # Seconds that a detached process sleeps, by which it is known; children of this process inherit the number.
 ORPHAN = os.environ.setdefault("SOAK_ORPHAN", str(100_000 + os.getpid()))
@@ -335,7 +336,8 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
     due = [min(seconds, whole_s / 3) for seconds, _ in every]
     due[-1] = min(every[-1][0], 0.6 * whole_s)  # not while a driver starts
     try:
-        while run.now < whole_s or once:  # on a busy machine, a restart comes later
+        # on a busy machine, a restart comes later
+        while run.now < whole_s or (once and run.now < whole_s + LATE_S):
             run.check()
             for number, (seconds, act) in enumerate(every):
                 if run.now >= due[number]:
