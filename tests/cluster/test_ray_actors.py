@@ -10,7 +10,6 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +21,7 @@ from recorder import Notes, Recorder, lasting
 from worlds.slow import Reporting
 
 import dppo
+from dppo.engine.mailbox import Mailbox
 from dppo.errors import ClusterError, EnvironmentFault
 from dppo.transports.ray import transport as ray_transport
 
@@ -146,13 +146,14 @@ def test_reports_of_ray_that_are_lost_change_nothing(
     """All pending calls are looked at when nothing has been reported for a while."""
     reports: list[Any] = []
 
-    class Losing(Queue[Any]):
-        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-            reports.append(item)
-            if len(reports) <= 3:  # two starts and the spaces
-                super().put(item)
+    put = Mailbox[Any].put
 
-    monkeypatch.setattr(ray_transport, "Queue", Losing)
+    def lose(mailbox: Mailbox[Any], item: Any) -> None:
+        reports.append(item)
+        if len(reports) <= 3:  # two starts and the spaces
+            put(mailbox, item)
+
+    monkeypatch.setattr(Mailbox, "put", lose)
     monkeypatch.setattr(ray_transport, "TICK_S", 0.02)
     monkeypatch.setattr(ray_transport, "POLL_S", 0.02)
     # an answer that is never seen ends the run

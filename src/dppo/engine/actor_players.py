@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, Queue
 from threading import Event, Thread
 
 from dppo.engine.actor_collector import Transport, execute
+from dppo.engine.mailbox import Mailbox
 from dppo.engine.playing import Outcome, PlayEngine
 from dppo.errors import ClusterError
 from dppo.ppo.exchange.records import ControllerTurn, PolicySnapshot
@@ -26,8 +25,8 @@ class ActorPlayers:
         self._engine = engine
         self._transport = transport
         self._clock = clock
-        self._evaluations = Queue[tuple[int, PolicySnapshot | ControllerTurn]]()
-        self._outcomes = Queue[Outcome]()
+        self._evaluations = Mailbox[tuple[int, PolicySnapshot | ControllerTurn]]()
+        self._outcomes = Mailbox[Outcome]()
         self._closing = Event()
         self._thread = Thread(target=self._work, name="dppo-evaluations", daemon=True)
         self._thread.start()
@@ -38,12 +37,7 @@ class ActorPlayers:
 
     def outcomes(self, wait_s: float) -> list[Outcome]:
         """Return the results of episodes since the last call; wait `wait_s` at most for the first."""
-        outcomes = []
-        with suppress(Empty):
-            outcomes.append(self._outcomes.get(timeout=wait_s))
-            while True:
-                outcomes.append(self._outcomes.get_nowait())
-        return outcomes
+        return self._outcomes.take(wait_s)
 
     def close(self) -> None:
         """Stop all actors; close all environments."""
@@ -62,9 +56,8 @@ class ActorPlayers:
         signals = StopSignals()  # never requested: `close` ends this
         execute(self._engine.start(self._clock()), self._transport)
         while not self._closing.is_set():
-            with suppress(Empty):
-                while True:
-                    self._engine.begin(*self._evaluations.get_nowait())
+            for evaluation in self._evaluations.take():
+                self._engine.begin(*evaluation)
             for event in self._transport.events(signals):
                 execute(self._engine.on(event, self._clock()), self._transport)
             execute(self._engine.tick(self._clock()), self._transport)
@@ -82,5 +75,5 @@ class ActorPlayers:
         while not self._closing.is_set():
             self._engine.give_up(failure)
             self._deliver()
-            with suppress(Empty):
-                self._engine.begin(*self._evaluations.get(timeout=1.0))
+            for evaluation in self._evaluations.take(1.0):
+                self._engine.begin(*evaluation)

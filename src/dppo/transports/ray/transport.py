@@ -3,12 +3,11 @@
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, Queue
 from typing import Any
 
 import ray
@@ -18,6 +17,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from dppo.engine import messages
+from dppo.engine.mailbox import Mailbox
 from dppo.engine.messages import Ask, Describe, Event, ForTransport, Kill, Play, Process, Start
 from dppo.errors import ClusterError
 from dppo.ppo.exchange.records import PolicySnapshot
@@ -113,9 +113,9 @@ class RayTransport:
         self._doubtful: dict[Process, float] = {}
         self._receiving_s = 0.0
         # Of both:
-        self._ended = Queue[_Ended]()  # calls that have ended, in this order
+        self._ended = Mailbox[_Ended]()  # calls that have ended, in this order
         self._unreported = deque[_Ended]()  # the same, found by a look
-        self._failed = Queue[messages.Died]()  # processes that could not be asked
+        self._failed = Mailbox[messages.Died]()  # processes that could not be asked
         self._looking = False  # True while a look at all actors is due
 
     # ------------------------------------------------------------------ commands
@@ -250,7 +250,7 @@ class RayTransport:
     def events(self, stop: StopSignals) -> list[Event]:
         """Return an event for each call that has ended; wait up to `TICK_S` for the first."""
         stop.check()
-        events: list[Event] = [*self._watching.take_events(), *_drained(self._failed)]
+        events: list[Event] = [*self._watching.take_events(), *self._failed.take()]
         if self._pool is not None:
             joined, left = self._pool.changes(self._watching.homes)
             events += [*map(messages.Joined, joined), *map(messages.Left, left)]
@@ -289,12 +289,9 @@ class RayTransport:
 
     def _ended_calls(self, timeout_s: float) -> list[_Ended]:
         """Return all calls that have ended; wait up to `timeout_s` for the first."""
-        ended = []
         if not self._calls:
             timeout_s = min(IDLE_S, timeout_s)
-        with suppress(Empty):
-            ended.append(self._ended.get(timeout=timeout_s))
-            ended += _drained(self._ended)
+        ended = self._ended.take(timeout_s)
         while self._unreported:
             ended.append(self._unreported.popleft())
         return ended
@@ -311,7 +308,7 @@ class RayTransport:
         for process, handle in self._handles.items():
             if process not in busy_processes and handle._get_local_state() == ActorTableData.DEAD:
                 self._expect(handle.close.remote(), Start(process))
-        if refs and self._ended.empty():
+        if refs and self._ended.is_empty:
             for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
                 self._unreported.append((ref, _result_of(ref)))
         self._looking = False
@@ -368,12 +365,6 @@ class RayTransport:
         call_with_timeout(KILLING_S, lambda: [ray.kill(handle) for handle in handles])
         reserved = [*self._reserved.values()]
         call_with_timeout(KILLING_S, lambda: [*map(remove_placement_group, reserved)])
-
-
-def _drained(queue: Queue[Any]) -> Iterable[Any]:
-    with suppress(Empty):
-        while True:
-            yield queue.get_nowait()
 
 
 @calls_ray
