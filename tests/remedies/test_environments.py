@@ -52,6 +52,36 @@ def test_an_environment_of_the_old_api_inside_wrappers_of_gymnasium_is_reached()
     assert [env.step(0)[2:4] for _ in range(5)][-1] == (False, True)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_samplers": 2},
+        {"num_samplers": 2, "env_threads": True},
+        {"envs_per_sampler": 2},
+        {"standby_envs": 1},
+        {"eval_every": 16},
+    ],
+    ids=str,
+)
+@executes("envs/sharing.py: Create a new environment in each call.")
+def test_a_function_that_returns_the_same_environment_again_is_refused(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The episodes of two samplers would be parts of one, without any error."""
+    shared = gym.make("CartPole-v1")
+    settings = settings | {"total_timesteps": 64}
+    message = problem(tmp_path, env_id=lambda: gym.Wrapper(shared), **settings)
+    assert "returned an environment that this process already uses" in message
+    assert problem(tmp_path, env_id=lambda: gym.make("CartPole-v1"), **settings) == ""
+
+
+def test_a_closed_environment_may_be_returned_again(tmp_path: Path) -> None:
+    shared = Fine()
+    for run in "ab":
+        result = dppo.train(tiny_run(tmp_path / run, env_id=lambda: shared))
+        assert len(dppo.evaluate(result, env=lambda: shared, episodes=2).returns) == 2
+
+
 @executes("envs/checks/returned.py: Use `wrappers=dppo.envs.wrappers:SummedReward`")
 def test_rewards_of_several_parts_are_summed_by_the_wrapper_that_the_message_names(
     tmp_path: Path,

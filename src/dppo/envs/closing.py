@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from dppo.envs.sharing import end_use
 from dppo.errors import counted
 from dppo.process_state.borders import user_code
 from dppo.signals import CLOSING_S, at_most
@@ -83,6 +84,7 @@ def close_all(envs: Sequence[Any]) -> None:
     """Close environments and print the traceback of each kind of error, be it SystemExit."""
     with closing_together():
         for env in envs:
+            end_use(env)
             try:
                 with user_code(f"closing {type(env).__name__}"):
                     close(env)

@@ -13,6 +13,7 @@ from dppo.envs.instance import ANY_INSTANCE, Instance
 from dppo.envs.kinds import refuse_sub_envs
 from dppo.envs.make import in_wrappers, make_env
 from dppo.envs.names import EnvId, takes
+from dppo.envs.sharing import begin_use
 from dppo.errors import ConfigError
 from dppo.user_code import import_path, in_a_line, pip_install
 
@@ -38,6 +39,7 @@ def make_prepared(settings: Env, instance: Instance = ANY_INSTANCE) -> Any:
         env = make_env(env_id, env_kwargs, instance)
     else:
         env = _make_rendered(env_id, env_kwargs, instance, instance.render_mode)
+    begin_use(env, f"env_id={import_path(env_id)}")
     if changes:
         refuse_sub_envs(
             env,

@@ -11,6 +11,7 @@ import numpy as np
 
 from dppo.config import Config
 from dppo.envs.group import EnvGroup
+from dppo.envs.sharing import end_use
 from dppo.hosts.plans import SamplerPlan, sampler_plan
 from dppo.ppo.acting.sampler import PPOSampler, collect_together
 from dppo.ppo.exchange.records import (
@@ -102,10 +103,14 @@ def plan_of(
     config: Config, make: Callable[..., Any], samplers: int = 1, envs: int = 1, length: int = 1
 ) -> SamplerPlan:
     """Return the plan of a run in these sizes, and with the environments that `make` makes."""
+
+    def make_again(_: str, **env_kwargs: Any) -> Any:
+        env = make(**env_kwargs)
+        end_use(env)  # by an earlier plan
+        return env
+
     # a text for messages that is also a factory of environments
-    stand_in = type("StandIn", (str,), {"__call__": lambda _, **env_kwargs: make(**env_kwargs)})(
-        config.env_name
-    )
+    stand_in = type("StandIn", (str,), {"__call__": make_again})(config.env_name)
     plan = sampler_plan(config)
     sampling = replace(
         plan.sampling,
