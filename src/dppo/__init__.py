@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dppo.config import Config as Config
     from dppo.numerics.portable import portable_numerics as portable_numerics
     from dppo.policies.evaluation import evaluate as evaluate
+    from dppo.policies.loading import load_policy as load_policy
     from dppo.policies.policy import Policy as Policy
-    from dppo.policies.policy import load_policy as load_policy
     from dppo.ppo.kernels.recurrence import over_time as over_time
     from dppo.records.observer import Evaluation as Evaluation
     from dppo.records.observer import Observer as Observer
@@ -35,7 +35,7 @@ _HOMES = {
     "Spaces": "spaces.spaces",
     "evaluate": "policies.evaluation",
     "export_onnx": "tools.export.policies",
-    "load_policy": "policies.policy",
+    "load_policy": "policies.loading",
     "over_time": "ppo.kernels.recurrence",
     "portable_numerics": "numerics.portable",
     "train": "run.runner",

@@ -32,7 +32,8 @@ from dppo.envs.preparation import make_prepared
 from dppo.errors import ConfigError
 from dppo.hosts.plans import sampler_plan
 from dppo.hosts.sampler_builder import build_sampler
-from dppo.policies.policy import Policy, _rows_of, read
+from dppo.policies.loading import read
+from dppo.policies.policy import Policy, _rows_of
 from dppo.ppo.acting.agent import PPOAgent
 from dppo.ppo.exchange.inputs import no_statistics
 from dppo.ppo.exchange.records import PolicySnapshot

@@ -149,7 +149,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "it takes a checkpoint or folder that dppo does not write": (
         "policies/player.py: Pass `env_id` and `env_kwargs`.",
-        "policies/policy.py: {}: {}. Pass the folder of a run.",
+        "policies/loading.py: {}: {}. Pass the folder of a run.",
         "records/metrics/writer.py: {}: contains a run already. Resume it, or choose another folder.",
         "run/warm_start.py: {}: has weights that are not finite. Use another checkpoint.",
     ),

@@ -131,9 +131,9 @@ def test_what_other_libraries_pass_is_answered_with_what_act_takes(runs: dict[st
 
 
 @executes(
-    "policies/policy.py: model={}: has no effect: {} has the default network. Leave it out",
-    "policies/policy.py: or pass the class: load_policy(path, model=Class)",
-    "policies/policy.py: Use the class as it was at the time of training",
+    "policies/loading.py: model={}: has no effect: {} has the default network. Leave it out",
+    "policies/loading.py: or pass the class: load_policy(path, model=Class)",
+    "policies/loading.py: Use the class as it was at the time of training",
 )
 def test_a_network_is_found_as_the_messages_say(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -25,7 +25,8 @@ from dppo.log import logger
 from dppo.policies.acting import ActingFor, PlaySettings, PolicyActingFor
 from dppo.policies.controller import Controller
 from dppo.policies.controller_acting import controller_acting_for
-from dppo.policies.policy import Policy, log_if_training, model_name, policy_from, read, settings_of
+from dppo.policies.loading import log_if_training, model_name, policy_from, read
+from dppo.policies.policy import Policy, settings_of
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.files.checkpoint import find

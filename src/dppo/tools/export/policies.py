@@ -20,15 +20,8 @@ from dppo.errors import ConfigError, NotBetter, counted, printable
 from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
-from dppo.policies.policy import (
-    Policy,
-    log_if_training,
-    model_name,
-    policy_from,
-    read,
-    settings_of,
-    spaces_summary,
-)
+from dppo.policies.loading import log_if_training, model_name, policy_from, read
+from dppo.policies.policy import Policy, settings_of, spaces_summary
 from dppo.ppo.exchange.inputs import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
