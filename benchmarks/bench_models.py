@@ -48,9 +48,8 @@ def trunk(inputs: int, outputs: int, gain: float) -> nn.Sequential:
     return nn.Sequential(*layers, linear(64, outputs, gain))
 
 
-BINS = torch.linspace(
-    -3.5, 3.5, 101
-).sinh()  # about -17 to 17, in units of normalized returns, finer near zero
+# about -17 to 17, in units of normalized returns, finer near zero
+BINS = torch.linspace(-3.5, 3.5, 101).sinh()
 VF_COEF = 0.5  # the default, by which the trainer multiplies the gradient of values
 
 

@@ -325,9 +325,8 @@ CONTINUED: dict[str, Run] = {
     "branch gru": Run(KINDS["gru"], then="branch", changes={"num_samplers": 3}),
 }
 LEARNERS: Settings = {"num_learners": 2, "learner_cpus": 0.25}
-ON_RAY: dict[
-    str, Run
-] = {  # each takes seconds, since processes start: few, and each of several things
+# each takes seconds, since processes start: few, and each of several things
+ON_RAY: dict[str, Run] = {
     **{f"kind {name}": Run(settings) for name, settings in KINDS.items()},
     "callable, overlap": Run({"env_id": cartpole, "overlap": True}),
     "bad steps dropped": Run(BAD),

@@ -43,26 +43,21 @@ class Args:
     anneal_lr: bool = False  # decay the learning rate linearly to zero
     gamma: float = 0.99  # discount per env step
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
-    update_epochs: int | None = (
-        None  # K, passes over each batch; None: 20 with discrete actions and no lag, else 10
-    )
-    minibatch_size: int | None = (
-        None  # most rows of a minibatch; None: 64, or a 32nd of a large batch
-    )
-    norm_adv: bool | None = (
-        None  # standardize advantages; None: unless actions are real and norm_reward is on
-    )
-    adv_floor: float = (
-        0.1  # smallest deviation to divide by before the first reward, in the unit of norm_reward
-    )
+    # K, passes over each batch; None: 20 with discrete actions and no lag, else 10
+    update_epochs: int | None = None
+    # most rows of a minibatch; None: 64, or a 32nd of a large batch
+    minibatch_size: int | None = None
+    # standardize advantages; None: unless actions are real and norm_reward is on
+    norm_adv: bool | None = None
+    # smallest deviation to divide by before the first reward, in the unit of norm_reward
+    adv_floor: float = 0.1
     clip_coef: float = 0.2  # clipping range of the probability ratio
     clip_vloss: bool = False  # clip the value loss around the old value
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
-    target_kl: float | None = (
-        None  # stop the epochs when the KL exceeds this; 0: never; None: 0.04 with real actions
-    )
+    # stop the epochs when the KL exceeds this; 0: never; None: 0.04 with real actions
+    target_kl: float | None = None
     norm_obs: bool = True  # normalize observations by their running mean and deviation
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
     # hidden layers of the policy network, and of the value network
@@ -215,9 +210,8 @@ class Sampler:
             actions = agent.act(np.stack(self.obs), noise[t])
             for e, (env, obs, action) in enumerate(zip(self.envs, self.obs, actions, strict=True)):
                 raw_obs, reward, terminated, truncated, _ = env.step(agent.for_env(action))
-                next_obs = np.array(
-                    raw_obs, np.float32
-                ).ravel()  # a copy, because environments reuse theirs
+                # a copy, because environments reuse theirs
+                next_obs = np.array(raw_obs, np.float32).ravel()
                 self.episode_return[e] += float(reward)
                 self.discounted_return[e] = self.args.gamma * self.discounted_return[e] + float(
                     reward
@@ -385,9 +379,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in vars(
-        defaults
-    ).items():  # values in Python syntax: 3e-4, None, False, '(32, 32)'
+    # values in Python syntax: 3e-4, None, False, '(32, 32)'
+    for name, default in vars(defaults).items():
         kind = str if isinstance(default, str) else ast.literal_eval
         parser.add_argument(
             f"--{name.replace('_', '-')}", default=default, type=kind, help=f"default: {default}"

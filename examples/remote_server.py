@@ -28,9 +28,8 @@ class Client(socketserver.StreamRequestHandler):
 class Server(socketserver.ThreadingTCPServer):
     """A thread for each connection."""
 
-    allow_reuse_address = (
-        True  # so that a server that was killed can start again on its port at once
-    )
+    # so that a server that was killed can start again on its port at once
+    allow_reuse_address = True
     daemon_threads = True
 
 

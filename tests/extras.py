@@ -39,9 +39,8 @@ def importorskip(name: str, *arguments: Any, **keywords: Any) -> Any:
 def show(names: Iterable[str]) -> None:
     """Let this test import packages that are hidden."""
     for name in names:
-        if (
-            name in sys.modules and sys.modules[name] is None
-        ):  # imported twice, a package lacks its modules
+        # imported twice, a package lacks its modules
+        if name in sys.modules and sys.modules[name] is None:
             del sys.modules[name]
             if name in loaded:
                 sys.modules[name] = loaded[name]

@@ -160,3 +160,10 @@ def test_a_file_is_not_dense(tree: str, limit: int) -> None:
         if tokens_a_line(text) > MAX_TOKENS_A_LINE:
             dense.append(name)
     assert len(dense) <= limit, "\n".join(dense)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_comment_stands_above_a_statement_that_it_would_break(tree: str) -> None:
+    """The formatter breaks a line that is too long with its comment; the comment then follows a closing bracket."""
+    broken = re.compile(r"(?m)^ *[])}].*  # (?!noqa|type: ignore|fmt: skip)")
+    assert [name for name, text in sources(tree).items() if broken.search(text)] == []

@@ -119,12 +119,8 @@ def resumes_to(folder: Path, undisturbed: np.ndarray) -> bool:
 @pytest.mark.parametrize(
     ("num_actors", "number", "slow_after", "last"),
     [
-        (
-            2,
-            signal.SIGINT,
-            SLOW_AFTER,
-            "iter_000002",
-        ),  # tests/test_resume.py stops runs without actors
+        # tests/test_resume.py stops runs without actors
+        (2, signal.SIGINT, SLOW_AFTER, "iter_000002"),
         pytest.param(2, signal.SIGTERM, SLOW_AFTER, "iter_000002", marks=pytest.mark.slow),
         pytest.param(0, signal.SIGINT, SLOW_AFTER, "iter_000002", marks=pytest.mark.slow),
         pytest.param(0, signal.SIGTERM, 5, "iter_000000", marks=pytest.mark.slow),

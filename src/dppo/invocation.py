@@ -15,9 +15,8 @@ NAMES = "train|compare|tune|eval|export|doctor|diff|report|plot|replay|verify|pr
 TYPED = re.compile(rf"(?<![\w/.-])dppo (?=(?:{NAMES}|COMMAND|--help)\b)")
 
 _called_as: list[str] = []  # one at most
-_commands: list[
-    list[str]
-] = []  # the words of the command that runs in this process; none within a program
+# the words of the command that runs in this process; none within a program
+_commands: list[list[str]] = []
 
 
 def take_called_as() -> None:

@@ -237,9 +237,8 @@ def test_an_actor_that_dies_while_others_work_is_replaced_at_once(
     assert lasting(result) == {"actor_lost": 1}, "there is no later question that could fail"
 
 
-DEADLINE_S = (
-    2.0  # for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines
-)
+# for a segment of 0.24 s; after 30 segments a replay takes more than three deadlines
+DEADLINE_S = 2.0
 
 
 def endless(folder: Path, num_actors: int) -> dppo.Config:

@@ -50,9 +50,8 @@ def tracked(name: str, run_dir: Path) -> tuple[list[dict[str, float]], dict[str,
     if name == "mlflow":
         return tracked_by_mlflow(run_dir)
     files = list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
-    wait_until(
-        lambda: len(tracked_by_wandb(run_dir)[2]) == len(files)
-    )  # another process writes them
+    # another process writes them
+    wait_until(lambda: len(tracked_by_wandb(run_dir)[2]) == len(files))
     assert files
     return tracked_by_wandb(run_dir)
 

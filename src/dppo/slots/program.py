@@ -127,9 +127,8 @@ class Program:
         self._keeper.stdin.flush()
         reports = self._reports(START_S)
         with suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(
-                START_S
-            )  # the first process, which ends after it has started the keeper
+            # the first process, which ends after it has started the keeper
+            self._keeper.wait(START_S)
         if not reports or "ended" in reports[0]:
             self._close()
             raise SolverKilled(f"command={shlex.join(self._words)}: its keeper did not start")
