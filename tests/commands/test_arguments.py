@@ -187,7 +187,15 @@ def test_help_shows_the_defaults_that_apply(
 
 def test_aliases_name_flags_that_exist_and_are_not_settings_themselves() -> None:
     settings_as_flags = {flag(name) for name in settings_by_name()}
-    flags_of_commands = {"--resume", "--actors", "--seeds", "--out", "--episodes", "--stochastic"}
+    flags_of_commands = {
+        "--resume",
+        "--config",
+        "--actors",
+        "--seeds",
+        "--out",
+        "--episodes",
+        "--stochastic",
+    }
     ours = {row.ours for row in other_names()}
     assert ours <= settings_as_flags | flags_of_commands
 
@@ -218,7 +226,12 @@ def test_the_version_is_printed_behind_a_command_too(typed: Callable[[str], str]
         ("algorithm", "--algo is ppo or sac"),
         ("use-sde", "is --noise pink"),
         ("stats-window-size", "the last 100 episodes"),
-        ("save-model", "each --checkpoint-interval-s, and at the end"),
+        ("save-model", "every --checkpoint-interval-s seconds (not env steps), and at the end"),
+        ("save-freq", "every --checkpoint-interval-s seconds (not env steps), and at the end"),
+        ("clip-range-vf", "--clip-vloss clips the value loss, with the range of --clip-coef"),
+        ("policy", "--model is for a network of your own"),
+        ("hyperparams", "such as --gamma 0.98"),
+        ("n-eval-envs", "Did you mean --eval-actors?"),
         ("early-stop", "examples/early_stop.py"),
         ("optimizer", "Adam, with --learning-rate"),
         ("n-stack", "Did you mean --frame-stack?"),

@@ -32,7 +32,9 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
     ):
         absent("MlpPolicy", "CartPole-v1")
     with pytest.raises(AttributeError, match=f"dppo.{name} does not exist"):
-        _ = absent.load
+        _ = absent.learn
+    with pytest.raises(ConfigError, match=f"dppo.{name} does not exist"):
+        exec("class Child(absent): ...", {"absent": absent})
     namespace: dict[str, Any] = {}
     exec(f"from dppo import {name}", namespace)
     assert name not in dppo.__all__
@@ -46,6 +48,11 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
             lambda: anything.Config("CartPole-v1", seed=2),
             "Use dppo.Config(env_id='CartPole-v1', seed=...).",
         ),
+        (
+            lambda: anything.Config("MlpPolicy", "CartPole-v1", n_steps=64),
+            "dppo.Config('MlpPolicy', 'CartPole-v1', n_steps=...): settings are passed by their names. Use "
+            "dppo.Config(env_id='CartPole-v1', n_steps=...).",
+        ),
         (lambda: anything.train("CartPole-v1"), "Use dppo.Config(env_id='CartPole-v1')."),
         (
             lambda: anything.train(env_id="CartPole-v1"),
@@ -58,6 +65,7 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
         (lambda: anything.train(None, callbacks=[]), "dppo.train(config, observers=[...])"),
         (lambda: anything.train(None, observer=[]), "Did you mean observers?"),
         (lambda: anything.train(None, nonsense=1), "It has config, resume, branch, observers."),
+        (lambda: anything.train(None, reset_num_timesteps=False), "dppo.train(config, resume=run)"),
         (lambda: anything.evaluate(None, n_eval_episodes=3), "Did you mean episodes?"),
         (
             lambda: anything.Config(env_id="CartPole-v1", callback=[]),
@@ -180,8 +188,15 @@ def test_an_assignment_is_answered_with_the_way_to_make_a_changed_copy() -> None
         ),
         (
             "normalize: true\n",
-            "line 1: normalize is not a known setting. Observations and rewards are normalized",
+            "line 1: normalize is not a known setting. Observations and rewards are normalized by default, and the "
+            "statistics are saved with the policy; norm_obs: false and norm_reward: false turn it off.",
         ),
+        (
+            "policy_kwargs: {net_arch: [64]}\n",
+            "line 1: policy_kwargs is not a known setting. The layers are hidden_sizes and activation;",
+        ),
+        ("net_arch: {pi: [64]}\n", "line 1: net_arch is not a known setting. Did you mean hidden"),
+        ("vec_env_kwargs: {}\n", "line 1: vec_env_kwargs is not a known setting. Environments run"),
         (
             "# gamma: 1\nseed: 2\ngamma: 1.5\n",
             "line 3: gamma=1.5: must be less than or equal to 1.",
@@ -216,6 +231,11 @@ def test_what_is_wrong_in_a_file_is_refused_with_its_line(
     assert "learning_rate=" not in str(refused.value)
 
 
+def test_a_method_of_a_name_of_another_library_has_its_own_answer() -> None:
+    with pytest.raises(AttributeError, match=r"dppo.PPO does not exist. Use dppo.load_policy"):
+        anything.PPO.load("model")
+
+
 def refusal_of(call: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         call()
@@ -227,7 +247,8 @@ def test_what_the_answers_tell_to_do_works(tmp_path: Path) -> None:
         config: dppo.Config = eval(code, {"dppo": dppo})
         return config
 
-    for name, algo in {"PPO": "ppo", "make_vec_env": "ppo", "SAC": "sac"}.items():
+    algorithms = {"PPO": "ppo", "make_vec_env": "ppo", "SAC": "sac", "EvalCallback": "ppo"}
+    for name, algo in (algorithms | {"DummyVecEnv": "ppo", "SubprocVecEnv": "ppo"}).items():
         [code] = re.findall(r"dppo\.Config\([^()]*\)", ELSEWHERE[name])
         assert made_by(code).algo == algo
     answer = refusal_of(lambda: anything.Config("CartPole-v1"))

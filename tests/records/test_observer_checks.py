@@ -83,6 +83,12 @@ def test_observers_are_a_list_of_instances() -> None:
     assert checked_observers([dppo.Observer()])
 
 
+def test_a_callback_of_another_library_is_answered_with_what_replaces_it() -> None:
+    kind = type("BestSoFar", (type("EvalCallback", (), {}),), {})
+    assert "is not a dppo.Observer. Evaluations are a setting: dppo.Config(" in refusal_of([kind()])
+    assert "Make its class a subclass of it." in refusal_of([object()])
+
+
 def test_a_run_refuses_its_observers_before_it_makes_a_folder(tmp_path: Path) -> None:
     observers: Sequence[Any] = [
         observer_with("_on_step"),

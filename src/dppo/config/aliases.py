@@ -74,13 +74,13 @@ REPLACEMENTS = (
         "RLlib train_batch_size",
     ),
     Replacement(
-        "tensorboard-log tensorboard tb-log",
+        "tensorboard-log tensorboard tb-log tb",
         "TensorBoard events are always written into the folder of the run: `tensorboard --logdir runs`.",
         "SB3 tensorboard_log",
     ),
     Replacement("algorithm", "`algo` is ppo or sac.", "RLlib PPOConfig, SACConfig"),
     Replacement(
-        "vec-env vec-env-type vec-env-class dummy-vec-env subproc-vec-env",
+        "vec-env vec-env-type vec-env-class vec-env-cls vec-env-kwargs dummy-vec-env subproc-vec-env",
         "Environments run in this process with `num_actors=0`, in processes of their own with `num_actors=8`.",
         "SB3 DummyVecEnv, SubprocVecEnv",
     ),
@@ -121,14 +121,55 @@ REPLACEMENTS = (
         "SB3 stats_window_size",
     ),
     Replacement(
-        "save-model checkpoint-at-end",
-        "Checkpoints are written always: each `checkpoint_interval_s`, and at the end.",
-        "CleanRL save_model",
+        "save-model checkpoint-at-end save-freq checkpoint-freq save-interval checkpoint-interval",
+        "Checkpoints are written always: every `checkpoint_interval_s` seconds (not env steps), and at the end.",
+        "SB3 CheckpointCallback, save_freq, RLlib checkpoint_freq, CleanRL save_model",
+    ),
+    Replacement(
+        "best-model-save-path eval-callback callback-on-new-best",
+        "The checkpoint of the best evaluation is kept as checkpoints/best.json, with `eval_every`.",
+        "SB3 EvalCallback",
+    ),
+    Replacement(
+        "reset-num-timesteps",
+        "`dppo train --resume RUN`, or dppo.train(config, resume=run), continues a run; `total_timesteps` counts from "
+        "its start.",
+        "SB3 learn(reset_num_timesteps=False)",
+    ),
+    Replacement(
+        "policy policy-class features-extractor features-extractor-class features-extractor-kwargs",
+        "The default network fits the observations; `model` is for a network of your own.",
+        "SB3 policy, features_extractor_class",
+    ),
+    Replacement(
+        "clip-range-vf vf-clip-param",
+        "`clip_vloss=True` clips the value loss, with the range of `clip_coef`.",
+        "SB3 clip_range_vf, RLlib vf_clip_param",
+    ),
+    Replacement(
+        "hyperparams hyperparameters hyper-params",
+        "Each hyperparameter is a setting of its own, such as `gamma=0.98`.",
+        "zoo --hyperparams",
+    ),
+    Replacement(
+        "deterministic",
+        "`dppo eval` and Policy.act take the most likely actions by default.",
+        "SB3 predict(deterministic=True)",
+    ),
+    Replacement(
+        "monitor monitor-dir monitor-wrapper monitor-kwargs",
+        "Returns and lengths of training episodes are recorded without a wrapper, in episodes.jsonl of the run.",
+        "SB3 Monitor",
+    ),
+    Replacement(
+        "set-attr get-attr env-method set-env",
+        "An observer changes the options with which environments are reset: run.set_env(difficulty=2).",
+        "SB3 set_attr, env_method",
     ),
     Replacement(
         "early-stop early-stopping stop reward-threshold stop-reward",
         "An observer whose on_iteration returns True stops the run: examples/early_stop.py.",
-        "RLlib stop",
+        "SB3 StopTrainingOnRewardThreshold, RLlib stop",
     ),
     Replacement(
         "optimizer optimizer-class optimizer-kwargs weight-decay adam-eps",
@@ -145,6 +186,13 @@ REPLACEMENTS = (
 
 ELSEWHERE = {
     "PPO": "Train with dppo.train(dppo.Config(env_id='CartPole-v1')).",
+    "BaseCallback": "Observers are subclasses of dppo.Observer: dppo.train(config, observers=[...]).",
+    "CheckpointCallback": "Checkpoints are written always, and dppo.train(config, resume=run) continues from one.",
+    "DummyVecEnv": "Pass the environment's id: dppo.Config(env_id='CartPole-v1', num_samplers=8).",
+    "EvalCallback": "Evaluations are a setting: dppo.Config(env_id='CartPole-v1', eval_every=50_000).",
+    "Monitor": "Returns and lengths of training episodes are recorded without a wrapper.",
+    "StopTrainingOnRewardThreshold": "An observer whose on_iteration returns True stops: examples/early_stop.py.",
+    "SubprocVecEnv": "Environments run in processes: dppo.Config(env_id='CartPole-v1', num_actors=8).",
     "A2C": "PPO is closest: dppo.train(dppo.Config(env_id='CartPole-v1')).",
     "SAC": "Train with dppo.train(dppo.Config(env_id='Pendulum-v1', algo='sac')).",
     "check_env": "`dppo doctor module:Name` examines an environment.",
@@ -160,14 +208,17 @@ class AbsentName:
     """Stands for a name of another library, and raises what to use here as soon as it is used."""
 
     def __init__(self, name: str) -> None:
-        self._answer = f"dppo.{name} does not exist. {ELSEWHERE[name]}"
+        self._fact = f"dppo.{name} does not exist."
+        self._answer = ELSEWHERE[name]
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raise the answer."""
-        raise ConfigError(self._answer)
+        raise ConfigError(f"{self._fact} {self._answer}")
+
+    __mro_entries__ = __call__  # as a base class
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(self._answer)
+        raise AttributeError(f"{self._fact} {ELSEWHERE.get(name, self._answer)}")
 
 
 def meant_by(name: str) -> list[str]:

@@ -26,9 +26,12 @@ class Config(Settings):
         def __init__(self, /, *unnamed: Any, **settings: Any) -> None:
             if unnamed:
                 keywords = "".join(f", {name}=..." for name in settings)
+                values = ", ".join(map(repr, unnamed))
+                env_ids = [value for value in unnamed if not str(value).endswith("Policy")]
+                env_id = next(iter(env_ids), "CartPole-v1")
                 raise ConfigError(
-                    f"dppo.Config({unnamed[0]!r}{keywords}): settings are passed by their names. Use "
-                    f"dppo.Config(env_id={unnamed[0]!r}{keywords})."
+                    f"dppo.Config({values}{keywords}): settings are passed by their names. Use "
+                    f"dppo.Config(env_id={env_id!r}{keywords})."
                 )
             super().__init__(**settings)
             check(self)

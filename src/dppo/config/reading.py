@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dppo.config.aliases import answer_to, meant_by
 from dppo.config.groups import check_twice, flattened
 from dppo.config.parts import PARTS, settings_by_name
 from dppo.config.plain import OBJECT, refuse_objects
@@ -74,7 +75,9 @@ def _unknown_names(path: Path, trusted: bool) -> Iterator[ConfigError]:
         in_group = name in PARTS and isinstance(value, dict) and bool(value)
         for key in map(str, value if in_group else [name]):
             if key.replace("-", "_") not in settings_by_name().keys() | OTHER_NAMES:
-                is_group = isinstance(value, dict) and not in_group
+                dashed = key.replace("_", "-").lower()
+                is_known = bool(answer_to(dashed, ()) or meant_by(dashed))
+                is_group = isinstance(value, dict) and bool(value) and not in_group and not is_known
                 yield _unknown_name(key, path, is_group=is_group)
 
 
@@ -85,7 +88,16 @@ def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
             f"{where}: {key} is not a setting, but has some, as in files of rl-baselines3-zoo. Move these to the top "
             f"of the file, without {key}, and name the environment as env_id or on the command line."
         )
-    return ConfigError(f"{where}: {unknown_setting(key)}")
+    answer = re.sub(r"`([a-z_]+)(?:=([^`]*))?`", _as_key, unknown_setting(key))
+    return ConfigError(f"{where}: {answer}")
+
+
+def _as_key(setting: re.Match[str]) -> str:
+    """Return a setting of an answer as it is written in the file, without the backticks that make it a flag."""
+    name, value = setting.groups()
+    if value is None:
+        return name
+    return f"{name}: {value.lower()}"
 
 
 def _place(key: str, path: Path, refused: str = "") -> str:

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from dppo.config.aliases import ELSEWHERE as ELSEWHERE_AT_TOP
 from dppo.errors import ConfigError, refuse
 from dppo.records.observer import Observer
 
@@ -42,9 +43,10 @@ def _problems(observer: Any) -> Iterator[ConfigError]:
         yield ConfigError(f"observers: {name} is a class. Pass an observer of it: {name}().")
         return
     if not isinstance(observer, Observer):
-        yield ConfigError(
-            f"observers: {observer!r} is not a dppo.Observer. Make its class a subclass of it."
-        )
+        names = [kind.__name__ for kind in type(observer).__mro__]
+        answers = [ELSEWHERE_AT_TOP[name] for name in names if name in ELSEWHERE_AT_TOP]
+        answer = next(iter(answers), "Make its class a subclass of it.")
+        yield ConfigError(f"observers: {observer!r} is not a dppo.Observer. {answer}")
         return
     yield from _uncalled(type(observer))
     for method in METHODS:
