@@ -277,6 +277,18 @@ def test_samplers_are_rebuilt_in_threads_and_their_progress_is_summed_up() -> No
     plain.close()
 
 
+def test_a_restart_of_a_program_counts_until_a_report_has_it() -> None:
+    record = ActivityRecord()
+    host = SamplerHost(PLAN, record)
+    with record.restarting():
+        pass
+    host.spaces(0)
+    assert record.look().restarts == 1, "this answer has no report"
+    answer_to(0, host)
+    assert record.look().restarts == 0
+    host.close()
+
+
 class SlowlyBegun(SamplerThread):
     """Is asked for by two questions before it has begun."""
 

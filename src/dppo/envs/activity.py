@@ -54,7 +54,7 @@ class Activity:
     environments: int = 0
     """Environments that the process has made so far."""
     restarts: int = 0
-    """Programs that were started again for the current question, until it is answered."""
+    """Programs that were started again since the last answer that reports them."""
 
     def __str__(self) -> str:
         is_built = self.phase not in STARTS
@@ -114,7 +114,6 @@ class ActivityRecord:
         cells[_REPLAYED] = 0
         cells[_TO_REPLAY] = to_replay
         cells[_STEPS] = 0
-        cells[_RESTARTS] = 0
         self.replay_s = 0.0
 
     def enter(self, place: int, episode: int = 0, length: int = 0) -> None:
@@ -126,7 +125,7 @@ class ActivityRecord:
         cells[_CALLS] += 1
 
     def finish(self) -> None:
-        """Record that the question is answered."""
+        """Record that the question is answered, with reports of all restarts."""
         self.enter(place_of(Phase.IDLE))
         self._cells[_RESTARTS] = 0
 

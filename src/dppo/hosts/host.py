@@ -54,7 +54,7 @@ class SamplerHost:
         self._progress.begin()
         with as_usual():
             spaces = self._sampler(sampler_id, works=self._plan.resumed_at is not None).spaces
-        self._progress.finish()
+        self._progress.enter(place_of(Phase.IDLE))
         return spaces
 
     def collect(
