@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[gym.Space[Any], Any, str]] = {
     "leaf": (
         spaces.Dict(a=spaces.Discrete(3)),
         {"a": 3},
-        "leaf 'a' that is 3, outside its space from 0 to 2",
+        "part 'a' that is 3, outside its space from 0 to 2",
     ),
     "leaves": (
         NEST,

@@ -199,7 +199,7 @@ OUTSIDE_SPACE: list[tuple[gym.Space[Any], Any, str]] = [
     (box(0, 9, np.int32), [2**32 + 3, 0], "that is 4294967299 at index 0"),
     (box(-9, 9, np.int16), [-(2**16), 0], "that is -65536 at index 0"),
     (SWITCHES, [0, 256], OUTSIDE_INT8),
-    (NARROW, {"a": [260]}, "leaf 'a' that is 260"),
+    (NARROW, {"a": [260]}, "part 'a' that is 260"),
 ]
 
 
@@ -269,7 +269,7 @@ def test_each_leaf_has_limits_of_its_own(
     with pytest.raises(BadResult) as outside:
         checks.check_limits(obs)
     assert outside.value.row == row
-    assert str(outside.value) == f"observation leaf {leaf!r} that is {words}"
+    assert str(outside.value) == f"an observation part {leaf!r} that is {words}"
 
 
 def test_numbers_that_only_rounding_takes_to_a_limit_are_inside() -> None:
@@ -535,9 +535,9 @@ SUCCESSIVE = np.arange(2.0 * STEPS).reshape(STEPS, 1, 2)
 @pytest.mark.parametrize(
     ("obs", "words"),
     [
-        (numbers(near=9.0, far=-512.0), "observation leaf 'far' reaches 512; "),
+        (numbers(near=9.0, far=-512.0), "the observation part 'far' reaches 512; "),
         (SUCCESSIVE, "the observation reaches 79; "),
-        (numbers(pose=POSE), "observation leaf 'pose' reaches 100; "),
+        (numbers(pose=POSE), "the observation part 'pose' reaches 100; "),
         (numbers(spike=SPIKE), ""),
         (numbers(near=9.0, many=512), ""),  # integers
     ],

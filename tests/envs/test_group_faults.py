@@ -214,26 +214,29 @@ def test_a_nested_observation_is_packed_leaf_by_leaf(seed: int) -> None:
     [
         (
             {"camera": np.zeros((2, 2, 1), np.uint8)},
-            "observation leaf 'camera' of shape (2, 2, 1) instead of (2, 3, 1)",
+            "an observation part 'camera' of shape (2, 2, 1) instead of (2, 3, 1)",
         ),
         (
             {"camera": np.zeros((2, 3, 1))},
-            "observation leaf 'camera' of dtype float64 instead of uint8",
+            "an observation part 'camera' of dtype float64 instead of uint8",
         ),
-        ({"gear": 2.5}, "observation leaf 'gear' of dtype float64 instead of int64"),
+        ({"gear": 2.5}, "an observation part 'gear' of dtype float64 instead of int64"),
         (
             {"arm": (np.array([0.0, np.nan]), 0.0)},
-            "observation leaf 'arm.0' that is nan at index 1",
+            "an observation part 'arm.0' that is nan at index 1",
         ),
         (
             {"arm": (np.zeros(2), np.float32(np.inf))},
-            "observation leaf 'arm.1' that is inf at index 0",
+            "an observation part 'arm.1' that is inf at index 0",
         ),
-        ({"arm": (np.zeros(2),)}, "observation leaf 'arm' without part '1'"),
-        ({"arm": (np.zeros(2), 0.0, 0.0)}, "observation leaf 'arm' with the unexpected part '2'"),
+        ({"arm": (np.zeros(2),)}, "an observation part 'arm' without part '1'"),
+        (
+            {"arm": (np.zeros(2), 0.0, 0.0)},
+            "an observation part 'arm' with the unexpected part '2'",
+        ),
         (
             {"arm": np.zeros(3)},
-            "observation leaf 'arm' of type ndarray instead of one with the parts 0, 1",
+            "an observation part 'arm' of type ndarray instead of one with the parts 0, 1",
         ),
         ({"horn": 1}, "an observation with the unexpected part 'horn'"),
     ],
@@ -282,9 +285,9 @@ def test_a_branch_is_packed_beside_the_zeros_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
-        ((2, 0), "observation leaf 'tool' of branch 2 instead of one of 0, 1"),
-        ((0,), "observation leaf 'tool' of type tuple instead of (branch, value)"),
-        ((1, np.zeros(3)), "observation leaf 'tool.1' of shape (3,) instead of (2,)"),
+        ((2, 0), "an observation part 'tool' of branch 2 instead of one of 0, 1"),
+        ((0,), "an observation part 'tool' of type tuple instead of (branch, value)"),
+        ((1, np.zeros(3)), "an observation part 'tool.1' of shape (3,) instead of (2,)"),
     ],
     ids=str,
 )

@@ -149,7 +149,7 @@ def test_an_agent_that_is_left_out_in_its_last_step_is_named_with_the_part(
     [
         ({"vanish": True}, "returned no end of agent 'ann', which was among `agents` and left it. Return True"),
         ({"strays": ["dan"]}, "returned `agents` with 'dan' instead of possible_agents alone. List it"),
-        ({"parts": True}, "The reward must be one number. Return a weighted sum of the parts"),
+        ({"parts": True}, "The reward must be one number. Return reward.item(), or a weighted sum of several parts"),
     ],
 )  # fmt: skip
 def test_agents_against_the_rules_are_named_without_a_remedy_for_single_environments(

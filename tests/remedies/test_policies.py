@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from builders import tiny_run
 
 import dppo
+from dppo.config.aliases import MODEL_METHODS
 from dppo.errors import CheckpointError, ConfigError
 from remedies import executes
 from remedies.refused import Masked
@@ -128,6 +132,42 @@ def test_what_other_libraries_pass_is_answered_with_what_act_takes(runs: dict[st
     assert not hasattr(policy, "learn")
     assert policy.act(Fine.obs) in (0, 1)
     assert policy.act(Fine.obs, generator=generator) in (0, 1)
+
+
+@executes(
+    "config/aliases.py: Use dppo.load_policy(run), whose act(obs) returns the action",
+    "config/aliases.py: Use dppo.train(config, resume=run), which continues a run",
+    "config/aliases.py: Use dppo.evaluate(run, env=...), which plays in another environment",
+    "policies/policy.py: Use spaces, which describes observations and actions",
+    "policies/policy.py: obs is a pair of observation and info",
+    "records/observer.py: an Evaluation is not a pair. Use its mean_return and std_return.",
+)
+def test_the_habits_of_a_model_of_stable_baselines_are_answered(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path / "run", env_id=Fine, iterations=1)
+    result: Any = dppo.train(config)
+    policy: Any = dppo.load_policy(result)
+    for model in (result, policy):
+        for name, answer in MODEL_METHODS.items():
+            if name != "predict":
+                with pytest.raises(AttributeError, match=re.escape(f"{name!r}. {answer}")):
+                    getattr(model, name)
+            assert not hasattr(model, name)
+    with pytest.raises(AttributeError, match=r"'predict'\. Use dppo.load_policy\(run\)"):
+        result.predict(Fine.obs)
+    with pytest.raises(AttributeError, match=r"'action_space'\. Use spaces, which"):
+        _ = policy.action_space
+    assert policy.spaces.actions
+    with pytest.raises(ValueError, match="Pass the observation alone"):
+        policy.act(Fine().reset())
+    obs, _ = Fine().reset()
+    assert policy.act(obs) in (0, 1)
+
+    assert dppo.train(config, resume=result).global_step == result.global_step
+    evaluation: Any = dppo.evaluate(result, env=Fine, episodes=2)
+    with pytest.raises(TypeError, match="Use its mean_return and std_return"):
+        _, _ = evaluation
+    assert (evaluation.mean_return, evaluation.std_return) == (5.0, 0.0)
+    assert pickle.loads(pickle.dumps(result)) == copy.deepcopy(result) == result
 
 
 @executes(

@@ -4,7 +4,7 @@
 from them.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -202,6 +202,23 @@ ELSEWHERE = {
     "VecNormalize": "Observations and rewards are normalized by default, and the statistics are saved with the policy.",
 }
 """Names that other libraries have at their top, and what to use here."""
+
+MODEL_METHODS = {
+    "learn": "Use dppo.train(config, resume=run), which continues a run.",
+    "load": "Use dppo.load_policy(run_dir).",
+    "predict": "Use dppo.load_policy(run), whose act(obs) returns the action.",
+    "save": "The folder of the run holds the policy: copy the folder.",
+    "set_env": "Use dppo.evaluate(run, env=...), which plays in another environment.",
+}
+"""Methods of a model in other libraries, and what to use here."""
+
+
+def no_attribute(owner: object, name: str, answers: Mapping[str, str]) -> AttributeError:
+    """Return the error of an attribute that `owner` does not have, with what to use here if `answers` has it."""
+    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if name in answers:
+        return AttributeError(f"{message}. {answers[name]}")
+    return AttributeError(message, name=name, obj=owner)  # Python suggests similar names
 
 
 class AbsentName:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from dppo.config.aliases import MODEL_METHODS, no_attribute
 from dppo.config.groups import flattened
 from dppo.envs.checks.masks import check_allows, checked_masks
 from dppo.envs.checks.observations import check_inside
@@ -17,17 +18,24 @@ from dppo.ppo.networks.network import NetworkOutputs, NetworkSpec
 from dppo.records.comparison import BaselineComparison
 from dppo.spaces.spaces import MASK, Spaces, dtype_summary, leaves, masks_of, parts_of, row_of
 
-ELSEWHERE = (
-    "predict",
-    "get_action",
-    "get_action_and_value",
-    "compute_single_action",
-    "forward",
-    "get_value",
-    "predict_values",
-    "evaluate_actions",
+ACT = (
+    "Use act(obs), which returns the most likely action, or act(obs, generator=np.random.default_rng(1)), which "
+    "samples, or outputs(obs) for logits and values."
 )
-"""Names of methods in other libraries."""
+ELSEWHERE = {
+    **MODEL_METHODS,
+    "predict": ACT,
+    "get_action": ACT,
+    "get_action_and_value": ACT,
+    "compute_single_action": ACT,
+    "forward": ACT,
+    "get_value": ACT,
+    "predict_values": ACT,
+    "evaluate_actions": ACT,
+    "observation_space": "Use spaces, which describes observations and actions.",
+    "action_space": "Use spaces, which describes observations and actions.",
+}
+"""Attributes in other libraries, and what to use here."""
 
 
 class Policy:
@@ -68,13 +76,7 @@ class Policy:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Answer a method that other libraries have."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in ELSEWHERE:
-                message += (
-                    ". Use act(obs), which returns the most likely action, or "
-                    "act(obs, generator=np.random.default_rng(1)), which samples, or outputs(obs) for logits and values"
-                )
-            raise AttributeError(message, name=name, obj=self)
+            raise no_attribute(self, name, ELSEWHERE)
 
     @property
     def state_size(self) -> int:
@@ -236,6 +238,11 @@ def _rows_of(obs: Any, spaces: Spaces) -> tuple[np.ndarray, bool]:
     `obs`: an observation as an environment returns it, or a batch, whose leaves have one more axis in front. Raise
     ValueError, with the reason, if it is not an observation of `spaces`.
     """
+    is_pair = isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict)
+    if is_pair and "0" not in (spaces.returned.names or ()):
+        raise ValueError(
+            "obs is a pair of observation and info, as `reset` returns it. Pass the observation alone."
+        )
     try:
         if spaces.returned.names is None:
             rows, single = _array_rows(obs, spaces.returned)

@@ -6,9 +6,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dppo.config import Config
+from dppo.config.aliases import MODEL_METHODS, no_attribute
 from dppo.config.trust import NAMING
 from dppo.errors import CheckpointError, ConfigError, counted
 from dppo.log import logger
@@ -134,6 +135,12 @@ class Result:
     config: Config | None = field(default=None, compare=False)
     """The settings, with the objects that were given: environment, wrappers, model."""
 
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Answer a method that the model of another library has."""
+            raise no_attribute(self, name, MODEL_METHODS)
+
     @property
     def objects(self) -> dict[str, Any]:
         """The environment, the wrappers and the model that were given as objects, which only this process can name."""
@@ -198,6 +205,10 @@ class Evaluation:
     def mean_length(self) -> float:
         """Mean number of env steps of an episode."""
         return fmean(self.lengths)
+
+    def __iter__(self) -> NoReturn:
+        """Answer `mean, std = ...`, which other libraries return."""
+        raise TypeError("an Evaluation is not a pair. Use its mean_return and std_return.")
 
     def __repr__(self) -> str:
         left_out = f", {len(self.left_out)} left out" if self.left_out else ""

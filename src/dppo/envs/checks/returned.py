@@ -43,7 +43,7 @@ OLD_API = Remedy(
 ONE_REWARD = Remedy(
     "The reward must be one number. ",
     "Use `wrappers=dppo.envs.wrappers:SummedReward`",
-    "return a weighted sum of the parts",
+    "return reward.item(), or a weighted sum of several parts",
 )
 
 
@@ -78,7 +78,7 @@ def _wrong_form(answer: Any, *, step: bool) -> str:
 def leaf_named(name: str, noun: str = "an observation") -> str:
     if not name:
         return noun
-    return f"observation leaf {name!r}"
+    return f"{noun} part {name!r}"
 
 
 def packer(
