@@ -98,7 +98,7 @@ class PPOLearner:
         """Returns the options for resets under the policies to come: see `RunInfo.set_env`."""
         self.env_faults = EnvFaults(ledger)  # faults are counted, not limited
         self.prior_versions = 0
-        """Policy versions under which a controller collects, for a clone."""
+        """Number of first policy versions in whose place a controller (`prior`) collects."""
         self.iteration = 0
         self.global_step = 0
         self.episodes = 0
@@ -110,8 +110,8 @@ class PPOLearner:
         self.inherited_freeze: int | None = None
         """`freeze_norm_after` as a branch takes it over from its origin; None if it has its own."""
         self._last_requested = -1  # index of segments
-        # messages that several actors send, and that are reported once
-        self._reported: set[str] = set()
+        # messages that several actors send, and that are logged once
+        self._logged: set[str] = set()
         self._new_incidents: list[Incident] = []  # incidents since the last iteration
 
     def run(self, iterations: int, stop: StopSignals) -> Iterator[Iteration]:
@@ -121,11 +121,12 @@ class PPOLearner:
         Fails when: environments fail too often, an actor's restart budget is spent, a loss is not finite, or `stop` is
         requested during a wait. The caller may stop iterating: the state is as after the last finished iteration.
         """
-        self._report_changes()
+        self._log_changes()
         self._last_requested = self.iteration - 1
         self._request(iterations)
         while self.iteration < iterations:
-            iteration = self._update(self.env_faults.checked(self._collector.receive(stop)), stop)
+            collected = self.env_faults.checked(self._collector.receive(stop))
+            iteration = self._update(collected, stop)
             self._request(iterations)
             yield iteration
 
@@ -158,6 +159,7 @@ class PPOLearner:
             try:
                 experience = Experience(collected.segments, collected.policy, scale, self.iteration)
                 if collected.policy.version < self.prior_versions:
+                    # the clone of the controller acts with the scale after this update
                     experience = replace(experience, next_obs_scale=statistics.obs_scale())
                 update = self.trainers.update(experience)
                 break
@@ -177,7 +179,7 @@ class PPOLearner:
 
     def take_open_incidents(self) -> tuple[Incident, ...]:
         """Return, and count, the incidents of the iteration that the end of the run has interrupted."""
-        self._take(self._collector.take_incidents())
+        self._record(self._collector.take_incidents())
         return self._take_new_incidents()
 
     def _take_new_incidents(self) -> tuple[Incident, ...]:
@@ -190,7 +192,7 @@ class PPOLearner:
     ) -> Collected:
         """Collect the lost segments again, and later segments that were in flight."""
         logger.warning("%s; they are collected again", error)
-        self._take([Incident(IncidentKind.SEGMENTS_LOST, str(error)), *collected.incidents])
+        self._record([Incident(IncidentKind.SEGMENTS_LOST, str(error)), *collected.incidents])
         self._collector.renew()
         for index in range(collected.index, self._last_requested + 1):
             self._collector.request(self.policies[index].snapshot, index)
@@ -206,37 +208,40 @@ class PPOLearner:
             self.global_step += report.steps
             self.episodes += len(report.episodes)
             self.recent.extend(episode for episode in report.episodes if not episode.explored)
-        self._report([incident for report in collected.reports for incident in report.incidents])
-        self._take(collected.incidents)
-        self._take(trainer_incidents)
+        self._log_incidents(
+            [incident for report in collected.reports for incident in report.incidents]
+        )
+        self._record(collected.incidents)
+        self._record(trainer_incidents)
         self.policies.pop(collected.index)
         self.iteration += 1
 
-    def _report(self, incidents: Sequence[Incident]) -> None:
-        """Log the incidents of all samplers; all other incidents were logged when they happened."""
+    def _log_incidents(self, incidents: Sequence[Incident]) -> None:
+        """Record and log the incidents of all samplers; all others were logged when they happened."""
         abandoned = []
         for incident in incidents:
-            if incident.message in self._reported:
+            if incident.message in self._logged:
                 continue
             if incident.kind in SHARED_KINDS:
-                self._reported.add(incident.message)
+                self._logged.add(incident.message)
             if incident.kind in ABANDONED_KINDS:
                 abandoned.append(incident)
             else:
                 self.env_faults.log(incident)
-            self._take([incident])
+            self._record([incident])
         if abandoned:
             count_text = f" (and {len(abandoned) - 1} more like it)" if len(abandoned) > 1 else ""
             logger.warning("%s%s", abandoned[0].message, count_text)
 
-    def _report_changes(self) -> None:
-        """Report state of this process that code of users has changed, which actors may report again."""
+    def _log_changes(self) -> None:
+        """Log state of this process that code of users has changed; actors may send the same messages."""
         for change in take_changes():
             logger.warning("%s.", change)
-            self._reported.add(f"{change}.")
-            self._take([Incident(IncidentKind.GLOBAL_STATE, f"{change}.")])
+            self._logged.add(f"{change}.")
+            self._record([Incident(IncidentKind.GLOBAL_STATE, f"{change}.")])
 
-    def _take(self, incidents: Sequence[Incident]) -> None:
+    def _record(self, incidents: Sequence[Incident]) -> None:
+        """Count incidents, and keep them for the next `Iteration`."""
         self._new_incidents += incidents
         for incident in incidents:
             self.count(incident)

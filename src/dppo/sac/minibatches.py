@@ -55,17 +55,17 @@ class Minibatches:
     """The policy's network, which decides how far a target looks ahead."""
 
     def draw(
-        self, experience: Experience, count: int, random: np.random.Generator
+        self, experience: Experience, count: int, generator: np.random.Generator
     ) -> Iterator[Minibatch]:
         """Yield `count` minibatches of all transitions, normalized by the scales of `experience`."""
         transitions = self.replay_buffer.transitions()
         noise_size = self.spec.distribution.noise_size
         for start in range(0, count, STEPS_AT_ONCE):
             steps = min(STEPS_AT_ONCE, count - start)
-            places = transitions[random.integers(len(transitions), size=steps * self.size)]
-            noise = random.standard_normal((steps, 2, self.size, noise_size), np.float32)
+            places = transitions[generator.integers(len(transitions), size=steps * self.size)]
+            noise = generator.standard_normal((steps, 2, self.size, noise_size), np.float32)
             horizon = (self.settings.n_step - 1, len(places))
-            thresholds = random.random(horizon)
+            thresholds = generator.random(horizon)
             rows = self._normalized(places, experience, thresholds)
             for step in range(steps):
                 chosen = slice(step * self.size, (step + 1) * self.size)

@@ -26,19 +26,33 @@ from dppo.sac.replay_buffer import BufferSnapshot, ReplayBuffer
 from dppo.sac.settings import SACSettings
 from dppo.streams import Stream
 
-CRITICS = 1  # index of their initial weights in the stream of weights
+CRITICS_INDEX = 1  # of their initial weights in the stream of weights; the policy's have no index
 ADAM_EPSILON = 1e-8
-FIGURES = (
-    "critic_loss",
-    "critic_grad_norm",
-    "policy_loss",
-    "grad_norm",
-    "q_mean",
-    "entropy",
-    "temperature",
-    "action_std",
-    "target_steps",
-)
+
+
+class _Figures(NamedTuple):
+    """Results of a gradient step, each a scalar: the metrics of an update are their means."""
+
+    critic_loss: Tensor
+    critic_grad_norm: Tensor
+    policy_loss: Tensor
+    grad_norm: Tensor
+    q_mean: Tensor
+    entropy: Tensor
+    temperature: Tensor
+    action_std: Tensor
+    target_steps: Tensor
+
+
+class _PolicyFigures(NamedTuple):
+    """Results of a gradient of the policy, each a scalar."""
+
+    loss: Tensor
+    q_mean: Tensor
+    """nan where the critics are not asked."""
+    entropy: Tensor
+    action_std: Tensor
+    """Mean deviation of actions before squashing."""
 
 
 class _Part:
@@ -97,10 +111,10 @@ class SACTrainer:
         self._seed = seed
         self._dtype = getattr(torch, spec.dtype)
         self.device = torch.device(settings.device)
-        self._size = spec.distribution.noise_size  # A
+        self._action_size = spec.distribution.noise_size  # A
         weights_seed = streams.integer(seed, Stream.WEIGHTS)
         self._network = policy_network(spec, weights_seed, settings.device)
-        self._critic_inputs = CriticInputs(spec.spaces, self._size, self.device)
+        self._critic_inputs = CriticInputs(spec.spaces, self._action_size, self.device)
         self._critics = self._new_critics()
         log_temperature = torch.tensor([math.log(settings.initial_temperature)])
         self._log_temperature = FlatParameters(
@@ -112,11 +126,13 @@ class SACTrainer:
         self._parts = (self._policy_part, self._critics_part, self._temperature_part)
         ranks = self.parallel.size
         self._replay_buffer = ReplayBuffer(settings.replay_rows // ranks, spec.spaces.obs)
-        size = max(1, settings.minibatch_size // ranks)
-        self._minibatches = Minibatches(self._replay_buffer, spec, settings, size, self._network)
+        minibatch_size = max(1, settings.minibatch_size // ranks)
+        self._minibatches = Minibatches(
+            self._replay_buffer, spec, settings, minibatch_size, self._network
+        )
 
     def _new_critics(self) -> Critics:
-        seed = streams.integer(self._seed, Stream.WEIGHTS, CRITICS)
+        seed = streams.integer(self._seed, Stream.WEIGHTS, CRITICS_INDEX)
         generator = torch.Generator().manual_seed(seed)
         critics = Critics(
             self._critic_inputs.size,
@@ -148,17 +164,17 @@ class SACTrainer:
         if num_rows >= self.settings.first_rows:
             count = self.settings.gradient_steps_between(step, step + rows)
         results = [
-            self._gradient_step(minibatch, clone_weight, clones=clones)
-            for minibatch in self._minibatches.draw(experience, count, self._random(experience))
+            torch.stack(self._gradient_step(minibatch, clone_weight, clones=clones))
+            for minibatch in self._minibatches.draw(experience, count, self._generator(experience))
         ]
-        figures = dict.fromkeys(FIGURES, math.nan)
+        figures = dict.fromkeys(_Figures._fields, math.nan)
         if results:
             means = self.parallel.gather(torch.stack(results).mean(dim=0)).mean(dim=0)
-            figures = dict(zip(FIGURES, means.tolist(), strict=True))
+            figures = dict(zip(_Figures._fields, means.tolist(), strict=True))
         figures |= {"kept_rows": float(num_rows), "gradient_steps": float(count)}
         return Update(figures, self.settings.learning_rate, value_scale=None)
 
-    def _random(self, experience: Experience) -> np.random.Generator:
+    def _generator(self, experience: Experience) -> np.random.Generator:
         """Return the generator of the update's minibatches; ranks draw independently."""
         index = [experience.iteration]
         if self.parallel.size > 1:
@@ -167,33 +183,42 @@ class SACTrainer:
 
     # ------------------------------------------------------------------ one gradient step
 
-    def _gradient_step(self, minibatch: Minibatch, clone_weight: float, *, clones: bool) -> Tensor:
+    def _gradient_step(
+        self, minibatch: Minibatch, clone_weight: float, *, clones: bool
+    ) -> _Figures:
         """Move critics, their targets, policy and temperature; return the figures.
 
         Args:
             clone_weight: as in `_policy_gradient`.
-            clones: the policy becomes a clone of the controller that has collected, if all rows have its actions.
+            clones: make the policy a clone of the controller that collected, if all rows have its actions.
         """
         settings = self.settings
-        limit = settings.max_grad_norm
+        max_norm = settings.max_grad_norm
         temperature = self._log_temperature.weights.exp()
         critic_loss = self._critics_gradient(minibatch, temperature)
-        critic_norm = self._move(self._critics_part, settings.critic_learning_rate, limit)
+        critic_grad_norm = self._move(self._critics_part, settings.critic_learning_rate, max_norm)
         self._critics.follow(settings.tau)
         clones = clones and minibatch.intended is not None
         if clones:
-            policy_figures = self._clone_gradient(minibatch)
+            policy = self._clone_gradient(minibatch)
         else:
-            policy_figures = self._policy_gradient(minibatch, temperature, clone_weight)
-        policy_loss, q_mean, entropy, action_std = policy_figures
-        norm = self._move(self._policy_part, settings.learning_rate, limit)
+            policy = self._policy_gradient(minibatch, temperature, clone_weight)
+        grad_norm = self._move(self._policy_part, settings.learning_rate, max_norm)
         if not clones:  # a controller's noise is not the policy's
-            target_entropy = settings.target_entropy * self._size
-            self._log_temperature.gradient.fill_(entropy - target_entropy)
-            self._move(self._temperature_part, settings.temperature_learning_rate, math.inf)
-        figures = (critic_loss, critic_norm, policy_loss, norm, q_mean, entropy)
-        target_steps = minibatch.num_steps.mean()
-        return torch.stack([*figures, temperature.squeeze(0), action_std, target_steps])
+            target_entropy = settings.target_entropy * self._action_size
+            self._log_temperature.gradient.fill_(policy.entropy - target_entropy)
+            self._move(self._temperature_part, settings.temperature_learning_rate)
+        return _Figures(
+            critic_loss=critic_loss,
+            critic_grad_norm=critic_grad_norm,
+            policy_loss=policy.loss,
+            grad_norm=grad_norm,
+            q_mean=policy.q_mean,
+            entropy=policy.entropy,
+            temperature=temperature.squeeze(0),
+            action_std=policy.action_std,
+            target_steps=minibatch.num_steps.mean(),
+        )
 
     def _critics_gradient(self, minibatch: Minibatch, temperature: Tensor) -> Tensor:
         """Store the gradient of the critics; return their loss, the sum over critics of mean (Q - y)^2 / 2.
@@ -215,8 +240,8 @@ class SACTrainer:
 
     def _policy_gradient(
         self, minibatch: Minibatch, temperature: Tensor, clone_weight: float
-    ) -> tuple[Tensor, ...]:
-        """Store the gradient of the policy; return its loss, the mean of Q, the entropy, and the mean deviation of u.
+    ) -> _PolicyFigures:
+        """Store the gradient of the policy.
 
             L = mean(temperature log pi(a | s) - min_k Q_k(s, a)),  a = tanh(mean(s) + std(s) noise)
 
@@ -231,45 +256,47 @@ class SACTrainer:
         least, critic = values.min(dim=0)
         grad_values = torch.zeros_like(values)
         grad_values.scatter_(0, critic.unsqueeze(0), -1.0)
-        grad_actions = self._critics.action_gradients(critic_residuals, grad_values, self._size)
+        grad_actions = self._critics.action_gradients(
+            critic_residuals, grad_values, self._action_size
+        )
         grad_heads = head_gradient(head, drawn, grad_actions, temperature)
         if clone_weight > 0 and minibatch.intended is not None:
-            distance = head[:, : self._size] - minibatch.intended
-            grad_heads[:, : self._size] += clone_weight * distance.nan_to_num(0.0)
+            distance = head[:, : self._action_size] - minibatch.intended
+            grad_heads[:, : self._action_size] += clone_weight * distance.nan_to_num(0.0)
         grad_heads /= len(head)
         self._network.backward(residuals, grad_heads, torch.zeros_like(head_values))
         entropy = -drawn.logprobs.mean()
         q_mean = least.mean()
-        action_std = head[:, self._size :].exp().mean()
-        return -temperature.squeeze(0) * entropy - q_mean, q_mean, entropy, action_std
+        action_std = head[:, self._action_size :].exp().mean()
+        loss = -temperature.squeeze(0) * entropy - q_mean
+        return _PolicyFigures(loss, q_mean, entropy, action_std)
 
-    def _clone_gradient(self, minibatch: Minibatch) -> tuple[Tensor, ...]:
-        """Store the gradient of the policy's distance from the controller; return the same as `_policy_gradient`.
-
-        The critics are not asked, so the mean of Q is nan.
-        """
+    def _clone_gradient(self, minibatch: Minibatch) -> _PolicyFigures:
+        """Store the gradient of the policy's distance from the controller, without the critics."""
         assert minibatch.intended is not None
         head, head_values, residuals = self._network.forward(minibatch.obs)
         losses, grad_heads = clone_gradient(head, minibatch.intended, minibatch.actions)
         self._network.backward(residuals, grad_heads / len(head), torch.zeros_like(head_values))
         entropy = -sample(head, minibatch.noise[1]).logprobs.mean()
-        action_std = head[:, self._size :].exp().mean()
-        return losses.sum(dim=1).mean(), torch.full_like(entropy, math.nan), entropy, action_std
+        action_std = head[:, self._action_size :].exp().mean()
+        loss = losses.sum(dim=1).mean()
+        q_mean = torch.full_like(entropy, math.nan)
+        return _PolicyFigures(loss, q_mean, entropy, action_std)
 
-    def _move(self, part: _Part, learning_rate: float, limit: float) -> Tensor:
-        """Take a step by the mean gradient of all ranks, of a norm up to `limit`; return its norm before."""
+    def _move(self, part: _Part, learning_rate: float, max_norm: float = math.inf) -> Tensor:
+        """Take a step by the mean gradient of all ranks, clipped to `max_norm`; return its norm before clipping."""
         gradient = part.parameters.gradient
         ranks = self.parallel.size
         self.parallel.sum_(gradient)
-        norm = torch.linalg.vector_norm(gradient) / ranks
-        length = norm.item()
-        if not math.isfinite(length):
-            raise _diverged(part.name, length, self.settings)
-        factor = min(1.0, limit / (length + 1e-6)) / ranks
+        grad_norm = torch.linalg.vector_norm(gradient) / ranks
+        norm = grad_norm.item()
+        if not math.isfinite(norm):
+            raise _diverged(part.name, norm, self.settings)
+        factor = min(1.0, max_norm / (norm + 1e-6)) / ranks
         if factor != 1.0:
             gradient.mul_(factor)
         part.optimizer.step(learning_rate)
-        return norm
+        return grad_norm
 
     def sum_gradients(self) -> None:
         """Replace the gradients of critics and policy by their sums over all ranks."""
@@ -281,9 +308,18 @@ class SACTrainer:
         """Compute the gradients of `rows` rows of zeros, to measure the time; nothing that is learned changes."""
         batch = zero_batch(self.spec, rows, sequence_length=1).to(self.device)
         column = batch.values
-        actions = column.unsqueeze(1).repeat(1, self._size)
+        actions = column.unsqueeze(1).repeat(1, self._action_size)
         noise = torch.zeros_like(actions).repeat(2, 1, 1)
-        minibatch = Minibatch(batch.obs, actions, column, column, batch.obs, column, None, noise)
+        minibatch = Minibatch(
+            obs=batch.obs,
+            actions=actions,
+            returns=column,
+            discounts=column,
+            successors=batch.obs,
+            num_steps=column,
+            intended=None,
+            noise=noise,
+        )
         temperature = self._log_temperature.weights.exp()
         self._critics_gradient(minibatch, temperature)
         self._policy_gradient(minibatch, temperature, clone_weight=0.0)
