@@ -94,7 +94,7 @@ def test_a_batch_has_signal_if_learned_rewards_differ_or_an_episode_terminates(n
     ppo = PPO(**signal.options)
     batch = make_batch(segments, None, None, ppo)
     assert batch.has_learning_signal == signal.exists
-    assert batch.rewards == signal.rewards
+    assert batch.reward_range == signal.rewards
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_batch_has_signal_by_the_rows_of_all_ranks(
 
     for batch in Meeting(2).all_do(rank_batch):
         assert batch.has_learning_signal == bool(change)
-        assert batch.rewards == rewards
+        assert batch.reward_range == rewards
         assert batch.weights is None
 
 

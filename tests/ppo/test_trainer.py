@@ -55,7 +55,7 @@ def test_small_advantages_bring_an_entropy_bonus_only_with_normalized_rewards_of
 ) -> None:
     spec = spec_of(actions)
     trainer = make_trainer(spec, adv_floor=3.0, norm_reward=norm_reward)
-    batch = replace(random_batch(spec), rewards=(reward, reward))
+    batch = replace(random_batch(spec), reward_range=(reward, reward))
     assert_equals_twin(trainer, batch)
 
 

@@ -108,7 +108,7 @@ def rows_of(obs: Tensor, *columns: Any) -> Batch:
     """Return a batch of rows in which nothing terminates, and all rewards are zero."""
     named = dict(zip(COLUMNS[1:], columns, strict=True))
     index = torch.arange(len(obs))
-    return Batch(table=obs, index=index, terminates=False, rewards=(0.0, 0.0), **named)
+    return Batch(table=obs, index=index, terminates=False, reward_range=(0.0, 0.0), **named)
 
 
 def weighted(batch: Batch, counted: np.ndarray) -> Batch:
@@ -148,7 +148,7 @@ def counted_rows(batch: Batch, rows: np.ndarray) -> np.ndarray:
 
 def slow_ent_coef(model: MLP, batch: Batch, options: ResolvedPPO, floor: float) -> float:
     """Return the coefficient of the entropy; discrete actions without a reward so far have a bonus."""
-    has_bonus = floor > 0 and not any(batch.rewards)
+    has_bonus = floor > 0 and not any(batch.reward_range)
     if not has_bonus or not options.norm_adv or model.log_std is not None:
         return options.ent_coef
     rows = counted_rows(batch, np.arange(len(batch)))

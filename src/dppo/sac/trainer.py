@@ -15,6 +15,7 @@ from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import Experience, Update
 from dppo.ppo.learning.adam import FlatAdam
 from dppo.ppo.learning.batch import zero_batch
+from dppo.ppo.learning.minibatches import minibatch_generator
 from dppo.ppo.learning.parallel import Parallel
 from dppo.ppo.networks.network import NetworkSpec
 from dppo.ppo.networks.parameters import FlatParameters
@@ -163,9 +164,10 @@ class SACTrainer:
         count = 0
         if num_rows >= self.settings.first_rows:
             count = self.settings.gradient_steps_between(step, step + rows)
+        generator = minibatch_generator(self._seed, experience.iteration, self.parallel)
         results = [
             torch.stack(self._gradient_step(minibatch, clone_weight, clones=clones))
-            for minibatch in self._minibatches.draw(experience, count, self._generator(experience))
+            for minibatch in self._minibatches.draw(experience, count, generator)
         ]
         figures = dict.fromkeys(_Figures._fields, math.nan)
         if results:
@@ -173,13 +175,6 @@ class SACTrainer:
             figures = dict(zip(_Figures._fields, means.tolist(), strict=True))
         figures |= {"kept_rows": float(num_rows), "gradient_steps": float(count)}
         return Update(figures, self.settings.learning_rate, value_scale=None)
-
-    def _generator(self, experience: Experience) -> np.random.Generator:
-        """Return the generator of the update's minibatches; ranks draw independently."""
-        index = [experience.iteration]
-        if self.parallel.size > 1:
-            index.append(self.parallel.rank)
-        return streams.generator(self._seed, Stream.MINIBATCHES, *index)
 
     # ------------------------------------------------------------------ one gradient step
 

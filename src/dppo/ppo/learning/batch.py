@@ -64,7 +64,7 @@ class Batch:
     """Number of iterations whose segments the batch holds."""
     terminates: bool = True
     """True if any episode in the batch terminates."""
-    rewards: tuple[float, float] = (math.inf, -math.inf)
+    reward_range: tuple[float, float] = (math.inf, -math.inf)
     """The least and the largest reward, as they are learned from; infinite without any."""
     share: float = 1.0
     """The part of a minibatch that these rows are, by which a loss multiplies its gradients."""
@@ -95,7 +95,7 @@ class Batch:
     @property
     def has_learning_signal(self) -> bool:
         """Return False if all rewards are equal and nothing terminates: no action has been better than another."""
-        return self.terminates or self.rewards[0] < self.rewards[1]
+        return self.terminates or self.reward_range[0] < self.reward_range[1]
 
     def to(self, device: torch.device) -> Batch:
         """Move the batch to `device`; return the batch itself if it is there."""
@@ -260,7 +260,7 @@ def make_batch(
         returns=rows(advantages + values),
         masks=None if first.masks is None else rows(merged(segments, "masks")),
         terminates=bool(transitions.terminated.any()),
-        rewards=(
+        reward_range=(
             float(learned_rewards.min(initial=math.inf)),
             float(learned_rewards.max(initial=-math.inf)),
         ),

@@ -119,7 +119,7 @@ class Cloning:
         rows: Demonstrations,
         experience: Experience,
         network: CurrentNetwork,
-        order: np.random.Generator,
+        generator: np.random.Generator,
     ) -> CloneFigures:
         """Fit the model, which then has the weights of the best round; return its quality.
 
@@ -130,7 +130,9 @@ class Cloning:
             self._states = StatesAlongSegments(
                 self._model.spec, experience.segments, experience.policy.obs_scale
             )
-        shuffled = torch.from_numpy(order.permutation(batch.sequences)).to(batch.logprobs.device)
+        shuffled = torch.from_numpy(generator.permutation(batch.sequences)).to(
+            batch.logprobs.device
+        )
         num_held = max(1, int(HELD_OUT * len(shuffled)))
         held_out = shuffled[:num_held]
         fitted = shuffled[num_held:]
@@ -142,7 +144,7 @@ class Cloning:
         for epoch in range(epochs):
             if epoch % per_round == 0:
                 rows = self._with_returns(rows, experience, network)
-            for number, index in enumerate(_minibatches(fitted, order, per_epoch)):
+            for number, index in enumerate(_minibatches(fitted, generator, per_epoch)):
                 done = (epoch * per_epoch + number) / (epochs * per_epoch)
                 self._step(rows.take(index), LEARNING_RATE * (1 - done))
             if (epoch + 1) % per_round == 0 or epoch == epochs - 1:
@@ -218,9 +220,9 @@ class Cloning:
 
 
 def _minibatches(
-    rows: Int64[Tensor, " n"], order: np.random.Generator, count: int
+    rows: Int64[Tensor, " n"], generator: np.random.Generator, count: int
 ) -> Iterator[Int64[Tensor, " m"]]:
-    shuffled = rows[torch.from_numpy(order.permutation(len(rows))).to(rows.device)]
+    shuffled = rows[torch.from_numpy(generator.permutation(len(rows))).to(rows.device)]
     yield from shuffled.chunk(count)
 
 

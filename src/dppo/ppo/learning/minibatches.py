@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from dppo import streams
 from dppo.ppo.learning.batch import Batch
 from dppo.ppo.learning.parallel import Parallel, moments_of_all
+from dppo.streams import Stream
 
 
 def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
@@ -15,7 +17,7 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
 
     Whether an episode terminates, and the range of rewards, become those of all ranks.
     """
-    smallest, largest = batch.rewards
+    smallest, largest = batch.reward_range
     # Of each of these, the maximum over all ranks is needed; of the smallest reward, the minimum.
     facts = torch.tensor(
         [batch.weights is not None, batch.terminates, -smallest, largest],
@@ -24,15 +26,28 @@ def aligned_with_ranks(batch: Batch, parallel: Parallel) -> Batch:
     )
     largest_facts = parallel.gather(facts).amax(dim=0).tolist()
     weighted, terminates, minus_smallest, largest = largest_facts
-    rewards = (-minus_smallest, largest)
-    batch = replace(batch, terminates=bool(terminates), rewards=rewards)
+    reward_range = (-minus_smallest, largest)
+    batch = replace(batch, terminates=bool(terminates), reward_range=reward_range)
     if weighted and batch.weights is None:
         batch = replace(batch, weights=torch.ones_like(batch.logprobs))
     return batch
 
 
+def minibatch_generator(seed: int, iteration: int, parallel: Parallel) -> np.random.Generator:
+    """Create the generator that draws the minibatches of an update; each rank has its own."""
+    index = [iteration]
+    if parallel.size > 1:  # a single rank draws as a trainer in the driver does
+        index.append(parallel.rank)
+    return streams.generator(seed, Stream.MINIBATCHES, *index)
+
+
 def draw_minibatches(
-    batch: Batch, order: np.random.Generator, count: int, *, floor: float | None, parallel: Parallel
+    batch: Batch,
+    generator: np.random.Generator,
+    count: int,
+    *,
+    floor: float | None,
+    parallel: Parallel,
 ) -> Iterator[tuple[Batch, float]]:
     """Yield every sequence once, in a new order (detail 6), with the transitions per rank of each minibatch.
 
@@ -44,7 +59,7 @@ def draw_minibatches(
         floor: give the advantages of each minibatch mean zero and deviation one (detail 7), or less if their deviation
             is below this; None: leave them as they are.
     """
-    permutation = torch.from_numpy(order.permutation(batch.sequences))
+    permutation = torch.from_numpy(generator.permutation(batch.sequences))
     shuffled = batch.take(permutation.to(batch.logprobs.device))
     count = min(count, batch.sequences)
     size, remainder = divmod(batch.sequences, count)

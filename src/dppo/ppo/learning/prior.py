@@ -15,7 +15,7 @@ from dppo.ppo.exchange.scales import ObsScale
 from dppo.ppo.learning.batch import Batch, make_batch
 from dppo.ppo.learning.cloning import LEARNING_RATE, Cloning, Demonstrations, start_from_deviations
 from dppo.ppo.learning.losses import weighted_mean
-from dppo.ppo.learning.minibatches import aligned_with_ranks
+from dppo.ppo.learning.minibatches import aligned_with_ranks, minibatch_generator
 from dppo.ppo.learning.objective import Gradients, Objective, Outputs
 from dppo.ppo.learning.stages import CurrentNetwork, Stage, StagedTrainer
 
@@ -75,8 +75,8 @@ class Prior(Stage):
         start_from_deviations(model, self.phase.log_std)
         scale = trainer.value_scale()
         network = CurrentNetwork(model, trainer.micro_batch_size or ROWS_AT_ONCE, scale)
-        order = trainer.order(experience.iteration)
-        clone = Cloning(model, ppo, parallel).fit(rows, experience, network, order)
+        generator = minibatch_generator(trainer.seed, experience.iteration, parallel)
+        clone = Cloning(model, ppo, parallel).fit(rows, experience, network, generator)
         trainer.restart_optimizer()
         self._weights = model.parameters.weights.numpy(force=True).copy()
         self._obs_scale = obs_scale

@@ -79,12 +79,10 @@ class StagedTrainer(Protocol):
     """The unit of values; None if it is that of rewards."""
     micro_batch_size: int | None
     sequence_length: int
+    seed: int
 
     def value_scale(self) -> ValueScale | None:
         """The unit of values; None if it is that of rewards."""
-
-    def order(self, iteration: int) -> np.random.Generator:
-        """Return the generator that draws the minibatches of this iteration, on this rank."""
 
     def restart_optimizer(self) -> None:
         """Forget the gradients so far."""
@@ -94,7 +92,7 @@ class Stage:
     """A part of an update that a run has or has not. Each method of this class changes nothing.
 
     A trainer calls `instead`. Unless that does the update, it calls `settings`, `prepare` and `objective` before the
-    first epoch, `renew` before each further one, and `figures` at the end. `state` is a part of the trainer's state.
+    first epoch, `renew` before each further one, and `finish` at the end. `state` is a part of the trainer's state.
     """
 
     def instead(self, experience: Experience, trainer: StagedTrainer) -> Update | None:

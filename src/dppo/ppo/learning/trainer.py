@@ -3,14 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dppo import streams
 from dppo.config.parts import ResolvedPPO, annealed
 from dppo.errors import TrainingDiverged
 from dppo.ppo.exchange.records import Experience, PolicySnapshot, TrainerState, Update
@@ -18,13 +16,12 @@ from dppo.ppo.exchange.scales import ValueScale
 from dppo.ppo.learning.adam import ADAPTED, MAX_RATE, adapted_rate, optimizer_for
 from dppo.ppo.learning.batch import Batch, make_batch, zero_batch
 from dppo.ppo.learning.losses import approximate_kl, weighted_mean
-from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches
+from dppo.ppo.learning.minibatches import aligned_with_ranks, draw_minibatches, minibatch_generator
 from dppo.ppo.learning.model import PPOModel
 from dppo.ppo.learning.objective import MAX_LOG_RATIO, Objective, Outputs, objective_class
 from dppo.ppo.learning.parallel import Parallel, moments_of_all
 from dppo.ppo.learning.popart import PopArt
 from dppo.ppo.learning.stages import CurrentNetwork, Stage
-from dppo.streams import Stream
 
 # weight of the entropy bonus that is added where advantages are nothing but noise
 NOISE_ENTROPY_WEIGHT = 0.01
@@ -82,7 +79,7 @@ class PPOTrainer:
     iterations: int = 1
     """Iterations of the run, over which settings are annealed."""
     seed: int = 1
-    """Seed of the order of minibatches."""
+    """Seed of the run, from which the order of minibatches follows."""
     max_rate: float = MAX_RATE
     """Upper bound of a learning rate that `desired_kl` adapts."""
 
@@ -94,11 +91,6 @@ class PPOTrainer:
         self._objective = objective_class(self.ppo.loss)
         self._adapted_rate = self.ppo.learning_rate  # changes with `desired_kl` only
         self.popart = PopArt(self.model) if self.ppo.norm_value else None
-        # a single rank draws minibatches as a trainer in the driver does
-        self._rank = () if self.parallel.size == 1 else (self.parallel.rank,)
-        self._gradient = self._gradient_of
-        if self.micro_batch_size is not None:
-            self._gradient = partial(self._gradient_in_pieces, self.micro_batch_size)
 
     def update(self, experience: Experience) -> Update:
         """Train on the segments of this rank with the settings of this iteration, as `train_on` does."""
@@ -115,11 +107,8 @@ class PPOTrainer:
         )
         batch = replace(batch, iterations=min(experience.iteration + 1, self.ppo.reuse))
         settings = annealed(self.ppo, experience.iteration / self.iterations)
-        return self.train_on(batch, settings, self.order(experience.iteration), experience)
-
-    def order(self, iteration: int) -> np.random.Generator:
-        """Create the generator that draws the minibatches."""
-        return streams.generator(self.seed, Stream.MINIBATCHES, iteration, *self._rank)
+        generator = minibatch_generator(self.seed, experience.iteration, self.parallel)
+        return self.train_on(batch, settings, generator, experience)
 
     # a gradient that is not finite is reported by number
     @np.errstate(invalid="ignore", over="ignore")
@@ -127,10 +116,10 @@ class PPOTrainer:
         self,
         batch: Batch,
         ppo: ResolvedPPO,
-        order: np.random.Generator,
+        generator: np.random.Generator,
         experience: Experience = NO_EXPERIENCE,
     ) -> Update:
-        """Train K epochs on `batch`, in minibatches drawn by `order`; those without any transition are skipped.
+        """Train K epochs on `batch`, in minibatches drawn by `generator`; those without any transition are skipped.
 
         Args:
             ppo: the settings as they are now, annealed; with `desired_kl`, the trainer adapts its own learning rate.
@@ -150,7 +139,7 @@ class PPOTrainer:
         explained_variance = self._explained_variance(batch)
         if self.popart is not None:
             batch = self.popart.learn(batch, self.parallel)
-        batch, steps = self._epochs(batch, ppo, order, experience)
+        batch, steps = self._epochs(batch, ppo, generator, experience)
         figures = self._figures(steps, ppo.clip_coef) if steps else dict(NO_FIGURES)
         figures |= {"explained_variance": explained_variance, "minibatches": float(len(steps))}
         scale = self.value_scale()
@@ -176,11 +165,11 @@ class PPOTrainer:
         return self.popart.scale
 
     def _epochs(
-        self, batch: Batch, ppo: ResolvedPPO, order: np.random.Generator, experience: Experience
+        self, batch: Batch, ppo: ResolvedPPO, generator: np.random.Generator, experience: Experience
     ) -> tuple[Batch, list[_Step]]:
         """Take the steps of K epochs; return the batch of the last epoch, and the steps."""
         floor = _advantage_std_floor(ppo, batch)
-        if floor and not any(batch.rewards) and self.spec.distribution.integer:
+        if floor and not any(batch.reward_range) and self.spec.distribution.integer:
             ppo = self._with_noise_entropy(ppo, batch, floor)
         objective = self._objective(ppo)
         for stage in self.stages:
@@ -192,7 +181,7 @@ class PPOTrainer:
                 for stage in self.stages:
                     batch = stage.renew(batch, self._network(batch), experience)
             for minibatch, transitions in draw_minibatches(
-                batch, order, count, floor=floor, parallel=self.parallel
+                batch, generator, count, floor=floor, parallel=self.parallel
             ):
                 steps.append(self._step(minibatch, transitions, objective, ppo, len(steps)))
             if ppo.target_kl and steps and self._kl(steps[-1]) > ppo.target_kl:
@@ -274,11 +263,12 @@ class PPOTrainer:
         self.model.backward(scored, *gradients)
         return _Losses(figures, log_ratio)
 
-    def _gradient_in_pieces(self, num_rows: int, minibatch: Batch, objective: Objective) -> _Losses:
-        """Store the gradient of a minibatch's loss, which is summed over pieces of at most `num_rows` rows."""
-        if len(minibatch) <= num_rows:
+    def _gradient(self, minibatch: Batch, objective: Objective) -> _Losses:
+        """Store the gradient of a minibatch's loss, summed over pieces of at most `micro_batch_size` rows."""
+        max_rows = self.micro_batch_size
+        if max_rows is None or len(minibatch) <= max_rows:
             return self._gradient_of(minibatch, objective)
-        pieces = list(minibatch.pieces(num_rows))
+        pieces = list(minibatch.pieces(max_rows))
         gradient = self._parameters.gradient
         losses = [self._gradient_of(pieces[0], objective)]
         total = gradient.clone()
