@@ -43,12 +43,12 @@ class GuidedExploration(Exploration):
         return segments[0] < self.segments
 
     @override
-    def added(self, rollout: Rollout, number: int, segment: Segment) -> Segment:
+    def added(self, rollout: Rollout, s: int, segment: Segment) -> Segment:
         """Add the actions of the controller, and the successors that its clone learns from, while it acts."""
         if not self._is_on(rollout):
             return segment
-        intended = rollout.agent.distribution.mode(rollout.heads[number]).copy()
-        return replace(with_successors(rollout, number, segment), intended=intended)
+        intended = rollout.agent.distribution.mode(rollout.heads[s]).copy()
+        return replace(with_successors(rollout, s, segment), intended=intended)
 
 
 class GuidedAgent:

@@ -115,16 +115,16 @@ class PPOSampler:
             self.memory[abandoned] = 0.0
         return incidents
 
-    def finish(self, rollout: Rollout, number: int) -> tuple[SegmentReport, Segment]:
-        """Return report and segment of this sampler, the `number`-th of `rollout`; store the state for the next one."""
-        segment = rollout.segment(number)
-        request = rollout.requests[number]
-        log = rollout.logs[number]
-        self.obs = rollout.obs[number, -1].copy()
+    def finish(self, rollout: Rollout, s: int) -> tuple[SegmentReport, Segment]:
+        """Return report and segment of this sampler, at place `s` of `rollout`; store the state for the next one."""
+        segment = rollout.segment(s)
+        request = rollout.requests[s]
+        log = rollout.logs[s]
+        self.obs = rollout.obs[s, -1].copy()
         if rollout.memory is not None:
-            self.memory = rollout.memory.states_before[number, -1].copy()
+            self.memory = rollout.memory.states_before[s, -1].copy()
         statistics = self._next_statistics(segment, rollout.snapshot.obs_scale)
-        self.envs.check(rollout.obs[number], log, first=request.index == 0)
+        self.envs.check(rollout.obs[s], log, first=request.index == 0)
         open_episodes = self.envs.open_episodes(log)
         carry = SamplerCarry(
             discounted_returns=self._discounted_returns.copy(),
@@ -169,7 +169,7 @@ class PPOSampler:
         return marked
 
     def _next_statistics(self, segment: Segment, scale: ObsScale | None) -> Statistics:
-        """Return moments for the normalizers; of returns R <- gamma R + r, which run on from segment to segment.
+        """Return moments for the normalizers; move the returns R <- gamma R + r on to the end of the segment.
 
         Rows that are not transitions are not counted, and reset R. Source: detail 30; OpenAI baselines' VecNormalize.
         """
@@ -239,14 +239,16 @@ class Rollout:
         self.logs: list[EnvLog] = []
         self.obs = np.empty((shape[0], first.num_steps + 1, shape[2]), first.envs.obs)
         noise = []
-        for number, (sampler, request) in enumerate(zip(samplers, requests, strict=True)):
-            log = EnvLog(request.index, self._columns["actions"][number], snapshot.env_options)
+        for s, (sampler, request) in enumerate(zip(samplers, requests, strict=True)):
+            log = EnvLog(request.index, self._columns["actions"][s], snapshot.env_options)
             if request.fatal:
                 sampler.envs.avoid(request.fatal)
             if request.rebuild is not None or sampler.obs is None:
-                log.incidents[:0] = sampler.begin(request.rebuild, log)
+                incidents = sampler.begin(request.rebuild, log)
+                # before the faults that `begin` has added to the log
+                log.incidents[:0] = incidents
             self.logs.append(log)
-            self.obs[number, 0] = sampler.obs
+            self.obs[s, 0] = sampler.obs
             noise.append(sampler.noise(request.index, first.num_steps))
         self._noise = np.stack(noise)
         self.agent.load(snapshot)
@@ -292,7 +294,7 @@ class Rollout:
             self._estimate_next_values()
 
     def _rows(self, s: int) -> Iterator[StepRows]:
-        """Yield the rows of each step of sampler number `s`."""
+        """Yield the rows of each step of the sampler at place `s`."""
         columns = self._columns
         return zip(
             columns["actions"][s],
@@ -315,7 +317,7 @@ class Rollout:
                 self._bootstrap(s, log.time_limits)
 
     def _bootstrap(self, s: int, limits: list[TimeLimit]) -> None:
-        """Estimate the values of the final observations of sampler number `s` at time limits."""
+        """Estimate the values of the final observations of the sampler at place `s`, at time limits."""
         final_obs = np.stack([limit.obs for limit in limits])
         steps = [limit.step for limit in limits]
         envs = [limit.env for limit in limits]
@@ -323,18 +325,18 @@ class Rollout:
         outputs = self.agent.outputs(final_obs, final_states)
         self._columns["next_values"][s, steps, envs] = outputs.values
 
-    def segment(self, number: int) -> Segment:
-        obs, masks = self.agent.split(self.obs[number, :-1])
-        columns = {name: column[number] for name, column in self._columns.items()}
-        logprobs = self.agent.distribution.log_prob(self.heads[number], columns["actions"])
+    def segment(self, s: int) -> Segment:
+        obs, masks = self.agent.split(self.obs[s, :-1])
+        columns = {name: column[s] for name, column in self._columns.items()}
+        logprobs = self.agent.distribution.log_prob(self.heads[s], columns["actions"])
         segment = Segment(obs=obs, logprobs=logprobs, masks=masks, **columns)
-        for add in self.samplers[number].additions:
-            segment = add(self, number, segment)
+        for add in self.samplers[s].additions:
+            segment = add(self, s, segment)
         return segment
 
 
 Addition = Callable[[Rollout, int, Segment], Segment]
-"""Returns the segment of the sampler with a number in a rollout, with another part."""
+"""Returns a segment with another part, given its rollout, and the place `s` of its sampler in that."""
 Act = Callable[[np.ndarray, np.ndarray, np.ndarray | None], tuple[np.ndarray, NetworkOutputs]]
 """Samples actions: see `PPOAgent.act`. The head that it returns is that of the actions."""
 
@@ -350,28 +352,31 @@ class Exploration(ABC):
     def covers_episode(self, sampler_id: int, episode: Episode, segments: range) -> bool:
         """Return whether the return of an episode in these segments is not the policy's."""
 
-    def added(self, rollout: Rollout, number: int, segment: Segment) -> Segment:
-        """Return the segment of sampler number `number`, with what else is learned from it."""
+    def added(self, rollout: Rollout, s: int, segment: Segment) -> Segment:
+        """Return the segment of the sampler at place `s`, with what else is learned from it."""
         return segment
 
 
-def _with_frames(rollout: Rollout, number: int, segment: Segment) -> Segment:
+def _with_frames(rollout: Rollout, s: int, segment: Segment) -> Segment:
+    """Hold each frame of stacked observations once."""
     return replace(segment, obs=frames_of(segment.obs))
 
 
-def _with_states(sequence_length: int, rollout: Rollout, number: int, segment: Segment) -> Segment:
+def _with_states(sequence_length: int, rollout: Rollout, s: int, segment: Segment) -> Segment:
+    """Add the states of the memory at the start of each sequence."""
     assert rollout.memory is not None
-    return replace(segment, states=rollout.memory.states_before[number, :-1:sequence_length].copy())
+    return replace(segment, states=rollout.memory.states_before[s, :-1:sequence_length].copy())
 
 
-def with_successors(rollout: Rollout, number: int, segment: Segment) -> Segment:
-    next_obs = rollout.obs[number, 1:].copy()
-    for limit in rollout.logs[number].time_limits:
+def with_successors(rollout: Rollout, s: int, segment: Segment) -> Segment:
+    """Add the observations that followed the rows `segment.followed`, also at time limits, and their states."""
+    next_obs = rollout.obs[s, 1:].copy()
+    for limit in rollout.logs[s].time_limits:
         next_obs[limit.step, limit.env] = limit.obs
     successors, _ = rollout.agent.split(next_obs[segment.followed])
     states = None
     if rollout.memory is not None:
-        states = rollout.memory.states_after[number][segment.followed]
+        states = rollout.memory.states_after[s][segment.followed]
     return replace(segment, successors=successors, successor_states=states)
 
 
@@ -385,4 +390,4 @@ def collect_together(
     """
     rollout = Rollout(samplers, requests, snapshot)
     rollout.run()
-    return [sampler.finish(rollout, number) for number, sampler in enumerate(samplers)]
+    return [sampler.finish(rollout, s) for s, sampler in enumerate(samplers)]
