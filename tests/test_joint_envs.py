@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +20,9 @@ from worlds.observed import TEXTS
 import dppo
 from dppo import streams
 from dppo.envs.instance import Instance
+from dppo.envs.kinds import JointKind
 from dppo.envs.make import make_env
+from dppo.envs.sub_envs.choice import JOINT_ENVS
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.plans import sampler_plan
 from dppo.hosts.sampler_builder import build_sampler
@@ -72,6 +74,10 @@ class More(joint.Native):
 
     def _seen(self) -> Any:
         return {"at": super()._seen(), "extra": np.zeros(self.num_envs)}
+
+
+def test_each_kind_of_joint_environment_has_a_class() -> None:
+    assert JOINT_ENVS.keys() == set(get_args(JointKind))
 
 
 def test_an_info_of_none_and_a_part_that_the_space_lacks() -> None:

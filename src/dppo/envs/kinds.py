@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 
@@ -20,8 +20,12 @@ PARALLEL = (
 ) + ONE_AGENT
 
 
-def joint_kind(env: Any) -> str | None:
-    """Return how `env` steps several sub-environments at once: as "vector", as "agents", or None if it does not."""
+JointKind = Literal["vector", "agents"]
+"""Kinds of environments that step several sub-environments at once; `JOINT_ENVS` has the class for each."""
+
+
+def joint_kind(env: Any) -> JointKind | None:
+    """Return how `env` steps several sub-environments at once, or None if it does not."""
     if inspect.isclass(env) or not hasattr(env, "step"):
         return None
     if (

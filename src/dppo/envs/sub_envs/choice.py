@@ -4,13 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 from dppo.envs.episode import GroupSettings
-from dppo.envs.kinds import joint_kind
+from dppo.envs.kinds import JointKind, joint_kind
 from dppo.envs.sub_envs.agents import JointAgents
 from dppo.envs.sub_envs.joint import JointEnv, JointSubEnvs
 from dppo.envs.sub_envs.port import SubEnvs
 from dppo.envs.sub_envs.serial import SerialSubEnvs
 from dppo.envs.sub_envs.vector import JointVector
 from dppo.errors import ConfigError
+
+JOINT_ENVS: dict[JointKind, Callable[[Any, Callable[[], Any]], JointEnv]] = {
+    "vector": JointVector,
+    "agents": JointAgents,
+}
 
 
 def adapted(env: Any, make: Callable[[], Any]) -> Any:
@@ -21,9 +26,7 @@ def adapted(env: Any, make: Callable[[], Any]) -> Any:
     kind = joint_kind(env)
     if kind is None:
         return env
-    if kind == "agents":
-        return JointAgents(env, make)
-    return JointVector(env, make)
+    return JOINT_ENVS[kind](env, make)
 
 
 def check_size(env: Any, num_envs: int, standby: int) -> None:
