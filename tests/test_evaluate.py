@@ -162,13 +162,18 @@ def with_tool(tool: Any) -> Env:
 
 
 def test_an_argument_that_is_an_object_is_asked_for_again(tmp_path: Path) -> None:
-    kwargs = {"tool": SimpleNamespace(steps=7)}
-    policy = dppo.load_policy(train(tmp_path / "run", with_tool, env_kwargs=kwargs))
-    with pytest.raises(
-        ConfigError, match=r"env_kwargs: tool was .*namespace.* in training, which is not stored"
-    ):
-        dppo.evaluate(policy, with_tool, 1)
-    assert dppo.evaluate(policy, with_tool, 1, env_kwargs=kwargs).mean_length == 7
+    evaluated = {"tool": SimpleNamespace(steps=7)}
+    trained = {"tool": SimpleNamespace(steps=9)}
+    kwargs = {"env_kwargs": trained, "eval_env_kwargs": evaluated, "eval_every": 64}
+    run = train(tmp_path / "run", with_tool, **kwargs, eval_episodes=1)
+    asked = (
+        r"^env_kwargs: tool was .*steps=7.* in the run, whose folder cannot hold it\. Pass `env_k"
+    )
+    for policy in (run, run.run_dir, dppo.load_policy(run)):
+        with pytest.raises(ConfigError, match=asked):
+            dppo.evaluate(policy, with_tool, 1)
+        again = dppo.evaluate(policy, with_tool, 1, env_kwargs=evaluated)
+        assert again.mean_length == 7
 
 
 def test_policy_and_environment_may_each_be_given_in_four_ways(

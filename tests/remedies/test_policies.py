@@ -217,7 +217,7 @@ def test_what_actors_cannot_play_is_played_here(runs: dict[str, Path], tmp_path:
     "policies/player.py: Pass env, or the run in place of the policy",
     "policies/player.py: model: has no effect on a policy that is already loaded. Leave it out",
     "policies/player.py: Make it with render_mode='human'",
-    "policies/player.py: in training, which is not stored. Pass `env_kwargs`",
+    "policies/player.py: in the run, whose folder cannot hold it. Pass `env_kwargs`",
     "envs/names.py: is neither a string nor callable. Pass an id or a function",
 )
 def test_an_evaluation_is_given_what_the_messages_ask_for(

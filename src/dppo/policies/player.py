@@ -277,21 +277,15 @@ def _settings_with(run: Path, env: Any, env_kwargs: Mapping[str, Any] | None) ->
     """Return the settings of a run, with the arguments for `env`.
 
     They are those of the run's evaluations with the user's; only the user's, which is logged, if `env` is another
-    environment.
-    Raise ConfigError if the run had a Python object as an argument, and `env_kwargs` does not take its place.
+    environment. Raise ConfigError as `_merged`.
     """
     user_kwargs = _checked_kwargs(env_kwargs)
-    stored = settings_to_resume(run, read_only=True)
-    run_kwargs = _evaluated_kwargs(stored)
+    settings = settings_to_resume(run, read_only=True)
+    run_kwargs = _evaluated_kwargs(settings)
     if run_kwargs is None:
-        return stored
-    object_names = {name for _, name, _ in objects_in({"env_kwargs": run_kwargs})}
-    is_own = env is None or _is_of_run(env, stored.get("env_id"))
-    is_replaced = bool(object_names) and (object_names <= user_kwargs.keys() or not is_own)
-    # raises ConfigError for a lost argument
-    settings = settings_to_resume(run, {"env_kwargs": {}} if is_replaced else None)
-    if is_own:
-        return settings | {"env_kwargs": {**run_kwargs, **user_kwargs}}
+        return settings
+    if env is None or _is_of_run(env, settings.get("env_id")):
+        return settings | {"env_kwargs": _merged(run_kwargs, user_kwargs)}
     if not is_made(env):
         _log_unused_kwargs(run_kwargs.keys() - user_kwargs.keys())
     return settings | {"env_kwargs": user_kwargs}
@@ -304,6 +298,21 @@ def _evaluated_kwargs(settings: FlatSettings) -> dict[str, Any] | None:
     if not isinstance(kwargs, dict) or not isinstance(changes, dict):
         return None
     return kwargs | changes
+
+
+def _merged(run_kwargs: dict[str, Any], user_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a run with the user's.
+
+    Raise ConfigError if the run had a Python object as an argument, and none of the user's takes its place.
+    """
+    refuse(
+        ConfigError(
+            f"env_kwargs: {name} was {text} in the run, whose folder cannot hold it. Pass `env_kwargs`."
+        )
+        for _, name, text in objects_in({"env_kwargs": run_kwargs})
+        if name not in user_kwargs
+    )
+    return run_kwargs | user_kwargs
 
 
 def _log_unused_kwargs(names: Iterable[Any]) -> None:
@@ -324,20 +333,13 @@ def _is_of_run(env: Any, env_id: Any) -> bool:
     return name == stored_name and stored_module in (module, "__main__")
 
 
-def _own_kwargs(policy: Policy, env: Any, user_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for `env`, as `_settings_with`; raise ConfigError if some are lost."""
+def _own_kwargs(policy: Policy, env: Any, user_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments for `env`, as `_settings_with`; raise ConfigError as `_merged`."""
     stored = settings_of(policy)
     run_kwargs = _evaluated_kwargs(stored)
     if not _is_of_run(env, stored.get("env_id")) or run_kwargs is None:
-        return dict(user_kwargs)
-    refuse(
-        ConfigError(
-            f"env_kwargs: {name} was {text} in training, which is not stored. Pass `env_kwargs`."
-        )
-        for _, name, text in objects_in({"env_kwargs": run_kwargs})
-        if name not in user_kwargs
-    )
-    return {**run_kwargs, **user_kwargs}
+        return user_kwargs
+    return _merged(run_kwargs, user_kwargs)
 
 
 def _check_program(
