@@ -248,7 +248,7 @@ def test_an_evaluation_is_given_what_the_messages_ask_for(
 
 
 @executes(
-    "records/files/run_folder.py: Pass `{}` again: in Python with Config({}=...) and train(config, resume=...)",
+    "records/files/run_folder.py: Pass `{}` again to resume the run: in Python with Config({}=...) and train(",
     "config/trust.py: Pass the object itself in Python: dppo.train",
 )
 def test_objects_of_a_program_are_passed_again(runs: dict[str, Path], tmp_path: Path) -> None:

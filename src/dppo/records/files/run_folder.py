@@ -285,8 +285,8 @@ def _refuse_objects(settings: dict[str, Any]) -> None:
     refuse(
         ConfigError(
             f"{setting}: {name} was {text}, and a run folder cannot hold Python objects, nor keys that are not text. "
-            f"Pass `{setting}` again: in Python with Config({setting}=...) and train(config, resume=...), or with "
-            f"{flag(setting)}."
+            f"Pass `{setting}` again to resume the run: in Python with Config({setting}=...) and "
+            f"train(config, resume=...), or with {flag(setting)}."
         )
         for setting, name, text in objects_in(settings)
     )
