@@ -142,6 +142,16 @@ def test_help_usage_and_errors_say_how_it_was_called(
     assert as_called(without_command) == without_command
 
 
+def test_a_command_is_replaced_once_by_the_words_of_a_module(
+    monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dppo.invocation.program", lambda: "python -m dppo")
+    text = as_called("Run dppo train ENV_ID.")
+    assert text == as_called(text) == "Run python -m dppo train ENV_ID."
+    assert main(["replay", "a", "b"]) == 2
+    assert "'b': python -m dppo replay takes one RUN" in capsys.readouterr().err
+
+
 def test_a_run_says_how_to_go_on_with_the_words_of_the_launcher(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
 ) -> None:

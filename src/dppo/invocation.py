@@ -12,7 +12,7 @@ from pathlib import Path
 VARIABLE = "DPPO_CALLED_AS"
 """The launcher, and a command that starts others in its place, pass on how they were called."""
 NAMES = "train|compare|tune|eval|export|doctor|diff|report|plot|replay|verify|presets|test"
-TYPED = re.compile(rf"(?<![\w/.-])dppo (?=(?:{NAMES}|COMMAND|--help)\b)")
+TYPED = re.compile(rf"(?<![\w/.-])(?<!-m )dppo (?=(?:{NAMES}|COMMAND|--help)\b)")
 
 _called_as: list[str] = []  # one at most
 # the words of the command that runs in this process; none within a program
