@@ -27,7 +27,7 @@ from dppo.errors import ConfigError
 from dppo.hosts.keeper import MARKER
 from dppo.machine import usable_cores
 from dppo.run.factory import check_cores
-from dppo.slots import cores, launchers
+from dppo.slots import cores, guard, launchers
 from dppo.slots.cores import Lease, NoCores, cores_here
 from dppo.slots.guard import MAX_LOG_BYTES
 from dppo.slots.layout import Layout, Node
@@ -298,6 +298,26 @@ def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     broken.chmod(0o755)
     with pytest.raises(SolverError, match="mpirun --version failed"):
         slots.launch(["solver"], tmp_path)
+
+
+def test_a_rank_that_failed_before_its_launcher_ended_is_not_one_that_was_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that waits for a core may find the launcher ended, and its ranks' reports unread."""
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(guard, "_report", reports.append)
+    monkeypatch.setattr(guard, "_keep_limited", lambda log: None)
+    launch = {"words": ["true"], "folder": str(tmp_path), "variables": {**os.environ}}
+    keeper = guard.Keeper(launch | {"address": "127.0.0.1", "log": str(tmp_path / "log")})
+    with guard.connected(*keeper._server.getsockname()) as connection:
+        report = {"secret": keeper._secret, "rank": 0}
+        guard.send(connection, report)
+        guard.send(connection, report | {"code": 127})
+    os.waitid(os.P_PID, keeper._launcher.pid, os.WEXITED | os.WNOWAIT)
+    with keeper._server, os.fdopen(keeper._output):
+        keeper.run(os.getpid())
+    failed = {"rank": 0, "code": 127, "was_ended": False}
+    assert reports[1:] == [{"rank": 0}, failed, {"ended": 0}]
 
 
 SPREAD = Layout(4, 1, (Node("a", "10.0.0.1", "n1"), Node("b", "10.0.0.2", "n2")))

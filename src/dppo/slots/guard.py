@@ -203,6 +203,9 @@ class Keeper:
                 select.select([exited], [], [], SAVE_S)
             if is_gone or 0 in ready:
                 break
+        # the launcher may have ended before its ranks' reports were read: these were not ended by this keeper
+        while not any(self._codes.values()) and self._ready([], 0.0):
+            pass
         shows_output = is_gone or any(self._codes.values()) or self._launcher.poll()
         self._end()
         if shows_output and self._is_in_actor:
