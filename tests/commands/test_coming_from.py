@@ -15,7 +15,7 @@ from builders import tiny_run
 from commandline import parse as parse_training
 
 import dppo
-from dppo.config.aliases import ELSEWHERE
+from dppo.config.aliases import ELSEWHERE, METRICS
 from dppo.config.parts import settings_by_name
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, DppoError
@@ -234,6 +234,11 @@ def test_what_is_wrong_in_a_file_is_refused_with_its_line(
 def test_a_method_of_a_name_of_another_library_has_its_own_answer() -> None:
     with pytest.raises(AttributeError, match=r"dppo.PPO does not exist. Use dppo.load_policy"):
         anything.PPO.load("model")
+
+
+def test_metrics_of_another_library_are_translated_into_documented_ones() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "METRICS.md").read_text()
+    assert [name for name in METRICS.values() if f"`{name}`" not in page] == []
 
 
 def refusal_of(call: Any) -> str:

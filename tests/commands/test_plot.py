@@ -378,6 +378,10 @@ def test_compare_leads_from_folders_of_runs_to_plot(
             "metric=episodic_return: no row of 1 run has it. Did you mean charts/episodic_return?",
         ),
         (
+            "run --metric rollout/ep_rew_mean",
+            "metric=rollout/ep_rew_mean: no row of 1 run has it. Did you mean charts/episodic_return?",
+        ),
+        (
             "run --label a b",
             "label=a b: pass one name for each line, here 1 line: CartPole-v1 (1 seed)",
         ),

@@ -212,6 +212,21 @@ MODEL_METHODS = {
 }
 """Methods of a model in other libraries, and what to use here."""
 
+METRICS = {
+    "rollout/ep_rew_mean": "charts/episodic_return",
+    "rollout/ep_len_mean": "charts/episodic_length",
+    "rollout/success_rate": "charts/success_rate",
+    "eval/mean_reward": "eval/episodic_return",
+    "eval/mean_ep_length": "eval/episodic_length",
+    "time/total_timesteps": "global_step",
+    "time/fps": "charts/SPS",
+    "train/policy_gradient_loss": "losses/policy_loss",
+    "train/value_loss": "losses/value_loss",
+    "train/approx_kl": "losses/approx_kl",
+    "train/clip_fraction": "losses/clipfrac",
+}
+"""Metrics of Stable-Baselines3, and ours."""
+
 
 def no_attribute(owner: object, name: str, answers: Mapping[str, str]) -> AttributeError:
     """Return the error of an attribute that `owner` does not have, with what to use here if `answers` has it."""
@@ -265,6 +280,8 @@ def tables() -> Iterator[str]:
     yield ""
     yield "| there | here |"
     yield "|---|---|"
+    for theirs, ours in METRICS.items():
+        yield f"| SB3 {theirs} | The metric is {ours}. |"
     for different in REPLACEMENTS:
         yield f"| {different.libraries} | {different.answer} |"
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dppo.config.aliases import METRICS
 from dppo.config.effects import ineffective
 from dppo.config.parts import about, settings_by_name
 from dppo.config.plain import as_typed, plain, plain_defaults
@@ -172,7 +173,7 @@ def missing_metric(metric: str, runs: Collection[Path]) -> DppoError:
     where = counted(len(runs), "run")
     if not keys or metric == RETURN:
         return DppoError(f"metric={metric}: no row of {where} has it yet.")
-    alike = [key for key in keys if metric.lower() in key.lower()]
+    alike = [key for key in keys if metric.lower() in key.lower() or key == METRICS.get(metric)]
     alike = alike or difflib.get_close_matches(metric, keys, n=1)
     if alike:
         names = " or ".join(alike[:3])
