@@ -344,7 +344,7 @@ def test_remedies_can_be_typed(text: str, typed: str) -> None:
         *(
             (
                 f"{name} A-v0",
-                "is not a known flag: the environment has none, as in dppo train CartPole-v1.",
+                "is not a known flag: the environment is typed without one, as in dppo train CartPole-v1.",
             )
             for name in ("--env", "--env-id", "--gym_id")
         ),

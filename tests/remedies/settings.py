@@ -300,6 +300,13 @@ BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...]
     ),
     (
         "config/refusals.py",
+        "with the range of `clip_coef`. Use `clip_vloss=True`",
+        {"clip_vloss": 0.2},
+        ({"clip_vloss": True},),
+    ),
+    ("config/refusals.py", "Use one such as `seed=2`", {"seed": None}, ({"seed": 2},)),
+    (
+        "config/refusals.py",
         "Use `name: value` pairs",
         {"env_kwargs": 3},
         ({"env_kwargs": {"g": 1}},),

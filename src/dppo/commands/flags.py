@@ -176,7 +176,7 @@ class Parser(argparse.ArgumentParser):
         flags = [name for name in self._option_string_actions if name.startswith("--")]
         ours = meant_by(flag.removeprefix("--"))
         if "--env-id" in (flag, *ours) and "--env-id" not in flags:
-            return f"{flag} is not a known flag: the environment has none, as in {self.prog} CartPole-v1."
+            return f"{flag} is not a known flag: the environment is typed without one, as in {self.prog} CartPole-v1."
         answer = answer_to(flag.lstrip("-"), [name.removeprefix("--") for name in flags])
         if answer is not None:
             return f"{flag} is not a known flag. {in_flags(answer)}"

@@ -83,6 +83,16 @@ HABITS = (
         "must be a number. -1 for each component of the action is the default, as there: leave `target_entropy` out.",
     ),
     Habit(
+        "clip_vloss",
+        _like(r"[\d.e-]+"),
+        "is neither true nor false: it turns clipping on, with the range of `clip_coef`. Use `clip_vloss=True`.",
+    ),
+    Habit(
+        "seed",
+        _like("none|null"),
+        "must be a whole number, so that the run can be repeated. Use one such as `seed=2`.",
+    ),
+    Habit(
         "memory", _like("true"), "does not say which memory. Use `memory=lstm`, or `memory=gru`."
     ),
     Habit(
@@ -169,6 +179,8 @@ def _as_list(name: str, value: Any) -> str:
     item = get_args(types_by_name()[name])[0]
     kinds = (get_origin(item) or item, *map(get_origin, get_args(item)), *get_args(item))
     fits = callable(value) if Callable in kinds and callable(value) else type(value) in kinds
+    if isinstance(value, str) and re.fullmatch(r"\d+(?:, *\d+)+", value):
+        return f"Use a list: {name}=[{value}]."
     if not fits or (isinstance(value, str) and "," in value):
         return "Use a list."
     return f"Use a list: {name}=[{getattr(value, '__name__', repr(value))}]."
