@@ -229,6 +229,8 @@ def test_the_version_is_printed_behind_a_command_too(typed: Callable[[str], str]
         ("save-model", "every --checkpoint-interval-s seconds (not env steps), and at the end"),
         ("save-freq", "every --checkpoint-interval-s seconds (not env steps), and at the end"),
         ("clip-range-vf", "--clip-vloss clips the value loss, with the range of --clip-coef"),
+        ("eval-freq", "--eval-every counts the env steps of all environments together"),
+        ("train-freq", "--gradient-steps is a number per env step"),
         ("policy", "--model is for a network of your own"),
         ("hyperparams", "such as --gamma 0.98"),
         ("n-eval-envs", "Did you mean --eval-actors?"),

@@ -94,6 +94,7 @@ def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> Non
                 ({"track": "wandb"}, "is not a list. Use a list: track=['wandb']."),
                 ({"wrappers": dict}, "is not a list. Use a list: wrappers=[dict]."),
                 ({"clip_vloss": 0.2}, "with the range of `clip_coef`. Use `clip_vloss=True`."),
+                ({"gradient_steps": -1}, "it is a number per env step. Use `gradient_steps=1`"),
                 ({"seed": None}, "so that the run can be repeated. Use one such as `seed=2`."),
                 ({"hidden_sizes": "64,64"}, "Use a list: hidden_sizes=[64,64]."),
                 ({"hidden_sizes": 64}, "is not a list. Use a list: hidden_sizes=[64]."),

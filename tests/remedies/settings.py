@@ -304,6 +304,12 @@ BY_HAND: tuple[tuple[str, str, dict[str, Any], tuple[dict[str, Any], ...]], ...]
         {"clip_vloss": 0.2},
         ({"clip_vloss": True},),
     ),
+    (
+        "config/refusals.py",
+        "Use `gradient_steps=1` for as many as env steps",
+        {"gradient_steps": -1, "algo": "sac"},
+        ({"gradient_steps": 1, "algo": "sac"},),
+    ),
     ("config/refusals.py", "Use one such as `seed=2`", {"seed": None}, ({"seed": 2},)),
     (
         "config/refusals.py",

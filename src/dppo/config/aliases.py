@@ -111,7 +111,7 @@ REPLACEMENTS = (
         "CleanRL torch_deterministic",
     ),
     Replacement(
-        "use-sde sde-sample-freq",
+        "use-sde use-sde-at-warmup sde-sample-freq",
         "Noise that is correlated over steps is `noise=pink`, or with `algo=sac` the default, `noise=wide`.",
         "SB3 use_sde",
     ),
@@ -177,9 +177,19 @@ REPLACEMENTS = (
         "SB3 optimizer_class",
     ),
     Replacement(
-        "n-critics train-freq",
-        "Soft actor-critic has two critics, keeps the last `replay_rows` env steps, and takes `gradient_steps` each.",
-        "SB3 SAC, TD3",
+        "train-freq",
+        "`gradient_steps` is a number per env step: divide the one of Stable-Baselines3 by train_freq x n_envs.",
+        "SB3 train_freq, gradient_steps",
+    ),
+    Replacement(
+        "n-critics target-update-interval",
+        "Soft actor-critic has two critics, whose targets move by `tau` in each gradient step.",
+        "SB3 n_critics, target_update_interval",
+    ),
+    Replacement(
+        "eval-freq eval-interval evaluation-interval evaluation-freq",
+        "`eval_every` counts the env steps of all environments together, not those of one environment or iterations.",
+        "SB3 eval_freq, RLlib evaluation_interval",
     ),
 )
 

@@ -93,6 +93,11 @@ HABITS = (
         "must be a whole number, so that the run can be repeated. Use one such as `seed=2`.",
     ),
     Habit(
+        "gradient_steps",
+        _like("-1"),
+        "must be greater than 0: it is a number per env step. Use `gradient_steps=1` for as many as env steps.",
+    ),
+    Habit(
         "memory", _like("true"), "does not say which memory. Use `memory=lstm`, or `memory=gru`."
     ),
     Habit(
