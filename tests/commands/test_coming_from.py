@@ -188,7 +188,7 @@ def test_an_assignment_is_answered_with_the_way_to_make_a_changed_copy() -> None
         ),
         (
             "# zoo\nCartPole-v1:\n  n_envs: 8\n",
-            "line 2: CartPole-v1 is not a setting, but has some, as in files of rl",
+            "line 2: CartPole-v1 is not a setting, but contains settings, as in files of rl",
         ),
         (
             "normalize: true\n",
@@ -282,7 +282,7 @@ def test_a_file_of_the_zoo_that_is_changed_as_told_is_accepted(tmp_path: Path) -
     file.write_text("CartPole-v1:\n  gamma: 0.98\n")
     with pytest.raises(
         DppoError,
-        match="Move these to the top of the file, without CartPole-v1, and name the environment",
+        match="Move them to the top of the file, without CartPole-v1, and name the environment",
     ):
         parse_training(["--config", str(file)])
     file.write_text("gamma: 0.98\n")

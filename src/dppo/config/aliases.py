@@ -122,7 +122,7 @@ REPLACEMENTS = (
     ),
     Replacement(
         "save-model checkpoint-at-end save-freq checkpoint-freq save-interval checkpoint-interval",
-        "Checkpoints are written always: every `checkpoint_interval_s` seconds (not env steps), and at the end.",
+        "Checkpoints are always written: every `checkpoint_interval_s` seconds (not env steps), and at the end.",
         "SB3 CheckpointCallback, save_freq, RLlib checkpoint_freq, CleanRL save_model",
     ),
     Replacement(
@@ -197,7 +197,7 @@ REPLACEMENTS = (
 ELSEWHERE = {
     "PPO": "Train with dppo.train(dppo.Config(env_id='CartPole-v1')).",
     "BaseCallback": "Observers are subclasses of dppo.Observer: dppo.train(config, observers=[...]).",
-    "CheckpointCallback": "Checkpoints are written always, and dppo.train(config, resume=run) continues from one.",
+    "CheckpointCallback": "Checkpoints are always written, and dppo.train(config, resume=run) continues from one.",
     "DummyVecEnv": "Pass the environment's id: dppo.Config(env_id='CartPole-v1', num_samplers=8).",
     "EvalCallback": "Evaluations are a setting: dppo.Config(env_id='CartPole-v1', eval_every=50_000).",
     "Monitor": "Returns and lengths of training episodes are recorded without a wrapper.",

@@ -85,8 +85,8 @@ def _unknown_name(key: str, path: Path, *, is_group: bool) -> ConfigError:
     where = _place(key, path)
     if is_group:
         return ConfigError(
-            f"{where}: {key} is not a setting, but has some, as in files of rl-baselines3-zoo. Move these to the top "
-            f"of the file, without {key}, and name the environment as env_id or on the command line."
+            f"{where}: {key} is not a setting, but contains settings, as in files of rl-baselines3-zoo. Move them to "
+            f"the top of the file, without {key}, and name the environment as env_id or on the command line."
         )
     answer = re.sub(r"`([a-z_]+)(?:=([^`]*))?`", _as_key, unknown_setting(key))
     return ConfigError(f"{where}: {answer}")
