@@ -111,6 +111,7 @@ def test_a_controller_is_found_by_module_or_file_and_survives_pickling(
         ("plant_pi:pi", "policy=plant_pi:pi: the module has no pi. Did you mean plant_pi:PI?"),
         ("plant_pi:number", "is 3, which is no controller. Name a function action = f(obs)"),
         ("plant_pi", "names no controller. Write plant_pi:name."),
+        ("plant_pi.PI", "names no controller. Write plant_pi:PI."),
         ("PI", "names no controller. Write module:PI or file.py:PI. Name a function"),
         (":", "names no controller. Write module:name or file.py:name."),
         ("{folder}/plant_pi.py", "plant_pi.py:name."),

@@ -107,6 +107,9 @@ def imported(path: str, kind: str) -> Any:
     if module_name.endswith(".py"):
         raise ImportError(as_module(Path(module_name), name))
     if not module_name:
+        package, _, last = name.rpartition(".")
+        if package:
+            raise ImportError(f"is not of the form module:{kind}. Write {package}:{last}")
         raise ImportError(
             f"is not of the form module:{kind}. Add the name of the module that defines the {kind.lower()}"
         )

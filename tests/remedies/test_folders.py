@@ -293,6 +293,7 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
 
 
 @executes(
+    "user_code.py: is not of the form module:{}. Write {}:{}",
     "user_code.py: Add the name of the module that defines the {}",
     "user_code.py: the module {} has no {}. Check the spelling",
     "user_code.py: Check the spelling",
@@ -300,6 +301,7 @@ def test_what_is_passed_in_python_is_of_the_kind_that_the_messages_name(tmp_path
 def test_names_of_code_are_corrected_as_the_messages_say(tmp_path: Path) -> None:
     for wrong, words in (
         ("no_limits", "Add the name of the module"),
+        ("dppo.envs.wrappers.no_limits", "Write dppo.envs.wrappers:no_limits."),
         ("dppo.envs.wrappers:no", "Check the spelling"),
     ):
         assert words in problem(tmp_path, env_id=FINE, starts=True, wrappers=(wrong,))

@@ -51,6 +51,9 @@ def imported_controller(text: str, setting: str) -> Any:
 
 def _example_for(word: str) -> str:
     """Return the form in which to write a controller that was named by a single word, a module or a name in one."""
+    module, _, name = word.rpartition(".")
+    if module and name[:1].isupper():  # a class
+        return f"{module}:{name}"
     package = word.partition(".")[0]
     if word.endswith(".py") or (package and importlib.util.find_spec(package)):
         return f"{word}:name"
