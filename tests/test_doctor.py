@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -43,7 +44,8 @@ from dppo.tools.doctor.controllers import RANDOM, ZERO
 from dppo.tools.doctor.examination import Examination
 from dppo.tools.doctor.findings import findings
 from dppo.tools.doctor.needed import faults
-from dppo.tools.doctor.playing import spread
+from dppo.tools.doctor.playing import Played, spread
+from dppo.tools.doctor.process import ProcessWatch, release_unused_memory
 from dppo.tools.doctor.run_findings import PHASES, findings_of_run
 from dppo.tools.doctor.speed import Facts, advice, iteration_s, plans, recommended
 
@@ -325,7 +327,7 @@ FACTS: list[tuple[Facts, dict[str, Any], str]] = [
     (
         {"leak_mb": 50.0},
         {"total_timesteps": 1e6},
-        "memory grows by 50.0 MB in 1,000 steps, 50.0 GB in a whole run",
+        "memory grows by 50.0 MB in 1,000 env steps, 50.0 GB in a whole run",
     ),
     ({"output": 2e6, "last_line": "tick"}, {}, "it printed 2.0 MB, at the end 'tick'"),
     (
@@ -394,6 +396,43 @@ def test_the_memory_of_the_network_and_of_the_examination_is_not_that_of_the_env
     facts = facts_of(config_of(env_kwargs={"disease": "camera"}, image_features=64))
     assert facts["env_mb"] < 20
     assert facts["leak_mb"] == 0
+
+
+def test_memory_per_step_counts_the_steps_of_all_sub_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(examination, "MAX_STEPS", 20)
+    examined_mb = []
+
+    def leak_mb(played: Played, examination_mb: float) -> float:
+        examined_mb.append(examination_mb)
+        assert played.memory[-1][0] == num_envs * len(played.trace)
+        return 0.0
+
+    monkeypatch.setattr(Played, "leak_mb", leak_mb)
+    for num_envs in (1, 3):
+        facts_of(config_of("worlds.joint:vector", envs_per_sampler=num_envs))
+    single_mb, joint_mb = examined_mb
+    assert joint_mb == pytest.approx(3 * single_mb)
+
+
+def test_memory_that_is_no_longer_in_use_is_not_measured() -> None:
+    watch = ProcessWatch()
+    before_mb = watch.usage().mb
+    gc.disable()
+    try:
+        garbage: list[Any] = [bytearray(2**23)]
+        garbage.append(garbage)
+        del garbage
+        release_unused_memory()
+        assert watch.usage().mb < before_mb + 4
+    finally:
+        gc.enable()
+
+
+def test_a_checker_whose_actions_ignore_the_mask_is_not_asked() -> None:
+    facts = facts_of(config_of("worlds.acting:Masked", env_kwargs={"source": "method"}))
+    assert not {"error", "gymnasium"} & facts.keys()
 
 
 def test_without_memory_for_any_plan_there_is_still_one() -> None:
@@ -831,6 +870,9 @@ def test_a_slow_start_is_named_in_place_of_what_the_other_iterations_took(
     [text] = [text for text in texts if "of the time went to" in text]
     assert text.startswith("95% of the time went to the first iteration, which makes the environm")
     assert ("More --num-actors" in text) == has_advice
+    first["incidents/actor_hung"] = 3
+    texts = [text for _, text in run_findings(tmp_path, rows, num_actors=num_actors)]
+    assert f"{text.partition('. ')[0]}, and in which actors hung or died (3)" in texts
 
 
 @pytest.mark.parametrize(("training_s", "actors"), [(28.0, 10), (0.0, 20)])

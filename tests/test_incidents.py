@@ -237,6 +237,24 @@ def test_a_message_that_is_no_unicode_ends_no_run_and_a_folder_with_a_space_is_q
     assert shlex.split(text.rpartition(": ")[2]) == ["dppo", "replay", str(folder), "--trust"]
 
 
+KINDS = {"ValueError": "env_raised", "invalid": "bad_step"}
+
+
+@pytest.mark.parametrize("error", KINDS)
+def test_the_fault_that_ends_a_run_has_the_kind_of_one_that_does_not(
+    error: str, tmp_path: Path
+) -> None:
+    config = make_config({"env_id": "CartPole-v1"})
+    writer = IncidentWriter(tmp_path, config, is_resumed=True)
+    fault = EnvFault("step", error, "", 0)
+    ending = EnvironmentFault("failed", "", fault)
+    writer.on_end(None, ending)
+    file = tmp_path / "incidents" / "001" / "incident.json"
+    text = file.read_text()
+    incident = json.loads(text)
+    assert incident["kind"] == KINDS[error]
+
+
 def test_a_fault_of_an_iteration_that_is_repeated_is_written_once(tmp_path: Path) -> None:
     config = make_config({"env_id": "CartPole-v1"})
     fault = EnvFault("step", "ValueError", "", 0, episode=4, seed=3, step=2)

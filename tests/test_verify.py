@@ -402,7 +402,7 @@ def test_a_run_that_is_not_replayed_cannot_be_verified(
     tmp_path: Path, run: Path, capsys: Capture
 ) -> None:
     assert verify(train(tmp_path / "unreplayed", replay=False)) == 1
-    assert "open episodes are not replayed" in capsys.readouterr().out
+    assert "open episodes cannot be replayed" in capsys.readouterr().out
 
 
 def test_no_iterations_are_refused(run: Path) -> None:

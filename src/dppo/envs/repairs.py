@@ -91,7 +91,7 @@ class Repairs:
         if log.index * segment_length + log.step < self.policy.raise_before:
             remedy = _remedy(message, place, is_first=log.index == 0 and log.step == 0)
             raise EnvironmentFault(f"{message}{remedy}", error.remote_traceback, place) from None
-        kind = IncidentKind.BAD_STEP if place.error == "invalid" else IncidentKind.ENV_RAISED
+        kind = IncidentKind.of_fault(place)
         # the lost steps of a replay are in another incident
         lost_steps = max(0, place.step - 1) if replayed is None else 0
         return Incident(kind, f"{message}.", env=place.env, lost_steps=lost_steps, fault=place)

@@ -233,6 +233,13 @@ class IncidentKind(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+    @classmethod
+    def of_fault(cls, fault: EnvFault | None) -> IncidentKind:
+        """Return the kind of a fault of an environment, which raised or returned something invalid."""
+        if fault is not None and fault.error == "invalid":
+            return cls.BAD_STEP
+        return cls.ENV_RAISED
+
 
 @dataclass(frozen=True, slots=True)
 class Incident:

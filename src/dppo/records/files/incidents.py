@@ -68,7 +68,8 @@ class IncidentWriter(FileWriter):
             return
         self._max_logged = MAX_INCIDENTS
         if isinstance(error, EnvironmentFault):
-            self._add(Incident(IncidentKind.ENV_RAISED, str(error), fault=error.place))
+            kind = IncidentKind.of_fault(error.place)
+            self._add(Incident(kind, str(error), fault=error.place))
         elif isinstance(error, ClusterError):
             self._add(Incident(IncidentKind.ACTOR_LOST, str(error)))
 

@@ -55,7 +55,12 @@ from dppo.tools.doctor.playing import (
     spread,
     steps_of,
 )
-from dppo.tools.doctor.process import CoreClock, ProcessWatch, threads_that_hold_the_process
+from dppo.tools.doctor.process import (
+    CoreClock,
+    ProcessWatch,
+    release_unused_memory,
+    threads_that_hold_the_process,
+)
 from dppo.tools.doctor.repetitions import nothing_repeated, with_repetition
 from dppo.tools.doctor.updating import facts_of_algorithms, iteration_times
 from dppo.transports.ray.pickling import pack
@@ -187,6 +192,7 @@ class Examination:
     def _play(self, built: BuiltSampler, sizes: Sequence[int]) -> Played:
         """Let an untrained policy play, through the sampler of a run with all of its checks."""
         self._report(stage="playing")
+        num_sub_envs = built.sampler.envs.num_envs
         usage_before = self._process.usage()
         played = Played(memory=[(0, usage_before.mb)])
         core = CoreClock()
@@ -196,12 +202,13 @@ class Examination:
             num_segments = len(played.sizes)
             is_due = num_segments % MEMORY_EVERY == 0
             if is_due or num_segments <= MEMORY_EACH_SEGMENT:
+                release_unused_memory()
                 usage = self._process.usage()
-                played.memory.append((len(played.trace), usage.mb))
+                played.memory.append((len(played.trace) * num_sub_envs, usage.mb))
             if played.growth_mb() > MAX_GROWTH_MB:
                 break
         self._report_share_of_cpu(usage_before.children_cpu_s, core.share())
-        self._report_played(played, built.spaces)
+        self._report_played(played, built.spaces, num_sub_envs)
         return played
 
     def _report_share_of_cpu(self, children_cpu_before_s: float, core_share: float) -> None:
@@ -217,11 +224,11 @@ class Examination:
             own_busy=min(1.0, instances.cpu_s / quiet_s),
         )
 
-    def _report_played(self, played: Played, spaces: Spaces) -> None:
+    def _report_played(self, played: Played, spaces: Spaces, num_sub_envs: int) -> None:
         instances = self._instances
         faults = [(incident, incident.fault) for incident in played.incidents if incident.fault]
         stored_rows = MAX_STORED_ANSWERS + 3 * LATER_STEPS
-        stored_mb = stored_rows * spaces.obs.itemsize / 2**20
+        stored_mb = stored_rows * num_sub_envs * spaces.obs.itemsize / 2**20
         self._report(
             **{call: spread(times) for call, times in instances.seconds.items()},
             steps=len(played.trace),
@@ -321,7 +328,7 @@ class Examination:
             second_sampler = instances.sampler(1).sampler
             second_sampler.num_steps = second.num_steps
             self._report(state=difference_after_restoring(second_sampler, first))
-        self._ask_checker(instances.last())
+        self._ask_checker(instances.last(), spaces)
 
     def _second(self) -> PPOSampler | None:
         """Return the sampler of a second instance; None if one process or this machine cannot have two."""
@@ -350,11 +357,14 @@ class Examination:
         settings = plain(plain_settings(self._config))
         return "trace" in examine_apart(settings, ELSEWHERE_S, [FIRST_STEPS])
 
-    def _ask_checker(self, env: Any) -> None:
-        """Run Gymnasium's checker on an instance if there is time, and try to pickle the instance."""
+    def _ask_checker(self, env: Any, spaces: Spaces) -> None:
+        """Run Gymnasium's checker on an instance if there is time, and try to pickle the instance.
+
+        The checker takes actions that a mask does not allow, so environments with masks are not checked.
+        """
         call_s = sum(float(np.mean(times)) for times in self._instances.seconds.values())
         has_time = CALLS_OF_CHECKER * call_s < self._until - time.monotonic()
-        if has_time and not self._instances.has_sub_envs:
+        if has_time and spaces.mask is None and not self._instances.has_sub_envs:
             self._report(stage="asking Gymnasium's checker")
             self._report(gymnasium=gymnasium_warnings(env))
         # remove the wrappers of `Instances`, so that only the instance itself is pickled

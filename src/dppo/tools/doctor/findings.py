@@ -244,8 +244,8 @@ def _about_resources(facts: Facts, config: Config) -> Findings:
         run_gb = leak_mb * config.total_timesteps / 1e6
         yield (
             "warning",
-            f"memory grows by {leak_mb:.1f} MB in 1,000 steps, {run_gb:,.1f} GB in a whole run. Free it, restart the "
-            f"simulator in reset now and then, or let actors be replaced: --recycle-after, well above what the "
+            f"memory grows by {leak_mb:.1f} MB in 1,000 env steps, {run_gb:,.1f} GB in a whole run. Free it, restart "
+            f"the simulator in reset now and then, or let actors be replaced: --recycle-after, well above what the "
             f"environments of one need",
         )
     steps = facts.get("steps", 0)

@@ -64,7 +64,7 @@ class Played:
     rewards: list[float] = field(default_factory=list)
     """Rewards of the valid steps of all environments."""
     memory: list[tuple[int, float]] = field(default_factory=list)
-    """Measurements: the number of steps so far, and the MB of memory in use."""
+    """Measurements: the number of env steps so far, and the MB of memory in use."""
 
     def add(self, report: SegmentReport, segment: Segment, spaces: Spaces) -> None:
         """Add a segment and its report."""
@@ -86,7 +86,7 @@ class Played:
         return self.memory[-1][1] - self.memory[0][1]
 
     def leak_mb(self, examination_mb: float) -> float:
-        """Return the growth of memory per 1,000 steps in the second half of playing, without that of the start-up.
+        """Return the growth of memory per 1,000 env steps in the second half of playing, without that of the start-up.
 
         Args:
             examination_mb: memory of the answers and segments that the examination itself keeps.

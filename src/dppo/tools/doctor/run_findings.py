@@ -81,7 +81,10 @@ def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:
     if first_s > max(SLOW_START_S, later_s):
         share = first_s / (first_s + later_s)
         text = f"{share:.0%} of the time went to the first iteration, which makes the environments"
-        if 0 < config.most_actors < config.num_samplers:
+        num_lost = sum(rows[0].get(key, 0) for key in LOSSES)
+        if num_lost:
+            text += f", and in which actors hung or died ({num_lost:g})"
+        elif 0 < config.most_actors < config.num_samplers:
             text += ". More --num-actors make more of them at the same time"
         yield "note", text
         return

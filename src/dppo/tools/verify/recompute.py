@@ -167,8 +167,9 @@ def recompute(config: Config, comparison: Comparison, stretch: Stretch, stop: St
         parts = build(config, run_folder, stop, stack, lambda progress: None)
         if not parts.learner.ledger.replays:
             raise NotReplayed(
-                f"{config.env_name}: open episodes are not replayed, as it is nondeterministic, resets rows by itself, "
-                f"or has replay=False. No iteration of such a run can be computed again."
+                f"{config.env_name}: open episodes cannot be replayed, because it is nondeterministic, resets its "
+                f"sub-environments by itself, or was trained with replay=False. No iteration of such a run can be "
+                f"computed again."
             )
         _leave_out_given_up(stretch, parts)
         if "numerics" in state:
