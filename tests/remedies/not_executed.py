@@ -68,7 +68,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/doctor/controllers.py: their episodes take longer than those before. To measure them, raise",
         "tools/doctor/findings.py: its episodes were not played again, for lack of time. Raise --seconds",
         "tools/doctor/findings.py: files of the current folder were written meanwhile",
-        "tools/doctor/findings.py: memory grows by {} MB in 1,000 steps, {} GB in a whole run. Free it, r",
+        "tools/doctor/findings.py: memory grows by {} MB in 1,000 env steps, {} GB in a whole run. Free it",
         "tools/doctor/findings.py: playing changes {}, which other code of the process relies on. Restore",
         "tools/doctor/findings.py: rewards or returns reach {}; values are learned best if these are about 1. Use",
         "tools/doctor/findings.py: set all of it in reset. Otherwise a replaced actor changes the result",
