@@ -194,6 +194,35 @@ def test_a_sub_environment_that_is_reset_in_the_same_step_has_its_final_observat
     assert all(episode.success for episode in stepper.log.episodes)
 
 
+class Wrapped(joint.Native):
+    """Its final observations are objects: each a whole one if `filled`, else each of their numbers."""
+
+    def __init__(self, filled: bool) -> None:
+        super().__init__(2, "SameStep")
+        self._filled = filled
+
+    def step(self, actions: Any) -> Any:
+        *results, info = super().step(actions)
+        if "final_obs" in info:
+            observations = [*info["final_obs"]]
+            info["final_obs"] = np.array(observations, dtype=object)
+            if self._filled:
+                info["final_obs"] = np.empty(2, dtype=object)
+                info["final_obs"][:] = observations
+        return *results, info
+
+
+def test_final_observations_of_objects_are_refused_with_what_makes_them() -> None:
+    stepper = Stepper(lambda: Wrapped(filled=False), on_env_fault="raise")
+    stepper.step(0, 0)
+    with pytest.raises(EnvironmentFault, match="of observations of one shape"):
+        stepper.step(0, 0)
+
+    stepper = Stepper(lambda: Wrapped(filled=True))
+    stepper.step(0, 0)
+    assert stepper.step(0, 0) == ["0.5 t 0", "0.5  2"]
+
+
 def agents_of(kind: type[joint.Agents]) -> tuple[Stepper, list[joint.Agents]]:
     """Return three sub-environments of such agents, and the environments that were made for them."""
     envs: list[joint.Agents] = []

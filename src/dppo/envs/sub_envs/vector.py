@@ -82,6 +82,11 @@ class JointVector(JointEnv):
                 obs, sub_env_info = self._result(
                     info["final_obs"], info.get("final_info", {}), sub_env
                 )
+                if isinstance(obs, np.ndarray) and obs.dtype.hasobject:
+                    raise BadResult(
+                        "an info['final_obs'] with dtype object inside each observation, which np.array([...], "
+                        "dtype=object) makes of observations of one shape. Fill np.empty(num_envs, dtype=object)"
+                    )
             elif ended and self._seeded:
                 seeds[sub_env.index] = self.next_seed(sub_env.index)
                 obs = deepcopy(obs)  # the reset below may write to the same array
