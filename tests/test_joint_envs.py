@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +20,7 @@ from worlds.observed import TEXTS
 
 import dppo
 from dppo import streams
+from dppo.envs.episode import SkippedStep
 from dppo.envs.instance import Instance
 from dppo.envs.kinds import JointKind
 from dppo.envs.make import make_env
@@ -250,6 +252,19 @@ def test_agents_are_sub_environments_and_those_that_are_gone_stand_still_until_t
     first = streams.integer(1, Stream.EPISODES, 0, 0, 0)
     second = streams.integer(1, Stream.EPISODES, 0, 0, 1)
     assert envs[0].seeds == [first, second]
+
+
+def test_steps_that_agents_do_not_take_keep_no_segment_in_memory() -> None:
+    stepper, _ = agents_of(joint.Agents)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(6):
+            stepper.step(1, 2, 0)
+        skipped = [item for item in gc.get_objects() if isinstance(item, SkippedStep)]
+        assert not any(error.__traceback__ for error in skipped)
+    finally:
+        gc.enable()
 
 
 class Lingering(joint.Agents):

@@ -150,6 +150,7 @@ class EnvGroup:
         """Return the observation that follows a step that failed, or that a sub-environment did not take."""
         if isinstance(error, EnvironmentFault):
             return self._replaced(env, error, log)
+        error.__traceback__ = None  # its frames would hold the segment until cycles are collected
         self._progress.stepped()
         if error.is_last:
             return self.begin_episode(env, self._envs[env].episode + 1, log)
