@@ -26,7 +26,7 @@ def config(**settings: int) -> Config:
 def sentence(spaces: Spaces = IMAGES, memory: int = 10**10, **settings: int) -> str | None:
     """Return the sentence about a large batch."""
     large = config(num_samplers=64, num_steps=256, **settings)
-    return batch_memory_in_words(large, spaces, memory=memory)
+    return batch_memory_in_words(large, spaces, machine_bytes=memory)
 
 
 def test_the_memory_of_a_large_batch_is_given_in_one_sentence() -> None:
@@ -83,8 +83,8 @@ def test_layers_that_do_not_fit_into_memory_are_refused_before_anything_starts(
     with pytest.raises(
         ConfigError, match=r"more than 1,000,00\d,\d{3},\d{3} param.* take 16 TB .* has 8 GB"
     ):
-        check_layers(wide, memory=8 * 10**9)
-    check_layers(Config(env_id="CartPole-v1", hidden_sizes=(1024, 1024)), memory=8 * 10**9)
+        check_layers(wide, machine_bytes=8 * 10**9)
+    check_layers(Config(env_id="CartPole-v1", hidden_sizes=(1024, 1024)), machine_bytes=8 * 10**9)
     with pytest.raises(ConfigError, match="Use smaller layers"):
         dppo.train(wide)
     assert not (tmp_path / "run").exists()

@@ -309,7 +309,7 @@ def test_a_command_knows_its_numerics_before_it_loads_anything(
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert portable._native(shlex.split(words)) is native
+    assert portable._asks_for_native(shlex.split(words)) is native
 
 
 @needs_avx2

@@ -116,6 +116,7 @@ def _leaf(
 def _value(
     tree: Any, take: Callable[[int], memoryview], path_of: Callable[[str], Path] | None
 ) -> Any:
+    """Return the value of what `_tree` returned; `take` returns the next bytes of its blobs."""
     if not isinstance(tree, list):
         return tree
     kind, *items = tree
@@ -125,7 +126,7 @@ def _value(
         return path_of(str(items[0]))
     if kind in ("array", "number"):
         array = _array(take, *items)
-        return array if kind == "array" else array[()]
+        return array if kind == "array" else array[()]  # a NumPy scalar
     if kind == "deque":
         max_length, *items = items
         return deque((_value(item, take, path_of) for item in items), max_length)

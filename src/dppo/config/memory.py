@@ -25,11 +25,11 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def batch_memory_in_words(
-    config: Settings, spaces: Spaces, memory: int | None = None
+    config: Settings, spaces: Spaces, machine_bytes: int | None = None
 ) -> str | None:
     """Return the memory that observations take while a batch is trained on, in one sentence; None if that is little.
 
-    Raise ConfigError if it is more than this machine's `memory` in bytes (None: look), and this machine trains.
+    Raise ConfigError if it is more than the `machine_bytes` of this machine (None: look), and this machine trains.
     """
     from dppo.spaces.spaces import is_image  # imports NumPy
 
@@ -47,16 +47,16 @@ def batch_memory_in_words(
         batches = counted(batches_ahead, "more batch", "more batches")
         places += f", and a policy lag of {batches_ahead} keeps the segments of {batches}"
     total = row_bytes * (copies * rows + batches_ahead * config.batch_size)
-    memory = memory or memory_of_this_machine()
+    machine_bytes = machine_bytes or memory_of_this_machine()
     if config.algo == "sac":
-        return _replay_in_words(config, spaces, total, memory)
+        return _replay_in_words(config, spaces, total, machine_bytes)
     if total < LARGE_BATCH:
         return None
     facts = f"{rows:,} observations of {_describe_bytes(row_bytes)} take {_describe_bytes(total)}, {places}"
-    if config.num_learners == 0 and memory is not None and total > memory:
+    if config.num_learners == 0 and machine_bytes is not None and total > machine_bytes:
         raise ConfigError(
             f"num_steps={config.num_steps} makes a batch ({describe_batch(config)}) that does not fit into memory: its "
-            f"{facts}, and this machine has {_describe_bytes(memory)}. Lower `num_steps` or `num_samplers`."
+            f"{facts}, and this machine has {_describe_bytes(machine_bytes)}. Lower `num_steps` or `num_samplers`."
         )
     line = f"Memory: {facts}"
     if config.num_learners > 1:
@@ -78,11 +78,11 @@ def replay_rows_of(config: Settings) -> int:
 
 
 def _replay_in_words(
-    config: Settings, spaces: Spaces, batch_bytes: int, memory: int | None
+    config: Settings, spaces: Spaces, batch_bytes: int, machine_bytes: int | None
 ) -> str | None:
     """Return a sentence about the memory and disk of the replay buffer in addition to a batch; None if they are small.
 
-    Raise ConfigError if it is more than this machine's `memory`, and this machine trains.
+    Raise ConfigError if it is more than `machine_bytes`, and this machine trains.
     """
     rows = replay_rows_of(config)
     buffer_bytes = rows * replay_row_bytes(config, spaces)
@@ -91,9 +91,10 @@ def _replay_in_words(
     if config.num_learners > 0:
         share = _describe_bytes(buffer_bytes // config.num_learners)
         facts += f"; each of {counted(config.num_learners, 'learner')} keeps its {share} of them"
-    if memory is not None and total + buffer_bytes > memory:
+    if machine_bytes is not None and total + buffer_bytes > machine_bytes:
         raise ConfigError(
-            f"replay_rows={rows}: {facts}, and this machine has {_describe_bytes(memory)}. Use a smaller `replay_rows`."
+            f"replay_rows={rows}: {facts}, and this machine has {_describe_bytes(machine_bytes)}. Use a "
+            f"smaller `replay_rows`."
         )
     if total < LARGE_REPLAY:
         return None
@@ -127,8 +128,8 @@ def check_replay_disk(config: Settings, spaces: Spaces, folder: Path) -> None:
         )
 
 
-def check_layers(config: Settings, memory: int | None = None) -> None:
-    """Raise ConfigError if the network's layers alone take more than this machine's `memory` in bytes (None: look)."""
+def check_layers(config: Settings, machine_bytes: int | None = None) -> None:
+    """Raise ConfigError if the layers alone take more memory than the `machine_bytes` of this machine (None: look)."""
     parameters = sum(
         inputs * units
         for inputs, units in pairwise((1, *config.hidden_sizes, config.image_features or 1))
@@ -138,12 +139,12 @@ def check_layers(config: Settings, memory: int | None = None) -> None:
         parameters += config.memory_size**2
         name = "memory_size"
     needed = 4 * WEIGHT_COPIES * parameters
-    memory = memory or memory_of_this_machine()
-    if memory is not None and needed > memory:
+    machine_bytes = machine_bytes or memory_of_this_machine()
+    if machine_bytes is not None and needed > machine_bytes:
         raise ConfigError(
             f"{name}={getattr(config, name)}: the network has more than {parameters:,} parameters, which take "
             f"{_describe_bytes(needed)} with gradients and the moments of Adam, and this machine has "
-            f"{_describe_bytes(memory)}. Use smaller layers."
+            f"{_describe_bytes(machine_bytes)}. Use smaller layers."
         )
 
 

@@ -84,7 +84,7 @@ class CollectionEngine:
         self._fatal = FatalSteps(ledger)
         self._constructors = Constructors(self.hosting, limits)
         self._commands: list[Command] = []  # not yet returned
-        self._questions = 0
+        self._last_ask_id = 0
         self._ticked_at = 0.0
 
     # ------------------------------------------------------------------ requests of the learner
@@ -371,10 +371,10 @@ class CollectionEngine:
 
     def _enqueue(self, actor: Actor, question: Question, now: float) -> int:
         """Put a question into an actor's queue; return its id."""
-        self._questions += 1
-        actor.ask(self._questions, question, now, self.limits)
+        self._last_ask_id += 1
+        actor.ask(self._last_ask_id, question, now, self.limits)
         self._alarms.set(actor)
-        return self._questions
+        return self._last_ask_id
 
     # ------------------------------------------------------------------ replacing actors
 

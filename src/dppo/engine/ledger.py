@@ -204,64 +204,67 @@ def _continued(last_moment: _Moment | None, report: SegmentReport) -> tuple[Piec
 
 
 def _fits(
-    moment: _Moment, envs: int, memory_shape: tuple[int, int] | None, action: np.dtype[Any]
+    moment: _Moment,
+    num_envs: int,
+    memory_shape: tuple[int, int] | None,
+    action_dtype: np.dtype[Any],
 ) -> bool:
-    """Return whether a moment, which may come from a stranger's checkpoint, fits a sampler of `envs` environments."""
+    """Return whether a moment, which may come from a stranger's checkpoint, fits a sampler of these sizes."""
     carry = moment.carry
     columns = [getattr(carry, name) for name in REQUIRED_FIELDS]
     kinds = [column.dtype.kind for column in columns]
-    if kinds != REQUIRED_KINDS or any(column.shape != (envs,) for column in columns):
+    if kinds != REQUIRED_KINDS or any(column.shape != (num_envs,) for column in columns):
         return False
     if min(carry.episodes.min(), carry.episode_lengths.min()) < 0:
         return False
     if memory_shape is not None and getattr(carry.memory, "shape", None) != memory_shape:
         return False
     return (
-        _are_states(carry.states, envs)
-        and _are_proofs(carry.proofs, envs, action)
-        and all(_are_actions(_joined(pieces), action) for pieces in moment.actions)
-        and _are_options(carry.options, envs)
+        _are_states(carry.states, num_envs)
+        and _are_proofs(carry.proofs, num_envs, action_dtype)
+        and all(_are_actions(_joined(pieces), action_dtype) for pieces in moment.actions)
+        and _are_options(carry.options, num_envs)
     )
 
 
-def _are_states(states: np.ndarray | None, envs: int) -> bool:
-    return states is None or list(map(type, unpacked(states.tobytes()))) == envs * [bytes]
+def _are_states(states: np.ndarray | None, num_envs: int) -> bool:
+    return states is None or list(map(type, unpacked(states.tobytes()))) == num_envs * [bytes]
 
 
-def _are_options(options: np.ndarray | None, envs: int) -> bool:
+def _are_options(options: np.ndarray | None, num_envs: int) -> bool:
     if options is None:
         return True
     values = json.loads(options.tobytes())
-    return len(values) == envs and all(isinstance(value, dict | None) for value in values)
+    return len(values) == num_envs and all(isinstance(value, dict | None) for value in values)
 
 
-def _are_proofs(proofs: np.ndarray | None, envs: int, action: np.dtype[Any]) -> bool:
-    """Return whether these are proofs of the states of `envs` environments, as `OwnStates.take` packs them."""
+def _are_proofs(proofs: np.ndarray | None, num_envs: int, action_dtype: np.dtype[Any]) -> bool:
+    """Return whether these are proofs of the states of `num_envs` environments, as `OwnStates.take` packs them."""
     if proofs is None:
         return True
     values = unpacked(proofs.tobytes())
-    if not isinstance(values, list) or len(values) != envs:
+    if not isinstance(values, list) or len(values) != num_envs:
         return False
-    return all(proof is None or _is_proof(proof, action) for proof in values)
+    return all(proof is None or _is_proof(proof, action_dtype) for proof in values)
 
 
-def _is_proof(proof: Any, action: np.dtype[Any]) -> bool:
+def _is_proof(proof: Any, action_dtype: np.dtype[Any]) -> bool:
     kinds = [bytes, int, float, int, np.ndarray]
     if not isinstance(proof, list) or len(proof) != 6 or list(map(type, proof[:5])) != kinds:
         return False
     _, episode, _, length, actions, options = proof
     return (
-        _are_actions(actions, action)
+        _are_actions(actions, action_dtype)
         and min(episode, length) >= 0
         and isinstance(options, dict | None)
     )
 
 
-def _are_actions(actions: np.ndarray, action: np.dtype[Any]) -> bool:
-    """Return whether `actions` is an array [n, *A] of this dtype, with A as its shape."""
+def _are_actions(actions: np.ndarray, action_dtype: np.dtype[Any]) -> bool:
+    """Return whether `actions` is an array [n, *A]; `action_dtype` has the shape A."""
     return (
-        actions.ndim == 1 + len(action.shape)
-        and np.dtype((actions.dtype, actions.shape[1:])) == action
+        actions.ndim == 1 + len(action_dtype.shape)
+        and np.dtype((actions.dtype, actions.shape[1:])) == action_dtype
     )
 
 

@@ -130,6 +130,7 @@ class Log:
     """Log a line, and count an incident if it is about one."""
 
     text: str
+    """The line; "" to count the incident alone."""
     incident: Incident | None = None
 
 

@@ -97,7 +97,7 @@ class PlayEngine:
         self._tasks = deque[_Task]()
         self._outcomes: list[Outcome] = []
         self._commands: list[Command] = []
-        self._num_questions = 0  # questions so far
+        self._last_ask_id = 0
 
     def start(self, now: float) -> list[Command]:
         """Start all actors."""
@@ -179,8 +179,8 @@ class PlayEngine:
         self._commands.append(Start(actor.process))
 
     def _ask(self, actor: _PlayingActor, task: _Task, now: float) -> None:
-        self._num_questions += 1
-        actor.ask_id = self._num_questions
+        self._last_ask_id += 1
+        actor.ask_id = self._last_ask_id
         limits = self._limits
         # deadline until looks show progress; the progress of some processes cannot be read
         due = now + limits.timeout_s + limits.hung_s

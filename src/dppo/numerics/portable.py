@@ -36,7 +36,7 @@ def portable_numerics(argv: Sequence[str] = ()) -> None:
     The variables hold for this process and those that it starts. Commands call it with their `argv`; it does nothing
     if `argv`, a file that it names, or the variable DPPO_NUMERICS asks for native.
     """
-    if "numpy" not in sys.modules and has_avx2() and not _native(argv):
+    if "numpy" not in sys.modules and has_avx2() and not _asks_for_native(argv):
         os.environ.update(_with_filter(VARIABLES))
         warnings.filterwarnings("ignore", UNKNOWN_FEATURES, ImportWarning)
 
@@ -49,7 +49,7 @@ def _with_filter(variables: dict[str, str]) -> dict[str, str]:
     return variables | {"PYTHONWARNINGS": f"{filters},ignore:{UNKNOWN_FEATURES}:ImportWarning"}
 
 
-def _native(argv: Sequence[str]) -> bool:
+def _asks_for_native(argv: Sequence[str]) -> bool:
     """Return whether settings ask for `numerics=native`, without loading the parsers of settings."""
     words = [part for argument in argv for part in argument.split("=", 1)]
     if "--numerics" in words:

@@ -83,30 +83,30 @@ class Listener:
     def _opening(self, accepted: socket.socket) -> Opening | None:
         """Return the opening, None if it has not the secret or does not arrive; raise SolverError if it is invalid."""
         accepted.settimeout(OPENING_S)
-        order = "<"
+        byte_order = "<"
         try:
             header = _receive(accepted, struct.calcsize(f"={OPENING}"))
-            order = byte_order_of(header)
-            length = struct.unpack(f"{order}{OPENING}", header)[2]
+            byte_order = byte_order_of(header)
+            length = struct.unpack(f"{byte_order}{OPENING}", header)[2]
             if length > MAX_TEXT:
                 raise SolverError(f"sent an opening of {length:,} bytes")
-            secret, opening = opening_of(order, _receive(accepted, length))
+            secret, opening = opening_of(byte_order, _receive(accepted, length))
         except OSError:
-            self._refuse(accepted, order, "its opening did not arrive")
+            self._refuse(accepted, byte_order, "its opening did not arrive")
             return None
         except SolverError as error:
-            self._refuse(accepted, order, f"it {error}")
+            self._refuse(accepted, byte_order, f"it {error}")
             raise SolverError(f"the solver at {self.address} {error}") from None
         if not hmac.compare_digest(secret.encode(), self.secret.encode()):
-            self._refuse(accepted, order, "its DPPO_SECRET is another one")
+            self._refuse(accepted, byte_order, "its DPPO_SECRET is another one")
             return None
-        accepted.sendall(answer_message(order))
+        accepted.sendall(answer_message(byte_order))
         return opening
 
-    def _refuse(self, accepted: socket.socket, order: str, reason: str) -> None:
+    def _refuse(self, accepted: socket.socket, byte_order: str, reason: str) -> None:
         logger.warning("a program that connected to %s was refused: %s", self.address, reason)
         with suppress(OSError):
-            accepted.sendall(answer_message(order, reason))
+            accepted.sendall(answer_message(byte_order, reason))
         accepted.close()
 
     def close(self) -> None:

@@ -54,17 +54,17 @@ def byte_order_of(header: bytes) -> str:
     """Return the byte order of an opening's header; raise SolverError if it is not one of this version."""
     if header[:4] not in (MAGIC, MAGIC[::-1]):
         raise SolverError("is not a solver with dppo.h: its first bytes are " + repr(header[:4]))
-    order = "<" if struct.unpack("<I", header[4:8])[0] < 2**16 else ">"
-    version = struct.unpack(f"{order}I", header[4:8])[0]
+    byte_order = "<" if struct.unpack("<I", header[4:8])[0] < 2**16 else ">"
+    version = struct.unpack(f"{byte_order}I", header[4:8])[0]
     if version != VERSION:
         raise SolverError(
             f"speaks version {version} of the protocol, and this dppo speaks {VERSION}. Compile it with the dppo.h "
             f"that `python -m dppo.remote` names"
         )
-    return order
+    return byte_order
 
 
-def opening_of(order: str, text: bytes) -> tuple[str, Opening]:
+def opening_of(byte_order: str, text: bytes) -> tuple[str, Opening]:
     """Return secret and declarations of an opening; raise SolverError if a line is missing or wrong."""
     lines = dict(line.partition("=")[::2] for line in text.decode("utf-8", "replace").splitlines())
     missing = [name for name in ("secret", "bytes", "observation", "action") if name not in lines]
@@ -72,7 +72,7 @@ def opening_of(order: str, text: bytes) -> tuple[str, Opening]:
         raise SolverError(f"left out {missing[0]}= in its opening")
     if lines["bytes"] not in ("4", "8"):
         raise SolverError(f"has numbers of {lines['bytes']} bytes, and only 4 and 8 are known")
-    dtype = np.dtype(f"{order}f{lines['bytes']}")
+    dtype = np.dtype(f"{byte_order}f{lines['bytes']}")
     observation = parts_of(lines["observation"])
     action = parts_of(lines["action"])
     for part in action:
@@ -81,7 +81,7 @@ def opening_of(order: str, text: bytes) -> tuple[str, Opening]:
                 f"gives its action {part.name} no bounds. Write them behind it, such as {part.name}(-1:1)"
             )
     restarts = lines.get("restart") == "1"
-    return lines["secret"], Opening(order, dtype, observation, action, restarts)
+    return lines["secret"], Opening(byte_order, dtype, observation, action, restarts)
 
 
 def parts_of(text: str) -> tuple[Part, ...]:
@@ -117,9 +117,9 @@ def _bounds(word: str, text: str | None) -> tuple[float, float]:
     return bounds
 
 
-def answer_message(order: str, refusal: str = "") -> bytes:
+def answer_message(byte_order: str, refusal: str = "") -> bytes:
     """Encode the answer to an opening: accepted, or refused for a reason."""
     reason = refusal.encode()
     # dppo.h compares the magic as a number in its byte order, which reads as DPPO in little-endian order
-    magic = MAGIC if order == "<" else MAGIC[::-1]
-    return struct.pack(f"{order}{OPENING}", magic, VERSION, len(reason)) + reason
+    magic = MAGIC if byte_order == "<" else MAGIC[::-1]
+    return struct.pack(f"{byte_order}{OPENING}", magic, VERSION, len(reason)) + reason

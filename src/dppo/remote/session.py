@@ -48,10 +48,10 @@ class Session:
         self.opening = connection.opening
         self._connection = connection
         self._program = program
-        order = self.opening.byte_order
-        self._reply = struct.Struct(order + REPLY)
-        self._state = struct.Struct(order + STATE)
-        self._info = struct.Struct(order + INFO)
+        byte_order = self.opening.byte_order
+        self._reply = struct.Struct(byte_order + REPLY)
+        self._state = struct.Struct(byte_order + STATE)
+        self._info = struct.Struct(byte_order + INFO)
         self._native = self.opening.dtype.newbyteorder("=")
         count = sum(part.size for part in self.opening.observation)
         buffer = bytearray(self._state.size + count * self.opening.dtype.itemsize)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch is imported while Ray starts
 
 Weights = dict[str, np.ndarray]
 # arrays of soft actor-critic's critics in the state of its trainer
-CRITICS = ("critics.weights", "critics.targets")
+CRITIC_ARRAYS = ("critics.weights", "critics.targets")
 
 
 def warm_start(
@@ -51,7 +51,7 @@ def warm_start(
     if fresh.obs is not None:
         lines.append(_line("statistics of observations", is_taken=statistics is not fresh))
     state = trainers.state()
-    if CRITICS[0] in state:
+    if CRITIC_ARRAYS[0] in state:
         critics = _critics(state, origin)
         state |= critics
         lines.append(_line("critics", is_taken=bool(critics)))
@@ -64,10 +64,10 @@ def warm_start(
 def _critics(state: Weights, origin: LoadedCheckpoint) -> Weights:
     """Return the critics of `origin` if it has some of the same size as those in `state`; else nothing."""
     stored = origin.checkpoint.arrays.get("optimizer", {})
-    critics = {name: stored[name] for name in CRITICS if name in stored}
-    if critics.keys() != {*CRITICS}:
+    critics = {name: stored[name] for name in CRITIC_ARRAYS if name in stored}
+    if critics.keys() != {*CRITIC_ARRAYS}:
         return {}
-    if any(critics[name].shape != state[name].shape for name in CRITICS):
+    if any(critics[name].shape != state[name].shape for name in CRITIC_ARRAYS):
         return {}
     return critics
 

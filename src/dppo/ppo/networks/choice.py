@@ -82,9 +82,9 @@ def choose_network(network: Network, spaces: Spaces) -> NetworkChoice:
     spec = BuiltInSpec(spaces, layers, network.dtype)
     return NetworkChoice(
         spec,
-        _describe_layers(spec),
-        _describe_policy_layers(spec),
-        f", because {_describe_observation(spaces)}",
+        layers=_describe_layers(spec),
+        policy_layers=_describe_policy_layers(spec),
+        because=f", because {_describe_observation(spaces)}",
     )
 
 

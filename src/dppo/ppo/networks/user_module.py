@@ -164,7 +164,8 @@ class ModuleSpec(NetworkSpec):
         def run(num_rows: int = NUM_ROWS) -> tuple[Tensor, ...]:
             return self._outputs(module, (num_rows,), each_leaf(obs, lambda leaf: leaf[:num_rows]))
 
-        self._results(module, [run, run, lambda: run(1)], slice(1))
+        outputs, repeated, row_alone = self._results(module, [run, run, lambda: run(1)])
+        self._check_repeated(outputs, repeated, row_alone, slice(1))
 
     def _check_sequences(self, module: nn.Module, state_size: int) -> None:
         """Check sequences of 3 rows, in two of which an episode starts."""
@@ -212,9 +213,9 @@ class ModuleSpec(NetworkSpec):
                     first_step, states=torch.zeros_like(state), flags=torch.zeros_like(starts)
                 ),
             ],
-            (slice(None), second_row),
         )
-        at_once, _, _, stepwise, reset, from_zeros = results
+        at_once, repeated, row_alone, stepwise, reset, from_zeros = results
+        self._check_repeated(at_once, repeated, row_alone, (slice(None), second_row))
         self._check_close(stepwise, at_once, NOT_STEPWISE)
         self._check_close(reset, from_zeros, NOT_RESET)
 
@@ -263,19 +264,28 @@ class ModuleSpec(NetworkSpec):
         self._check_close(outputs, self._outputs(other_module, shape, *inputs), fact)
 
     def _results(
-        self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]], row: Any
+        self, module: nn.Module, calls: list[Callable[[], tuple[Tensor, ...]]]
     ) -> list[tuple[Tensor, ...]]:
-        """Return the results of forward passes that leave the buffers unchanged.
-
-        Head and values of the first must equal those of the second, and at the index `row` those of the third.
-        """
+        """Return the results of forward passes; check that these leave the buffers unchanged."""
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         results = []
         for call in calls:
             with torch.enable_grad():
                 results.append(call())
             self._check_buffers(module, buffers)
-        for name, output, repeated, single_row in zip(OUTPUTS[:2], *results[:3], strict=False):
+        return results
+
+    def _check_repeated(
+        self,
+        outputs: tuple[Tensor, ...],
+        repeated_outputs: tuple[Tensor, ...],
+        row_outputs: tuple[Tensor, ...],
+        row: Any,
+    ) -> None:
+        """Check that head and values are the same in another pass, and for the rows at the index `row` alone."""
+        for name, output, repeated, single_row in zip(
+            OUTPUTS[:2], outputs, repeated_outputs, row_outputs, strict=False
+        ):
             if not torch.equal(output, repeated):
                 fact = (
                     "differ between two passes over the same observations. Remove dropout and noise"
@@ -287,7 +297,6 @@ class ModuleSpec(NetworkSpec):
             else:
                 continue
             raise self._broken(f"elements of its {name} {fact}")
-        return results
 
     def _check_buffers(self, module: nn.Module, buffers: dict[str, Tensor]) -> None:
         for name, buffer in module.named_buffers():

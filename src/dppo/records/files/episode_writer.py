@@ -41,6 +41,14 @@ class _PendingReport(NamedTuple):
     """Actions of each finished episode in earlier segments; None if there are none."""
 
 
+class _Place(NamedTuple):
+    """The place of an episode in a run."""
+
+    sampler_id: int
+    env: int
+    episode: int
+
+
 class EpisodeWriter(FileWriter):
     """Writes the episodes to record, before each checkpoint and every few iterations, through `MetricsWriter`."""
 
@@ -140,7 +148,7 @@ class EpisodeWriter(FileWriter):
                 facts["alone"] = False
             if episode.explored:  # training returns leave it out
                 facts["explored"] = True
-            place = (sampler_id, episode.env, episode.index)
+            place = _Place(sampler_id, episode.env, episode.index)
             self._add(row, place, actions, facts, episode.options)
         elif not self._warned:
             self._warned = True
@@ -155,25 +163,22 @@ class EpisodeWriter(FileWriter):
             fault = incident.fault
             if fault is not None and fault.complete:
                 facts = {"error": f"{fault.error} in {fault.phase}"}
-                place = (report.sampler_id, fault.env, fault.episode)
+                place = _Place(report.sampler_id, fault.env, fault.episode)
                 self._add(row, place, fault.actions, facts, fault.options)
 
     def _add(
         self,
         row: Row,
-        place: tuple[int, int, int],
+        place: _Place,
         actions: np.ndarray,
         facts: dict[str, Any],
         options: dict[str, Any] | None,
     ) -> None:
-        """Append an episode; its `place` is its sampler, environment and index."""
-        sampler_id, env, episode = place
+        """Append an episode; `facts` are its further columns."""
         line: dict[str, Any] = {
             "iteration": row["iteration"],
             "global_step": row["global_step"],
-            "sampler_id": sampler_id,
-            "env": env,
-            "episode": episode,
+            **place._asdict(),
             "seed": streams.integer(self._seed, Stream.EPISODES, *place),
             "length": len(actions),
             **facts,

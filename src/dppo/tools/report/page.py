@@ -242,7 +242,7 @@ def _drawn_keys(columns: Columns, prefixes: Sequence[str]) -> list[str]:
         key
         for key in columns
         if (not key.endswith(ENDS_OF_OTHERS) or f"{key}_min" in columns)
-        # of a run in process, by an earlier version
+        # an earlier version wrote zeros for the actors of a run without any
         and not (key.startswith("actors/") and not np.nan_to_num(columns[key]).any())
     ]
     places = dict[str, int]()
