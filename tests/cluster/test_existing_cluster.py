@@ -151,6 +151,7 @@ def test_a_node_with_another_type_of_cpu_is_named_and_with_portable_numerics_equ
         assert "depends on which process ran on which type of CPU" in out
     finally:
         cluster.ask("remove")
+        wait_until(lambda: cluster.ask("free") == 4.0)  # Ray notices it after seconds
 
 
 TWO_LICENCES = """--actor-resources [{"licence_a":1},{"licence_b":1}]"""

@@ -15,6 +15,8 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 
+from worlds.faulty import is_first
+
 NUMBER = 3
 
 
@@ -48,8 +50,7 @@ class Numbered(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         self._meddle()
-        if self._meddles and self._killing and not Path(self._killing).exists():
-            Path(self._killing).touch()
+        if self._meddles and self._killing and is_first(Path(self._killing)):
             os.kill(os.getpid(), signal.SIGKILL)
         obs, _, terminated, truncated, info = super().step(action)
         return obs, self.place, terminated, truncated, info

@@ -20,6 +20,15 @@ from worlds.episodic import Episodic
 Env = gym.Env[Any, Any]
 
 
+def is_first(marker: Path) -> bool:
+    """Create the file `marker`; it exists already for all processes but the first that asks."""
+    try:
+        marker.touch(exist_ok=False)  # atomic
+    except FileExistsError:
+        return False
+    return True
+
+
 class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
     """Fails at one place: in a step, in a reset or in its constructor.
 
@@ -91,13 +100,7 @@ class CrashingSimulator(gym.Wrapper[Any, Any, Any, Any]):
         raise RuntimeError(f"the simulator failed in its {where}{place}")
 
     def _is_first(self) -> bool:
-        if self._marker is None:
-            return True
-        try:
-            self._marker.touch(exist_ok=False)  # atomic: only one of several processes creates it
-        except FileExistsError:
-            return False
-        return True
+        return self._marker is None or is_first(self._marker)
 
 
 def crashing(

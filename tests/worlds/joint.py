@@ -17,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 
 from worlds.acting import Actuated, Masked
+from worlds.faulty import is_first
 from worlds.observed import Everything
 
 LOCK = threading.Lock()
@@ -218,8 +219,7 @@ def deadly(
     numbers = count(1)
 
     def step_or_die(actions: Any) -> Any:
-        if next(numbers) == at_step and not Path(marker).exists():
-            Path(marker).touch()
+        if next(numbers) == at_step and is_first(Path(marker)):
             os.kill(os.getpid(), signal.SIGKILL)
         return step(actions)
 
