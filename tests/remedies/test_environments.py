@@ -14,6 +14,7 @@ from commandline import Typed
 import dppo
 from dppo.config.trust import code_named_by
 from dppo.envs.wrappers import old_api
+from dppo.errors import ConfigError
 from remedies import executes
 from remedies.refused import Shaped
 from remedies.running import TINY, captured, problem, settings_in
@@ -73,6 +74,27 @@ def test_a_function_that_returns_the_same_environment_again_is_refused(
     message = problem(tmp_path, env_id=lambda: gym.Wrapper(shared), **settings)
     assert "returned an environment that this process already uses" in message
     assert problem(tmp_path, env_id=lambda: gym.make("CartPole-v1"), **settings) == ""
+
+
+@executes("policies/player.py: Pass another environment.")
+def test_an_evaluation_in_the_environment_of_the_run_is_refused(tmp_path: Path) -> None:
+    """It would play on in the open episode of the run, without any error."""
+    messages = list[str]()
+
+    class Evaluating(dppo.Observer):
+        def on_iteration(self, row: dict[str, float]) -> None:
+            policy = dppo.load_policy(tmp_path / "trained")
+            with pytest.raises(ConfigError) as raised:
+                dppo.evaluate(policy, env=shared, episodes=1)
+            messages.append(str(raised.value))
+            dppo.evaluate(policy, env=Fine(), episodes=1)
+
+    dppo.train(tiny_run(tmp_path / "trained", env_id=Fine))
+    shared = Fine()
+    dppo.train(tiny_run(tmp_path / "run", env_id=lambda: shared), observers=[Evaluating()])
+    assert "env: is an environment that this process already uses" in messages[0]
+    for _ in range(2):
+        dppo.evaluate(tmp_path / "trained", env=shared, episodes=1)
 
 
 def test_a_closed_environment_may_be_returned_again(tmp_path: Path) -> None:
@@ -253,7 +275,6 @@ def test_videos_are_made_whatever_render_mode_the_run_was_given(
 
 
 def test_a_render_that_returns_a_tuple_is_described() -> None:
-    from dppo.errors import ConfigError
     from dppo.tools.video import image_of
 
     env = Fine("rgb_array")

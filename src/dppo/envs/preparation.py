@@ -39,7 +39,7 @@ def make_prepared(settings: Env, instance: Instance = ANY_INSTANCE) -> Any:
         env = make_env(env_id, env_kwargs, instance)
     else:
         env = _make_rendered(env_id, env_kwargs, instance, instance.render_mode)
-    begin_use(env, f"env_id={import_path(env_id)}")
+    begin_use(env, f"env_id={import_path(env_id)}: returned")
     if changes:
         refuse_sub_envs(
             env,

@@ -1,4 +1,4 @@
-"""Refuse an environment that is in use already, because the user's function returns the same one in each call."""
+"""Refuse an environment that is in use already, such as one that a function of the user returns in each call."""
 
 import weakref
 from contextlib import suppress
@@ -9,14 +9,18 @@ from dppo.errors import ConfigError
 _in_use: dict[int, weakref.ref[Any]] = {}  # id of an unwrapped environment -> the environment
 
 
-def begin_use(env: Any, label: str) -> None:
-    """Note that `env` is used from now on; raise ConfigError, which `label` begins, if it is in use already."""
+def begin_use(env: Any, fact: str, remedy: str = "Create a new environment in each call.") -> None:
+    """Note that `env` is used from now on; raise ConfigError if it is in use already.
+
+    Args:
+        fact: the start of the error, such as "env_id=mysim:make: returned".
+        remedy: the end of the error.
+    """
     inner = _unwrapped(env)
     in_use = _in_use.get(id(inner))
     if in_use is not None and in_use() is inner:
         raise ConfigError(
-            f"{label}: returned an environment that this process already uses, so that two episodes would share it. "
-            f"Create a new environment in each call."
+            f"{fact} an environment that this process already uses, so that two episodes would share it. {remedy}"
         )
     with suppress(TypeError):  # a class with __slots__ has no weak references
         _in_use[id(inner)] = weakref.ref(inner)

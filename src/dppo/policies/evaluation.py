@@ -14,6 +14,7 @@ from dppo.config.parts.processes import EVAL_EPISODES
 from dppo.envs.activity import ActivityRecord, Phase, place_of
 from dppo.envs.closing import close_in_time
 from dppo.envs.names import EnvId
+from dppo.envs.sharing import end_use
 from dppo.envs.silence import SilenceWatch, name_env
 from dppo.envs.statistics import describe_statistics, running_statistics
 from dppo.errors import EnvironmentFault, counted
@@ -192,7 +193,11 @@ class _Stage:
         """Close the environment, if there is one and it is not the caller's."""
         env = self.env
         self.env = None
-        if env is not None and not self.is_callers:
+        if env is None:
+            return
+        if self.is_callers:
+            end_use(env)
+        else:
             self._progress.enter(place_of(Phase.CLOSE))
             close_in_time([env])
 

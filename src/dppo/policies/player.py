@@ -19,6 +19,7 @@ from dppo.envs.checks.faults import making
 from dppo.envs.instance import Instance
 from dppo.envs.names import check_env_id
 from dppo.envs.preparation import PREPARING, make_prepared
+from dppo.envs.sharing import begin_use
 from dppo.errors import CheckpointError, ConfigError, NotBetter, counted, refuse
 from dppo.files import user_path
 from dppo.log import logger
@@ -106,6 +107,7 @@ class Player:
                     "render=True has no effect on an environment that is already made. Make it with "
                     "render_mode='human'."
                 )
+            begin_use(self.env, "env: is", "Pass another environment.")
             return self.env
         self.check_env()
         settings = self.settings | self.objects
