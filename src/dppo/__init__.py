@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         other_names = import_module("dppo.config.aliases")
-        if name in other_names.ELSEWHERE:
+        if name in other_names.ABSENT_NAMES:
             return other_names.AbsentName(name)
         raise AttributeError(f"module 'dppo' has no attribute {name!r}")
     import_module("dppo.numerics.portable").portable_numerics()  # the others load NumPy

@@ -15,7 +15,7 @@ from builders import tiny_run
 from commandline import parse as parse_training
 
 import dppo
-from dppo.config.aliases import ELSEWHERE, METRICS
+from dppo.config.aliases import ABSENT_NAMES, METRICS
 from dppo.config.parts import settings_by_name
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, DppoError
@@ -24,11 +24,11 @@ anything: Any = dppo
 anything_settings: Any = Settings
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", ABSENT_NAMES)
 def test_a_name_of_another_library_is_answered_when_it_is_used(name: str) -> None:
     absent = getattr(anything, name)
     with pytest.raises(
-        ConfigError, match=re.escape(f"dppo.{name} does not exist. {ELSEWHERE[name]}")
+        ConfigError, match=re.escape(f"dppo.{name} does not exist. {ABSENT_NAMES[name]}")
     ):
         absent("MlpPolicy", "CartPole-v1")
     with pytest.raises(AttributeError, match=f"dppo.{name} does not exist"):
@@ -258,7 +258,7 @@ def test_what_the_answers_tell_to_do_works(tmp_path: Path) -> None:
 
     algorithms = {"PPO": "ppo", "make_vec_env": "ppo", "SAC": "sac", "EvalCallback": "ppo"}
     for name, algo in (algorithms | {"DummyVecEnv": "ppo", "SubprocVecEnv": "ppo"}).items():
-        [code] = re.findall(r"dppo\.Config\([^()]*\)", ELSEWHERE[name])
+        [code] = re.findall(r"dppo\.Config\([^()]*\)", ABSENT_NAMES[name])
         assert made_by(code).algo == algo
     answer = refusal_of(lambda: anything.Config("CartPole-v1"))
     code = answer.partition("Use ")[2].rstrip(".")

@@ -194,7 +194,7 @@ REPLACEMENTS = (
 )
 
 
-ELSEWHERE = {
+ABSENT_NAMES = {
     "PPO": "Train with dppo.train(dppo.Config(env_id='CartPole-v1')).",
     "BaseCallback": "Observers are subclasses of dppo.Observer: dppo.train(config, observers=[...]).",
     "CheckpointCallback": "Checkpoints are always written, and dppo.train(config, resume=run) continues from one.",
@@ -251,7 +251,7 @@ class AbsentName:
 
     def __init__(self, name: str) -> None:
         self._fact = f"dppo.{name} does not exist."
-        self._answer = ELSEWHERE[name]
+        self._answer = ABSENT_NAMES[name]
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raise the answer."""
@@ -260,7 +260,7 @@ class AbsentName:
     __mro_entries__ = __call__  # as a base class
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{self._fact} {ELSEWHERE.get(name, self._answer)}")
+        raise AttributeError(f"{self._fact} {ABSENT_NAMES.get(name, self._answer)}")
 
 
 def meant_by(name: str) -> list[str]:

@@ -10,10 +10,11 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A queue with one reader, which a signal handler may leave by an exception at any moment.
+    """A queue with one reader, which works on after a signal handler has raised an exception in any of its methods.
 
-    `queue.Queue` may then keep its lock, or raise RuntimeError. `SimpleQueue.get` with a time limit may wait forever:
-    CPython takes a rest of the limit that is negative for no limit.
+    Items that an interrupted `take` has removed are lost. After such an exception, `queue.Queue` may keep its lock, so
+    that all later calls wait forever. `SimpleQueue.get` with a time limit may wait forever, too: CPython takes a
+    negative remainder of the limit for no limit.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dppo.config.aliases import ELSEWHERE as ELSEWHERE_AT_TOP
+from dppo.config.aliases import ABSENT_NAMES
 from dppo.errors import ConfigError, refuse
 from dppo.records.observer import Observer
 
@@ -44,7 +44,7 @@ def _problems(observer: Any) -> Iterator[ConfigError]:
         return
     if not isinstance(observer, Observer):
         names = [kind.__name__ for kind in type(observer).__mro__]
-        answers = [ELSEWHERE_AT_TOP[name] for name in names if name in ELSEWHERE_AT_TOP]
+        answers = [ABSENT_NAMES[name] for name in names if name in ABSENT_NAMES]
         answer = next(iter(answers), "Make its class a subclass of it.")
         yield ConfigError(f"observers: {observer!r} is not a dppo.Observer. {answer}")
         return

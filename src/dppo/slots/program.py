@@ -61,7 +61,7 @@ class Rank:
 
 
 class Ending(NamedTuple):
-    """How a program ended."""
+    """The end of a program, with its output."""
 
     outcome: str
     """A rank, its host and its exit code or signal, such as "(rank 1 on h2 by SIGKILL)"."""

@@ -215,7 +215,7 @@ def thinned(count: int) -> np.ndarray:
 def grouped_by_settings(runs: Sequence[Curve]) -> list[CurveGroup]:
     """Group runs whose settings are equal except for NOT_COMPARED; label each group with the settings that differ.
 
-    Labels leave out settings that change no result, such as `track`, if the groups can be told apart without them.
+    Labels leave out settings that change no result, such as `track`, if the groups differ without them.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
     values = []
