@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,23 @@ WEIGHT_COPIES = 4  # arrays for each parameter: itself, its gradient, and two mo
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
+@dataclass(frozen=True)
+class BatchObservations:
+    """The memory of observations while a batch is trained on."""
+
+    rows: int
+    row_bytes: int
+    total_bytes: int
+    places: str
+    """Where they are, in words."""
+
+    @property
+    def in_words(self) -> str:
+        """Their number and memory."""
+        row = _describe_bytes(self.row_bytes)
+        return f"{self.rows:,} observations of {row} take {_describe_bytes(self.total_bytes)}, {self.places}"
+
+
 def batch_memory_in_words(
     config: Settings, spaces: Spaces, machine_bytes: int | None = None
 ) -> str | None:
@@ -31,6 +49,31 @@ def batch_memory_in_words(
 
     Raise ConfigError if it is more than the `machine_bytes` of this machine (None: look), and this machine trains.
     """
+    machine_bytes = machine_bytes or memory_of_this_machine()
+    batch = _observations_of_batch(config, spaces)
+    if config.algo == "sac":
+        return _replay_in_words(config, spaces, batch.total_bytes, machine_bytes)
+    if batch.total_bytes < LARGE_BATCH:
+        return None
+    if config.num_learners == 0 and machine_bytes is not None and batch.total_bytes > machine_bytes:
+        raise ConfigError(
+            f"num_steps={config.num_steps} makes a batch ({describe_batch(config)}) that does not fit into memory: its "
+            f"{batch.in_words}, and this machine has {_describe_bytes(machine_bytes)}. Lower `num_steps` or "
+            f"`num_samplers`."
+        )
+    line = f"Memory: {batch.in_words}"
+    if config.num_learners > 1:
+        line += f", shared by {config.num_learners} learners"
+    if config.stored_iterations > 1:
+        older = _describe_bytes(batch.row_bytes * (batch.rows - config.batch_size))
+        purpose = "the clone of the prior"
+        if config.reuse >= config.collected_by_prior:
+            purpose = "reuse"
+        line += f". Each checkpoint stores {older} of them for {purpose}"
+    return f"{line}."
+
+
+def _observations_of_batch(config: Settings, spaces: Spaces) -> BatchObservations:
     from dppo.spaces.spaces import is_image  # imports NumPy
 
     stack = config.frame_stack if is_image(spaces.of_network().obs) else 1
@@ -46,28 +89,8 @@ def batch_memory_in_words(
     if batches_ahead:
         batches = counted(batches_ahead, "more batch", "more batches")
         places += f", and a policy lag of {batches_ahead} keeps the segments of {batches}"
-    total = row_bytes * (copies * rows + batches_ahead * config.batch_size)
-    machine_bytes = machine_bytes or memory_of_this_machine()
-    if config.algo == "sac":
-        return _replay_in_words(config, spaces, total, machine_bytes)
-    if total < LARGE_BATCH:
-        return None
-    facts = f"{rows:,} observations of {_describe_bytes(row_bytes)} take {_describe_bytes(total)}, {places}"
-    if config.num_learners == 0 and machine_bytes is not None and total > machine_bytes:
-        raise ConfigError(
-            f"num_steps={config.num_steps} makes a batch ({describe_batch(config)}) that does not fit into memory: its "
-            f"{facts}, and this machine has {_describe_bytes(machine_bytes)}. Lower `num_steps` or `num_samplers`."
-        )
-    line = f"Memory: {facts}"
-    if config.num_learners > 1:
-        line += f", shared by {config.num_learners} learners"
-    if config.stored_iterations > 1:
-        older = _describe_bytes(row_bytes * (rows - config.batch_size))
-        purpose = "the clone of the prior"
-        if config.reuse >= config.collected_by_prior:
-            purpose = "reuse"
-        line += f". Each checkpoint stores {older} of them for {purpose}"
-    return f"{line}."
+    total_bytes = row_bytes * (copies * rows + batches_ahead * config.batch_size)
+    return BatchObservations(rows, row_bytes, total_bytes, places)
 
 
 def replay_rows_of(config: Settings) -> int:

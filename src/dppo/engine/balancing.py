@@ -225,7 +225,7 @@ class Balancing:
         """Yield actor, index and samplers of each question for the segments `indices` that can be asked now."""
         slots = self._hosting.slots
         if slots.limited:
-            self._hosting.ready(*slots.take_waiting())
+            self._hosting.mark_ready(*slots.take_waiting())
         while ready := self._hosting.take_ready():
             for actor in ready:
                 if actor.waits and not actor.queue:

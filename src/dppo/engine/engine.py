@@ -35,7 +35,7 @@ from dppo.engine.messages import (
 )
 from dppo.engine.patience import Patience
 from dppo.engine.requests import Requests
-from dppo.engine.restarts import delay_before, describe_loss, too_many_losses
+from dppo.engine.restarts import Loss, delay_before, describe_loss, too_many_losses
 from dppo.engine.wait_log import WaitLog
 from dppo.envs.activity import Activity
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
@@ -107,7 +107,7 @@ class CollectionEngine:
         if self.requests.add(policy, index, now):
             self.hosting.begin(index)
         self._commands += self.balancing.plan(self.requests.end, now)
-        self.hosting.ready(*self.hosting.running.values())
+        self.hosting.mark_ready(*self.hosting.running.values())
         self._ask_all_ready(now)
         return self.take_commands()
 
@@ -161,7 +161,7 @@ class CollectionEngine:
         elif event.error is not None:
             raise event.error
         else:
-            self._lose(actor, event.reason, now, activity=event.activity)
+            self._lose(actor, Loss(event.reason, activity=event.activity), now)
 
     def _join(self, actor: Actor, now: float) -> None:
         actor.unwanted = False
@@ -189,7 +189,7 @@ class CollectionEngine:
         if isinstance(answer, Answer):
             mismatch = answer.mismatch(question)
             if mismatch:
-                self._lose(actor, mismatch, now)
+                self._lose(actor, Loss(mismatch), now)
                 return
             self._record(actor, ask_id, question, answer)
         elif isinstance(answer, DppoError):
@@ -204,7 +204,7 @@ class CollectionEngine:
         if actor.state is ActorState.LEAVING and not actor.queue:
             self._replace(actor, now)
         elif actor.waits:
-            self.hosting.ready(actor)
+            self.hosting.mark_ready(actor)
 
     def _record(self, actor: Actor, ask_id: int, question: Question, answer: Answer) -> None:
         """Store the segments of an answer that count, and measure the speed of its actor."""
@@ -231,15 +231,17 @@ class CollectionEngine:
         # no constructor is known to work
         is_first = ask_id == 1 and self.spaces is None and self.limits.resumed_at is None
         if isinstance(error, Recycled):
-            self._lose(actor, f"{error} (recycle_after)", now, IncidentKind.ACTOR_RECYCLED)
+            loss = Loss(f"{error} (recycle_after)", IncidentKind.ACTOR_RECYCLED)
+            self._lose(actor, loss, now)
         elif isinstance(error, ClusterError):
-            self._lose(actor, f"was refused: {error}", now)
+            self._lose(actor, Loss(f"was refused: {error}"), now)
         elif is_first or not isinstance(error, EnvironmentFault):
             raise error
         elif self._constructors.is_crowded(question, error):
             self._make_room(actor, error, now)
         elif error.in_constructor:  # a licence or port may not have been free
-            self._lose(actor, f"was refused: {error.message.splitlines()[0]}", now, fault=error)
+            loss = Loss(f"was refused: {error.message.splitlines()[0]}", fault=error)
+            self._lose(actor, loss, now)
         else:
             raise error
 
@@ -256,7 +258,7 @@ class CollectionEngine:
         # before `_replace`, after which it is not known which samplers the process had
         moved = self.hosting.limit_to(limit)
         self._replace(actor, now)
-        self.hosting.ready(*self.hosting.running.values())
+        self.hosting.mark_ready(*self.hosting.running.values())
         self.wait_log.news_at = now
         instances = counted(place.others, "other instance")
         message = f"{subject}: {fault.message.splitlines()[0]}, in a process that had {instances}"
@@ -287,7 +289,7 @@ class CollectionEngine:
         for actor in alarmed:
             actor.deadline.wait_for_look(now, self.limits.look_s)
             if actor.deadline.has_passed(now):
-                self._lose(actor, actor.describe_hang(), now, IncidentKind.ACTOR_HUNG)
+                self._lose(actor, Loss(actor.describe_hang(), IncidentKind.ACTOR_HUNG), now)
             if actor.deadline.is_look_due(now):
                 actor.deadline.send_look(now, self.limits.look_s)
                 self._commands.append(Look(actor.process))
@@ -387,42 +389,31 @@ class CollectionEngine:
         self._commands.append(actor.end(now))  # kills the process, whose later events are ignored
         self._alarms.set(actor)  # at the start of the next process
 
-    def _lose(
-        self,
-        actor: Actor,
-        reason: str,
-        now: float,
-        kind: IncidentKind = IncidentKind.ACTOR_LOST,
-        fault: EnvironmentFault | None = None,
-        activity: Activity | None = None,
-    ) -> None:
-        """Replace an actor's process after a delay; after too many losses in a row, give up an episode, or raise.
-
-        Args:
-            reason: completes the sentence "actor 1 (samplers 2 and 3) ...".
-            fault: the fault of a constructor, if one was the reason.
-            activity: the last one of the process, if it is known better than by the last look.
-        """
+    def _lose(self, actor: Actor, loss: Loss, now: float) -> None:
+        """Replace an actor's process after a delay; after too many losses in a row, give up an episode, or raise."""
         is_unwanted = actor.unwanted
-        activity = activity or actor.deadline.progress
-        place = place_in(activity)
-        # programs started again, which the answer would have reported
-        restarts = 0 if activity is None else activity.restarts
+        activity = loss.activity or actor.deadline.progress
         self._replace(actor, now)
         if is_unwanted:
             return
-        message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {reason}"
-        restart = Incident(
-            IncidentKind.PROGRAM_RESTARTED, f"{message}; before, a program restarted"
-        )
-        self._commands += [Log("", restart)] * restarts
-        if kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
+        message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {loss.reason}"
+        self._report_restarts(message, activity)
+        if loss.kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
-            given_up = self._fatal.record_loss(actor, place, limit, now)
+            given_up = self._fatal.record_loss(actor, place_in(activity), limit, now)
             if given_up is None:
-                raise too_many_losses(message, limit, fault)
+                raise too_many_losses(message, limit, loss.fault)
             message += given_up
         self.wait_log.news_at = now
         delay_s = delay_before(max(1, actor.losses))
         actor.start_at = now + delay_s
-        self._commands.append(Log(describe_loss(message, delay_s), Incident(kind, message)))
+        line = describe_loss(message, delay_s)
+        self._commands.append(Log(line, Incident(loss.kind, message)))
+
+    def _report_restarts(self, message: str, activity: Activity | None) -> None:
+        """Record the restarts of programs that the answer of a lost process would have reported."""
+        if activity is None:
+            return
+        text = f"{message}; before, a program restarted"
+        restart = Incident(IncidentKind.PROGRAM_RESTARTED, text)
+        self._commands += [Log("", restart)] * activity.restarts

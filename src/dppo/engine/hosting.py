@@ -125,7 +125,7 @@ class Hosting:
 
     # ------------------------------------------------------------------ how far samplers are
 
-    def ready(self, *actors: Actor) -> None:
+    def mark_ready(self, *actors: Actor) -> None:
         """Record that there may be something new to ask these actors for."""
         for actor in actors:
             self._ready.add(actor.actor_id)

@@ -1,9 +1,26 @@
-"""Delays before lost processes are replaced, the lines about them, and the error about too many losses."""
+"""The losses of processes: why, after which delay they are replaced, the lines about them, and too many of them."""
 
+from dataclasses import dataclass
+
+from dppo.envs.activity import Activity
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
+from dppo.ppo.exchange.records import IncidentKind
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why the process of an actor is lost."""
+
+    reason: str
+    """Completes the sentence "actor 1 (samplers 2 and 3) ..."."""
+    kind: IncidentKind = IncidentKind.ACTOR_LOST
+    fault: EnvironmentFault | None = None
+    """The fault of a constructor, if one was the reason."""
+    activity: Activity | None = None
+    """The last activity of the process, if it is known better than by the last look."""
 
 
 def delay_before(replacement: int) -> float:
