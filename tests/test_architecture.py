@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "transports": "config ppo envs hosts engine signals slots",
     "learners": "config ppo sac hosts engine.restarts transports.ray",
     "policies": "ppo records envs.checks",
-    "policies.policy": "config.aliases config.groups ppo records.comparison envs.checks",
+    "policies.policy": "config.aliases config.arguments config.groups ppo records.comparison envs.checks",
     "policies.loading": "config.trust ppo records",
     "policies.deployed": "config records",
     "policies.acting": "envs ppo",

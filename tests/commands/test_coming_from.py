@@ -240,6 +240,47 @@ def test_a_method_of_a_name_of_another_library_has_its_own_answer() -> None:
         anything.PPO.load("model")
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments", "answer"),
+    [
+        (
+            "act",
+            {"deterministic": True},
+            "Policy.act and `dppo eval` take the most likely actions; to sample",
+        ),
+        ("act", {"action_masks": None}, "dppo.Policy.act() has no argument action_masks. Did you"),
+        ("act", {"seed": 1}, "seed. It has obs, state, action_mask, generator."),
+        ("outputs", {"deterministic": True}, "dppo.Policy.outputs() has no argument deterministic"),
+    ],
+)
+def test_an_argument_of_a_model_is_answered_by_a_policy(
+    method: str, arguments: dict[str, Any], answer: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        getattr(dppo.Policy, method)(None, np.zeros(4), **arguments)
+    assert answer in str(refused.value)
+
+
+class HabitualObserver(dppo.Observer):
+    """Reads metrics by the names of another library."""
+
+    def on_iteration(self, row: dict[str, float]) -> bool:
+        return row["rollout/ep_rew_mean"] > 0
+
+
+def test_a_metric_of_another_library_is_answered_in_an_observer_and_in_a_result(
+    tmp_path: Path,
+) -> None:
+    config = tiny_run(tmp_path / "run", steps=8, iterations=2)
+    with pytest.raises(KeyError, match="rollout/ep_rew_mean is the metric charts/episodic_return"):
+        dppo.train(config, observers=[HabitualObserver()])
+    row = dppo.train(config, resume=config.run_dir).metrics[-1]
+    with pytest.raises(KeyError, match="time/fps is the metric charts/SPS"):
+        row["time/fps"]
+    with pytest.raises(KeyError, match=r"^'nonsense'$"):
+        row["nonsense"]
+
+
 def test_metrics_of_another_library_are_translated_into_documented_ones() -> None:
     page = (Path(__file__).parents[2] / "docs" / "METRICS.md").read_text()
     assert [name for name in METRICS.values() if f"`{name}`" not in page] == []

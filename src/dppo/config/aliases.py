@@ -153,7 +153,8 @@ REPLACEMENTS = (
     ),
     Replacement(
         "deterministic",
-        "`dppo eval` and Policy.act take the most likely actions by default.",
+        "Policy.act and `dppo eval` take the most likely actions; to sample, use "
+        "act(obs, generator=np.random.default_rng(1)).",
         "SB3 predict(deterministic=True)",
     ),
     Replacement(

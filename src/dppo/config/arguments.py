@@ -20,11 +20,12 @@ def with_answers(function: Callable[Arguments, Returned]) -> Callable[Arguments,
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-        refuse(
-            ConfigError(_answer(function.__name__, name, list(parameters)))
-            for name in kwargs
-            if name not in parameters
-        )
+        if not kwargs.keys() <= parameters:
+            refuse(
+                ConfigError(_answer(function.__qualname__, name, list(parameters)))
+                for name in kwargs
+                if name not in parameters
+            )
         return function(*args, **kwargs)
 
     return call
@@ -32,6 +33,9 @@ def with_answers(function: Callable[Arguments, Returned]) -> Callable[Arguments,
 
 def _answer(function: str, name: str, parameters: list[str]) -> str:
     fact = f"dppo.{function}() has no argument {name}."
+    is_method = parameters[0] == "self"
+    if is_method:
+        parameters = parameters[1:]
     dashed = name.replace("_", "-").lower()
     ours = [flag[2:].replace("-", "_") for flag in meant_by(dashed)]
     alike = [argument for argument in ours if argument in parameters]
@@ -42,6 +46,6 @@ def _answer(function: str, name: str, parameters: list[str]) -> str:
     if answer is not None:
         return f"{fact} {answer}"
     for setting in (name, *ours):
-        if setting in settings_by_name():
+        if setting in settings_by_name() and not is_method:
             return f"{fact} It is a setting: dppo.Config({setting}=...)."
     return f"{fact} It has {', '.join(parameters)}."

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from dppo.config.aliases import MODEL_METHODS, no_attribute
+from dppo.config.arguments import with_answers
 from dppo.config.groups import flattened
 from dppo.envs.checks.masks import check_allows, checked_masks
 from dppo.envs.checks.observations import check_inside
@@ -83,6 +84,7 @@ class Policy:
         """Size of the memory's state; 0 without memory."""
         return self._agent.state_size
 
+    @with_answers
     def act(
         self,
         obs: Any,
@@ -118,6 +120,7 @@ class Policy:
             return action
         return action, outputs.state
 
+    @with_answers
     def outputs(
         self, obs: Any, state: np.ndarray | None = None, *, action_mask: Any = None
     ) -> NetworkOutputs:

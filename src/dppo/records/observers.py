@@ -6,7 +6,7 @@ from typing import Any
 
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.metrics.reading import Row
+from dppo.records.metrics.reading import Row, UserRow
 from dppo.records.observer import Display, Observer, Result, RunInfo
 from dppo.records.outside import OnDisk
 
@@ -94,7 +94,7 @@ class Observers:
             for file in self._on_disk:  # where the user's observers may look for the row
                 file.settle()
         for user in self._users:
-            users_row = row.copy()
+            users_row = UserRow(row)
             answers.append((user, user.on_iteration(users_row)))
             self._note_keys(user, users_row.keys() - row.keys())
         stopping = [
