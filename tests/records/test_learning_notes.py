@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from builders import BOX, DISCRETE, make_config, tiny_run
 from gymnasium.wrappers import TimeLimit, TransformReward
@@ -255,3 +256,59 @@ def test_an_environment_without_ends_is_named_until_it_has_a_time_limit(tmp_path
     with Notes() as with_limit:
         dppo.train(tiny_run(tmp_path / "limited", env_id=limited, env_kwargs=kwargs, **sizes))
     assert not any(text.startswith("no episode has ended") for text in with_limit.texts)
+
+
+@pytest.mark.parametrize(
+    ("returns", "evaluations", "settings", "is_noted"),
+    [
+        pytest.param(100.0, 5.0, {}, True, id="worse"),
+        pytest.param(100.0, 85.0, {}, False, id="a small difference"),
+        pytest.param(100.0, lambda i: 95.0 if i == 89 else 5.0, {}, False, id="one is good"),
+        pytest.param(lambda i: 5.0 + 95 * (i > 80), 5.0, {}, False, id="just improved"),
+        pytest.param(lambda i: 100.0 - 95 * (i > 80), 5.0, {}, False, id="just become worse"),
+        pytest.param(100.0, 5.0, {"eval_stochastic": True}, False, id="with noise"),
+        pytest.param(100.0, 5.0, {"eval_env_kwargs": {"a": 1}}, False, id="another task"),
+    ],
+)
+def test_evaluations_without_noise_that_are_clearly_worse_are_noted(
+    returns: Any, evaluations: Any, settings: dict[str, Any], is_noted: bool
+) -> None:
+    notes = LearningNotes(make_config(SETTINGS | {"eval_every": 10_000} | settings), DISCRETE)
+    for i, row in enumerate(rows({"episodic_return": returns, "episodic_return_std": 20.0})):
+        if i % 10 == 9:
+            mean = evaluations(i) if callable(evaluations) else evaluations
+            row |= {"eval/episodes": 20, "eval/return_std": 0.0, "eval/episodic_return": mean}
+            row["eval/global_step"] = row["global_step"]
+        notes.follow(row)
+    printed = [text for text in notes.closing_notes() if "worse without noise" in text]
+    assert len(printed) == is_noted
+
+
+class Alternating(gym.Env[Any, Any]):
+    """Rewards an action that differs from the last one, which the observation does not show."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.actions: list[int] = []
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        is_new = bool(self.actions) and action != self.actions[-1]
+        self.actions.append(action)
+        return np.zeros(1, np.float32), float(is_new), False, len(self.actions) == 8, {}
+
+
+@executes("records/greedy.py: If both play the same task, use {}, also on resume")
+def test_a_policy_that_needs_its_noise_is_evaluated_with_noise(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"env_id": Alternating, "steps": 80, "learning_rate": 1e-12}
+    config = tiny_run(tmp_path / "run", iterations=48, eval_every=320, **run)
+    [note] = [text for text in dppo.train(config).notes if "worse without noise" in text]
+    assert "have mean returns of at most 0, and the training episodes since" in note
+    assert "eval_stochastic=True (--eval-stochastic), also on resume" in note
+    longer = {"iterations": 96, "eval_every": 320, "eval_stochastic": True}
+    result = dppo.train(tiny_run(config.run_dir, **longer, **run), resume=config.run_dir)
+    assert not any("worse without noise" in text for text in result.notes)
+    assert result.metrics[-1]["eval/episodic_return"] > 2

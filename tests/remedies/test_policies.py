@@ -118,6 +118,7 @@ def test_a_mask_is_left_out_or_passed(runs: dict[str, Path]) -> None:
     "policies/policy.py: Pass {}, or (n, {}); of several agents, the observation of each",
     "policies/policy.py: Pass np.random.default_rng(1), and the same one to each call",
     "policies/policy.py: Use act(obs), which returns the most likely action, or act(obs, generator=",
+    "config/aliases.py: Policy.act and `dppo eval` take the most likely actions; to sample, use act(obs",
 )
 def test_what_other_libraries_pass_is_answered_with_what_act_takes(runs: dict[str, Path]) -> None:
     policy: Any = loaded(runs["plain"])
@@ -129,6 +130,8 @@ def test_what_other_libraries_pass_is_answered_with_what_act_takes(runs: dict[st
     for name in ("predict", "compute_single_action"):
         with pytest.raises(AttributeError, match=rf"{name}'\. Use act\(obs\), which returns"):
             getattr(policy, name)
+    with pytest.raises(ValueError, match=r"to sample, use act\(obs, generator=np\.random\.default"):
+        policy.act(Fine.obs, deterministic=False)
     assert not hasattr(policy, "learn")
     assert policy.act(Fine.obs) in (0, 1)
     assert policy.act(Fine.obs, generator=generator) in (0, 1)

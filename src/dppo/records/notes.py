@@ -9,6 +9,7 @@ from dppo.config import Config
 from dppo.config.resolve import value_of
 from dppo.log import logger
 from dppo.records.flat import Score, flat_note
+from dppo.records.greedy import greedy_note
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import Observer
 from dppo.spaces.actions import Actions, BoxActions, boxes, continuous_width
@@ -142,12 +143,13 @@ class LearningNotes(Observer):
         self._unread.clear()
 
     def closing_notes(self) -> list[str]:
-        """Return what to try first if the run was flat for a third of its steps; read the last rows."""
+        """Return notes on the last third of the run: flat returns, or worse ones without noise; read the last rows."""
         self._log_notes()
-        note = flat_note(
+        flat = flat_note(
             self._scores, self._config, self._actions, self._solved_at, self._evaluations
         )
-        return [] if note is None else [note]
+        greedy = greedy_note(self._scores, self._config, self._evaluations)
+        return [note for note in (flat, greedy) if note is not None]
 
     def follow(self, row: Row) -> list[str]:
         """Take in `row`, the next one of the run; return the notes that are due after it."""
