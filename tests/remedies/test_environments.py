@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -214,13 +215,20 @@ def test_a_result_of_a_wrong_form_is_corrected_and_a_new_environment_not_offered
 @executes(
     "envs/checks/faults.py: or use `on_env_fault=rebuild` to go on",
     "records/closing_lines.py: Nothing to resume: no iteration has finished. Start again, in another folder",
+    "records/files/run_folder.py: of which no iteration has finished. Use another folder, or delete this one",
 )
 def test_a_fault_now_and_then_is_survived_with_the_setting_that_the_message_names(
     tmp_path: Path, capsys: Capture
 ) -> None:
     message = problem(tmp_path, **in_package("Flaky"), progress="plain")
     assert "Start again, in another folder" in capsys.readouterr().out
-    assert problem(tmp_path, **in_package("Flaky"), **settings_in(message)) == ""
+    corrected = settings_in(message)
+    place = tmp_path / "run0"
+    again = problem(tmp_path, **in_package("Flaky"), **corrected, run_dir=place)
+    assert again.endswith("Use another folder, or delete this one.")
+    shutil.rmtree(place)
+    assert problem(tmp_path, **in_package("Flaky"), **corrected, run_dir=place) == ""
+    assert problem(tmp_path, **in_package("Flaky"), **corrected) == ""
 
 
 @executes(

@@ -31,6 +31,7 @@ from dppo.records.files.checkpoint import LoadedCheckpoint, find, has_any, paths
 from dppo.records.files.disk import remedy, write_file, writing
 from dppo.records.files.lock import locked
 from dppo.records.files.run_files import CHECKPOINTS, CONFIG, METRICS, PARTS, check_run_files
+from dppo.records.metrics.reading import last_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,11 @@ def _created(config: Config, stack: ExitStack) -> tuple[Path, bytes]:
             f"run_dir={run_dir}: cannot be written ({error.strerror or error}). {advice}"
         ) from None
     if (path / METRICS).exists() or has_any(path):
+        if not last_row(path) and not any(map(saved_iteration, paths_in(path))):
+            raise ConfigError(
+                f"run_dir={run_dir}: contains a run already, of which no iteration has finished. Use another folder, "
+                f"or delete this one."
+            )
         call = resume_call(run_dir, plain_settings(config))
         raise ConfigError(
             f"run_dir={run_dir}: contains a run already. Continue it with `{call}`, or use another folder."
