@@ -206,8 +206,8 @@ def test_an_answer_reports_the_cost_of_its_replay_and_counts_its_own_steps() -> 
     assert again.replayed_steps == 0
     assert again.replay_s == 0.0
     assert record.look().steps == 2 * STEPS
-    # 0 before each constructor; steps are counted for each question, without replays
-    assert steps == [0] * created + [*range(1, 2 * STEPS + 1)] * 2
+    # 0 before and after each constructor; steps are counted for each question, without replays
+    assert steps == [0] * 2 * created + [*range(1, 2 * STEPS + 1)] * 2
 
     first.close()
     second.close()

@@ -97,7 +97,7 @@ class ActivityRecord:
         """Write to `cells`, `CELLS` int64 that another process may read; None allocates private memory.
 
         `on_replay` is called after each replayed step with the number of steps replayed and to replay, `on_step` after
-        each env step, and before each constructor, with the number of steps made for the current question.
+        each env step, and before and after each constructor, with the number of steps made for the current question.
         """
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._on_replay = on_replay
@@ -138,6 +138,7 @@ class ActivityRecord:
         """Record a change of activity after a constructor that has made this number of environments."""
         self.enter(place)
         self._cells[_ENVIRONMENTS] += environments
+        self._report()
 
     def replay(self) -> None:
         """Count a replayed step."""
