@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +79,7 @@ class CheckpointNotWritten(CheckpointError):
     exit_code = 1
 
 
-GIVEN_UP = "fatal"
+GIVEN_UP = "hung or died"
 """`EnvFault.error` of a step that no process has survived, and that is not taken again."""
 
 
@@ -160,6 +160,8 @@ class TooManyFaults(EnvironmentFault):
 
     allowing_rate = ""
     """Value of `env_faults` with which the run would go on."""
+    others: Sequence[Any] = ()
+    """The other incidents of the iteration, from which the policy does not learn."""
 
 
 class ControllerFault(DppoError):

@@ -178,6 +178,8 @@ def test_a_run_whose_simulator_dies_in_the_same_step_each_time_equals_one_in_whi
         dying = dppo.train(settings(tmp_path / "dying", failure, where, num_actors, **on_actors))
     assert dying.weights_sha256 == raising.weights_sha256
     assert dying.incidents["env_raised"] == raising.incidents["env_raised"] > 0
+    words = {kind.partition(": ")[2] for kind in dying.env_faults} - {""}
+    assert words == {f"hung or died in {where}"}
     assert any("gives up this episode" in text for text in notes.texts)
     assert any("each time that it was tried" in text for text in notes.texts)
     # once is enough, as each command starts a process

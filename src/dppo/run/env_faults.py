@@ -3,7 +3,9 @@
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from dppo.errors import EnvFault, TooManyFaults, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 
+MIN_WATCHED_S = (
+    60.0  # from which a rate can be extrapolated: faults of a few seconds may be a burst
+)
 LOGGED_EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th, 16th ...
 
 
@@ -42,13 +47,12 @@ class EnvFaults:
 
         Faults of segments that are collected again happen again, and were counted: `is_repeated`.
         """
-        incidents = [incident for report in collected.reports for incident in report.incidents]
-        faulty = [incident for incident in incidents if incident.fault]
-        if not faulty:
+        if not any(_faulty(report.incidents) for report in collected.reports):
             return collected
+        completed = self._completed_in(collected)
         if not is_repeated:
-            self._check_budget(faulty)
-        return self._completed_in(collected)
+            self._check_budget([*chain(*(report.incidents for report in completed.reports))])
+        return completed
 
     def _completed_in(self, collected: Collected) -> Collected:
         reports = []
@@ -60,14 +64,16 @@ class EnvFaults:
             reports.append(replace(report, incidents=tuple(incidents)))
         return replace(collected, reports=reports)
 
-    def _check_budget(self, faulty: list[Incident]) -> None:
+    def _check_budget(self, incidents: list[Incident]) -> None:
         now = time.monotonic()
-        for incident in faulty:
+        for incident in _faulty(incidents):
             self._times.append(now)
             while self._times[0] < now - self._window_s:
                 self._times.popleft()
             if len(self._times) > self._max_faults:
-                raise self._too_many(incident)
+                error = self._too_many(incident)
+                error.others = [other for other in incidents if other is not incident]
+                raise error
 
     def log(self, incident: Incident) -> None:
         """Log an incident, unless the like has often been logged; count it if it is a fault."""
@@ -103,14 +109,17 @@ class EnvFaults:
 
     def _too_many(self, last: Incident) -> TooManyFaults:
         assert last.fault is not None
-        within_s = self._times[-1] - self._times[0]
-        watched_s = max(1.0, min(self._window_s, self._times[-1] - self._began))
-        rate = rate_above(3600 * len(self._times) / watched_s)
+        watched_s = min(self._window_s, self._times[-1] - self._began)
+        rate = rate_above(3600 * len(self._times) / max(MIN_WATCHED_S, watched_s))
         error = TooManyFaults(
-            f"env_faults={self._allowed}: {counted(len(self._times), 'fault')} of environments in {within_s:.0f} s. "
+            f"env_faults={self._allowed}: {counted(len(self._times), 'fault')} of environments in {watched_s:.0f} s. "
             f"Correct the environment, or use `env_faults={rate}`. The last one: {last.message}",
             last.fault.traceback,
-            self.completed(last.fault),
+            last.fault,
         )
         error.allowing_rate = rate
         return error
+
+
+def _faulty(incidents: Iterable[Incident]) -> list[Incident]:
+    return [incident for incident in incidents if incident.fault]

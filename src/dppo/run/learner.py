@@ -182,6 +182,11 @@ class PPOLearner:
         self._record(self._collector.take_incidents())
         return self._take_new_incidents()
 
+    def count_unlearned(self, incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+        """Log, count and return incidents of an iteration that is dropped; a resumed run meets them again."""
+        self._log_incidents(incidents)
+        return self._take_new_incidents()
+
     def _take_new_incidents(self) -> tuple[Incident, ...]:
         incidents = tuple(self._new_incidents)
         self._new_incidents.clear()

@@ -12,9 +12,10 @@ from signal import SIGINT
 
 from dppo.config import Config
 from dppo.config.arguments import with_answers
-from dppo.errors import EnvironmentFault
+from dppo.errors import EnvironmentFault, TooManyFaults
 from dppo.log import logger
 from dppo.plugins import plugin
+from dppo.ppo.exchange.records import Incident
 from dppo.process_state.borders import dppo_computes, separate_run
 from dppo.records.bottleneck import (
     MIN_ADVICE_S,
@@ -179,6 +180,8 @@ class Run:
                 self._complete(error)
             self._report_open_incidents()
             self.checkpoints.save_after(error)
+            if isinstance(error, TooManyFaults):  # once the counts are saved without them
+                self._report_incidents(self.learner.count_unlearned(error.others))
             self.observers.end(self._result(type(error).__name__, failed=True), error)
             raise
         result = self._result(stopped_by)
@@ -252,7 +255,10 @@ class Run:
 
     def _report_open_incidents(self) -> None:
         """Report the incidents of the iteration that was interrupted: they may be why the run was ended."""
-        for incident in self.learner.take_open_incidents():
+        self._report_incidents(self.learner.take_open_incidents())
+
+    def _report_incidents(self, incidents: Sequence[Incident]) -> None:
+        for incident in incidents:
             for observer in self.observers:
                 try:
                     observer.on_incident(incident)

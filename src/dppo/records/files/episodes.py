@@ -59,7 +59,7 @@ class RecordedEpisode:
     @property
     def is_given_up(self) -> bool:
         """True if no process has survived its last step, or its reset."""
-        return self.error.partition(" ")[0] == GIVEN_UP
+        return self.error.startswith(GIVEN_UP)
 
     @property
     def last_place(self) -> str:
