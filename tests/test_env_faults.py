@@ -160,8 +160,9 @@ def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
         EnvironmentFault, match=r"env_faults=25/h: 26 faults of environments in \d+ s. Correct"
     ) as caught:
         dppo.train(settings(tmp_path / "run", env_faults=allowed), observers=[recorder])
-    assert len(recorded(recorder)) > 20, "those of the iteration that has ended the run, too"
-    assert any(" x env_raised" in line for line in recorder.ending)
+    # also those of the iteration that has ended the run
+    faults = recorded(recorder)
+    assert len(faults) > 20
     assert "The last one: sampler " in caught.value.message
     assert "is rebuilt" not in caught.value.message  # the run ends
     assert caught.value.place is not None
@@ -172,7 +173,7 @@ def test_too_many_faults_end_the_run_with_a_checkpoint_that_can_be_resumed(
     assert faults_of(resumed) == alone
     *_, resume = closing_lines(replace(resumed, stopped_by="EnvironmentFault"), caught.value)
     rate = re.findall(r"use `env_faults=([^`]+)`", caught.value.message)[0]
-    assert int(rate.removesuffix("/h")) <= 4000, "a burst of seconds is no rate of hours"
+    assert rate == "4000/h"  # 26 in a minute, twice
     assert resume.splitlines()[0].endswith(f" --env-faults {rate}")
 
 

@@ -160,8 +160,8 @@ class TooManyFaults(EnvironmentFault):
 
     allowing_rate = ""
     """Value of `env_faults` with which the run would go on."""
-    others: Sequence[Any] = ()
-    """The other incidents of the iteration, from which the policy does not learn."""
+    other_incidents: Sequence[Any] = ()
+    """Those of the same iteration, from which the policy does not learn."""
 
 
 class ControllerFault(DppoError):

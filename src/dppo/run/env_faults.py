@@ -72,7 +72,7 @@ class EnvFaults:
                 self._times.popleft()
             if len(self._times) > self._max_faults:
                 error = self._too_many(incident)
-                error.others = [other for other in incidents if other is not incident]
+                error.other_incidents = [other for other in incidents if other is not incident]
                 raise error
 
     def log(self, incident: Incident) -> None:

@@ -181,7 +181,7 @@ class Run:
             self._report_open_incidents()
             self.checkpoints.save_after(error)
             if isinstance(error, TooManyFaults):  # once the counts are saved without them
-                self._report_incidents(self.learner.count_unlearned(error.others))
+                self._report_incidents(self.learner.count_unlearned(error.other_incidents))
             self.observers.end(self._result(type(error).__name__, failed=True), error)
             raise
         result = self._result(stopped_by)
