@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from builders import assert_same_bytes, make_config
 from kinds import ITERATIONS, RunOf, settings, small
 from recorder import Recorder, lasting
@@ -382,3 +383,28 @@ def test_a_sampler_that_has_moved_holds_no_licence_when_the_next_segments_are_se
         )
         assert SlowToClose.exist == len(hosted)
     host.close()
+
+
+class Halting(torch.nn.Module):
+    """Lets the other threads of its process run in the middle of its forward pass, in which it makes a tensor."""
+
+    def __init__(self, spaces: dppo.Spaces, head_size: int) -> None:
+        super().__init__()
+        self.outputs = torch.nn.Linear(2, head_size + 1)
+
+    def forward(self, obs: torch.Tensor) -> Any:
+        time.sleep(1e-3)
+        third = torch.tensor(1 / 3)
+        assert third.dtype == obs.dtype
+        outputs = self.outputs(obs * third)
+        return outputs[:, :-1], outputs[:, -1]
+
+
+def test_samplers_that_act_side_by_side_do_not_change_the_default_dtype_of_each_other(
+    tmp_path: Path,
+) -> None:
+    """The network is of float64, which is not torch's default."""
+    changes = {"model": Halting, "dtype": "float64", "num_samplers": 3} | THREADED
+    expected = dppo.train(small(tmp_path / "run", **changes))
+    result = dppo.train(small(tmp_path / "threads", **changes | THREADS))
+    assert result.weights_sha256 == expected.weights_sha256

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,23 @@ MODES = {
 }
 
 
+_turn = RLock()
+"""Held by the thread that may change modes: other threads of samplers would find, and restore, those of this one."""
+_turns: list[None] = []  # an element for each context that the thread with the turn has entered
+
+
+@contextmanager
+def in_turn(**values: Any) -> Iterator[None]:
+    """Set modes as `modes` does, in one thread at a time: most of them belong to the whole process."""
+    with _turn:
+        _turns.append(None)
+        try:
+            with modes(**values):
+                yield
+        finally:
+            _turns.pop()
+
+
 @contextmanager
 def modes(**values: Any) -> Iterator[None]:
     """Set modes, and restore what they were before.
@@ -96,9 +114,9 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
         or torch.is_inference_mode_enabled()
     ):
         return _defaults(dtype)
-    if torch.get_default_dtype() == dtype:
+    if torch.get_default_dtype() == dtype and not _turns:
         return nullcontext()
-    return modes(dtype=dtype)
+    return in_turn(dtype=dtype)
 
 
 @contextmanager
@@ -106,16 +124,18 @@ def _defaults(dtype: torch.dtype) -> Iterator[None]:
     with (
         torch.inference_mode(mode=False),
         torch.device("cpu"),
-        modes(dtype=dtype, autocast=False, onednn=True),
+        in_turn(dtype=dtype, autocast=False, onednn=True),
     ):
         yield
 
 
 def exact_on(num_threads: int) -> AbstractContextManager[None]:
     """Use `num_threads` threads for operations of this thread, and float32 products of full precision."""
-    if torch.get_num_threads() == num_threads and _precision() == "highest":
+    if _turns or _precision() != "highest":
+        return in_turn(threads=num_threads, precision="highest")
+    if torch.get_num_threads() == num_threads:
         return nullcontext()
-    return modes(threads=num_threads, precision="highest")
+    return modes(threads=num_threads)
 
 
 def autocast_dtype_on(device: torch.device) -> torch.dtype | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dppo.errors import ConfigError
-from dppo.numerics.torch_modes import default_dtype
+from dppo.numerics.torch_modes import default_dtype, in_turn
 
 ZerosLike = Callable[[Tensor], Tensor]
 MAX_BUILDS = 20
@@ -44,7 +44,7 @@ def initialized(make: Callable[[], nn.Module], seed: int, dtype: str) -> nn.Modu
 
     Weights are drawn in float32 for every dtype.
     """
-    with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
+    with in_turn(), torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         torch.default_generator.manual_seed(seed)
         module = make()
     module_dtype = getattr(torch, dtype)
