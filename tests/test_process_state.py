@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import ModuleSpec
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,7 @@ from kinds import small
 from worlds.disturbing import DISTURB
 
 import dppo
+from dppo.log import logger as dppo_logger
 from dppo.numerics import arithmetic, torch_modes
 from dppo.ppo.learning.trainer import PPOTrainer
 from dppo.process_state import borders
@@ -206,6 +208,19 @@ def test_a_simulator_that_logs_for_debugging_does_not_let_the_libraries_of_dppo_
         assert not logging.getLogger("matplotlib.font_manager").isEnabledFor(logging.INFO)
         with borders.guarded_steps("a step of Verbose"):
             assert logging.getLogger("verbose").isEnabledFor(logging.DEBUG)
+    assert not take_changes()
+
+
+def test_the_handlers_of_a_simulator_get_its_lines_and_not_those_of_dppo() -> None:
+    lines = StringIO()
+    handlers_before = [*logging.root.handlers]
+    with borders.user_code("importing verbose"):
+        logging.root.addHandler(logging.StreamHandler(lines))
+    assert logging.root.handlers == handlers_before
+    dppo_logger.warning("a note of dppo")
+    with borders.guarded_steps("a step of Verbose"):
+        logging.getLogger("verbose").warning("a step")
+    assert lines.getvalue() == "a step\n"
     assert not take_changes()
 
 

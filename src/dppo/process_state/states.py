@@ -132,6 +132,13 @@ STATES = (
         logging.root.setLevel,
         noted=False,
     ),
+    # Those of a simulator would show the notes of dppo once more.
+    ProcessState(
+        "the handlers of the root logger",
+        lambda: [*logging.root.handlers],
+        lambda handlers: setattr(logging.root, "handlers", [*handlers]),
+        noted=False,
+    ),
     # Computations of torch are shielded at their place: `numerics.torch_modes`.
     ProcessState(
         "torch's grad mode", partial(_torch_mode, lambda torch: torch.is_grad_enabled(), usual=True)
