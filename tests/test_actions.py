@@ -289,6 +289,24 @@ def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     assert method.weights_sha256 == info.weights_sha256
 
 
+class Remade(gym.Wrapper[Any, Any, Any, Any]):
+    """Makes its environment, which raises if an action is not allowed, again in each reset."""
+
+    def __init__(self) -> None:
+        super().__init__(Masked("method"))
+
+    def reset(self, **keywords: Any) -> Any:
+        self.env = Masked("method")
+        return self.env.reset(**keywords)
+
+
+def test_the_masks_of_a_new_inner_environment_are_obeyed(tmp_path: Path) -> None:
+    expected = dppo.train(small(tmp_path / "run", **masked("method")))
+    result = dppo.train(small(tmp_path / "remade", env_id=Remade))
+    assert result.weights_sha256 == expected.weights_sha256
+    assert dppo.evaluate(result, episodes=3).lengths
+
+
 @pytest.fixture(scope="module")
 def policy_with_method(module_path: Path) -> dppo.Policy:
     run_dir = module_path / "method"

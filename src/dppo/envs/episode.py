@@ -147,12 +147,16 @@ class CheckedEnv:
     def take(self, env: Any) -> None:
         """Step this environment from now on."""
         self.env = env
-        self._masks = (
-            None if self.settings.spaces.mask is None else MaskReader(env, self.settings.spaces)
-        )
+        self.find_masks()
         # so that notes of all samplers are alike
         env_name = self.settings.owner.partition("(")[2].rstrip(")")
         self.guard = Guard(env_name or self.settings.owner)
+
+    def find_masks(self) -> None:
+        """Find where masks come from: a wrapper may make its environment again in a reset, or when its state is set."""
+        self._masks: MaskReader | None = None
+        if self.settings.spaces.mask is not None:
+            self._masks = MaskReader(self.env, self.settings.spaces)
 
     def step(self, action: Any) -> StepResult:
         """Step the environment; raise EnvironmentFault, with a `place`, if it raises or returns something invalid.
@@ -236,6 +240,7 @@ class CheckedEnv:
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._bad("reset", bad_form(answer, step=False))
         returned, info = answer
+        self.find_masks()
         try:
             obs = self._packed(returned, info)
         except BadResult as error:

@@ -337,6 +337,7 @@ class OwnStates:
         except BaseException as error:
             return f"its state could not be set: {in_a_line(error)}"
         checked.last_obs = row
+        checked.find_masks()
         if is_set:
             return ""
         return "get_state does not return what set_state has been given"
