@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from builders import make_config
 from processes import wait_until
+from ray.exceptions import RayActorError
 
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Process, Progressed
@@ -353,6 +355,43 @@ def test_the_end_of_a_log_on_another_node_is_read_by_a_witness_unless_the_node_m
     cause = looks.cause_of_death(Process(0, 5), RuntimeError("The node is dead: 10.0.0.1"))
     assert cause == f"died: The node is dead: 10.0.0.1; its log: {log} on h2"
     assert not looks.take_witnesses()
+
+
+def test_a_node_on_which_a_process_dies_before_it_has_started_is_named_and_avoided(
+    ray_session: None,
+) -> None:
+    import ray
+
+    from dppo.transports.ray.actor_class import ActorClass
+    from dppo.transports.ray.session import link_of_its_own
+    from dppo.transports.ray.watching import Watching
+
+    class Fragile:  # local, so that Ray pickles it by value
+        def end(self) -> None:
+            os._exit(1)
+
+        def node(self) -> str:
+            return str(ray.get_runtime_context().get_node_id())
+
+    link = link_of_its_own("test")
+    looks = Watching(link, node_id="another node")
+    fragile = ActorClass(Fragile, {"CPU": 1}, {})
+
+    def started() -> Any:
+        return link.calls.call(lambda: fragile.start((), None, looks.avoided), "starting an actor")
+
+    with pytest.raises(RayActorError) as ended:
+        ray.get(started().end.remote())
+    cause = looks.cause_of_death(Process(0, 5), ended.value)
+    assert cause.startswith(f"died on {socket.gethostname()} before it had started (is ")
+    here = ray.get_runtime_context().get_node_id()
+    assert looks.avoided == {here}
+
+    actor = started()  # here nevertheless, because there is no other node
+    assert ray.get(actor.node.remote(), timeout=60) == here
+    ray.kill(actor)
+    looks.started(Process(0, 6), progress_file.ProgressFile(here, ""))
+    assert not looks.avoided
 
 
 def test_a_log_on_a_disk_that_blocks_does_not_keep_the_loop_from_going_on(

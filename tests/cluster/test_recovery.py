@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import make_config
+from driver import LIMITS, Driver
 from ray.exceptions import ActorUnavailableError
 
 from dppo.engine.ledger import ReplayLedger
+from dppo.engine.messages import Start
 from dppo.engine.restarts import delay_before
-from dppo.errors import EnvironmentFault
+from dppo.errors import ClusterError, EnvironmentFault
 from dppo.hosts.plans import sampler_plan
 from dppo.ppo.exchange.questions import Question
 from dppo.ppo.exchange.records import PolicySnapshot, SamplerCarry, SegmentReport
@@ -56,6 +58,45 @@ def test_a_segment_that_is_collected_again_replaces_the_first() -> None:
 def test_delays_double_up_to_half_a_minute() -> None:
     delays = [delay_before(replacement) for replacement in range(1, 10)]
     assert delays == [0, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def restarts_in_vain(driver: Driver, times: int) -> None:
+    """Let processes of actor 1 die before they have started."""
+    for number in range(2, 2 + times):
+        driver.die(1, number)
+        driver.wait(10.0)
+
+
+def test_an_actor_that_never_starts_rests_while_others_work_with_its_samplers() -> None:
+    """A node whose disk is full kills each process that starts there."""
+    driver = Driver([[0], [1]])
+    driver.die(1)
+    restarts_in_vain(driver, times=LIMITS.max_actor_restarts)
+    assert driver.hosts() == {0: 0, 1: 0}
+    assert driver.incidents()[-2].text == "actor 1 (sampler 1) died; replaced in 600 s"
+    absence = "has not started for 20 s; until it is back, its samplers 1 are on actor 0"
+    assert driver.incidents()[-1].text == f"actor 1 {absence}"
+    driver.make(5)
+
+    driver.forget()
+    driver.wait(550.0)
+    assert not driver.all(Start)
+    driver.wait(50.0)
+    [again] = driver.all(Start)
+    driver.die(1, again.process.number)
+    [line] = driver.incidents()
+    assert line.text == "actor 1 (no samplers) died; replaced in 600 s"
+    driver.wait(600.0)
+    driver.start(1, again.process.number + 1)
+    assert driver.logged() == ["actor 1 is back"]
+
+
+def test_actors_that_never_start_end_the_run_if_no_other_runs() -> None:
+    driver = Driver([[0], [1]])
+    driver.die(0)
+    driver.die(1)
+    with pytest.raises(ClusterError, match="replaced 3 times in a row"):
+        restarts_in_vain(driver, times=LIMITS.max_actor_restarts)
 
 
 UNEXPECTED = """The actor died unexpectedly before finishing this task.

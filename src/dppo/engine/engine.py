@@ -35,7 +35,7 @@ from dppo.engine.messages import (
 )
 from dppo.engine.patience import Patience
 from dppo.engine.requests import Requests
-from dppo.engine.restarts import Loss, delay_before, describe_loss, too_many_losses
+from dppo.engine.restarts import REST_S, Loss, delay_before, describe_loss, too_many_losses
 from dppo.engine.wait_log import WaitLog
 from dppo.envs.activity import Activity
 from dppo.errors import ClusterError, DppoError, EnvironmentFault, counted
@@ -392,23 +392,31 @@ class CollectionEngine:
     def _lose(self, actor: Actor, loss: Loss, now: float) -> None:
         """Replace an actor's process after a delay; after too many losses in a row, give up an episode, or raise."""
         is_unwanted = actor.unwanted
+        never_started = actor.state is ActorState.STARTING
         activity = loss.activity or actor.deadline.progress
         self._replace(actor, now)
         if is_unwanted:
             return
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {loss.reason}"
         self._report_restarts(message, activity)
+        given_up: str | None = ""
         if loss.kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
             given_up = self._fatal.record_loss(actor, place_in(activity), limit, now)
-            if given_up is None:
-                raise too_many_losses(message, limit, loss.fault)
-            message += given_up
+            # what keeps a process from starting is not the simulator, and others need not stop for it
+            if given_up is None and not (never_started and self.hosting.enough):
+                raise too_many_losses(message, limit, loss.fault, started=not never_started)
         self.wait_log.news_at = now
+        message += given_up or ""
         delay_s = delay_before(max(1, actor.losses))
+        if given_up is None:
+            delay_s = REST_S
         actor.start_at = now + delay_s
         line = describe_loss(message, delay_s)
         self._commands.append(Log(line, Incident(loss.kind, message)))
+        if given_up is None:
+            actor.missing_since = actor.first_loss_at
+            self._commands += self.hosting.vacate([actor], now)
 
     def _report_restarts(self, message: str, activity: Activity | None) -> None:
         """Record the restarts of programs that the answer of a lost process would have reported."""

@@ -361,6 +361,8 @@ def _describe_absence(actor: Actor, now: float) -> str:
 def samplers_named(samplers: Sequence[int]) -> str:
     if len(samplers) == 1:
         return f"sampler {samplers[0]}"
+    if not samplers:
+        return "no samplers"
     return f"samplers {listed(samplers)}"
 
 

@@ -8,6 +8,8 @@ from dppo.ppo.exchange.records import IncidentKind
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
+# before the next start of an actor of which too many processes in a row have not started
+REST_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,22 @@ def describe_loss(message: str, delay_s: float) -> str:
     return "\n".join([f"{first_line}; {replaced}", *details]).rstrip()
 
 
-def too_many_losses(message: str, limit: int, fault: EnvironmentFault | None) -> DppoError:
+def too_many_losses(
+    message: str, limit: int, fault: EnvironmentFault | None, *, started: bool
+) -> DppoError:
     """Return the error that ends the run after `limit` replacements in a row.
 
-    It is a fault of the environment if the last process was lost by a `fault` of its constructor.
+    It is a fault of the environment if the last process was lost by a `fault` of its constructor. If that had not
+    `started`, the simulator is not the reason.
     """
     replaced = f"replaced {counted(limit, 'time')} in a row without making a segment (max_actor_restarts={limit})"
     if fault is not None:
         text = f"{fault.message.splitlines()[0].rstrip('.')}. Its actor was {replaced}"
         return EnvironmentFault(text, fault.remote_traceback, fault.place)
+    if not started:
+        return ClusterError(
+            f"{message}\nIt was {replaced}. Remove the reason, and resume (--resume)."
+        )
     return ClusterError(
         f"{message}\nIt was {replaced}. Look for the reason in the simulator's own log; `num_actors=0` runs it in this "
         f"process, where a debugger can follow."

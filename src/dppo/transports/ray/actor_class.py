@@ -1,6 +1,6 @@
 """The class of the actors of a run, as Ray starts them: on one node, or with cores of several."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -9,6 +9,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dppo.transports.ray.calls import calls_ray
 from dppo.transports.ray.capacity import Demand
+
+NODE_LABEL = "ray.io/node-id"  # Ray gives it to each node
 
 
 class ActorClass:
@@ -28,12 +30,18 @@ class ActorClass:
         }
 
     @calls_ray
-    def start(self, arguments: tuple[Any, ...], group: PlacementGroup | None) -> Any:
-        """Request an actor: in the first bundle of a group, or without one on any node."""
+    def start(
+        self, arguments: tuple[Any, ...], group: PlacementGroup | None, avoided: Iterable[str] = ()
+    ) -> Any:
+        """Request an actor: in the first bundle of a group; without one on any node, if possible not on `avoided`."""
         strategy: Any = "SPREAD"
+        options = self._options
         if group is not None:
             strategy = PlacementGroupSchedulingStrategy(group, 0)
-        return self._class.options(scheduling_strategy=strategy, **self._options).remote(*arguments)
+        elif avoided:
+            selector = {"label_selector": {NODE_LABEL: f"!in({','.join(avoided)})"}}
+            options = options | selector | {"fallback_strategy": [{"label_selector": {}}]}
+        return self._class.options(scheduling_strategy=strategy, **options).remote(*arguments)
 
 
 @calls_ray

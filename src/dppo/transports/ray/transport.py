@@ -163,7 +163,9 @@ class RayTransport:
         reserved = group_of(self._demand)
         if reserved is not None:
             self._reserved[start.process] = reserved
-        handle = self._kind.classes[group].start(self._kind.arguments(actor_id), reserved)
+        arguments = self._kind.arguments(actor_id)
+        avoided = sorted(self._watching.avoided)
+        handle = self._kind.classes[group].start(arguments, reserved, avoided)
         self._handles[start.process] = handle
         self._groups[start.process] = group
         log = f"{self._kind.logs}/{self._kind.name}-{actor_id}.log"

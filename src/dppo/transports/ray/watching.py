@@ -23,6 +23,7 @@ from dppo.transports.ray.session import RayLink
 
 T = TypeVar("T")
 
+DIED_STARTING = "before it had started (is /tmp, /dev/shm or the memory full there?)"
 LOG_S = 3.0  # longest wait for the last lines of a log on this node
 # longest wait for a witness on another node, which may have to start; the run waits
 LOG_ELSEWHERE_S = 5.0
@@ -64,10 +65,13 @@ class Watching:
         self._results = SimpleQueue[tuple[Process, str, Callable[[], Activity | None]]]()
         """Looks that have ended: the process, the id of its node, and a function that returns or raises the result."""
         self._events: list[Progressed] = []
+        self.avoided: frozenset[str] = frozenset()
+        """Ids of the nodes on which the last process that was to start has died."""
 
     def started(self, process: Process, file: ProgressFile) -> Started:
         """Record the progress file of a new process; return the event."""
         self._files[process] = file
+        self.avoided -= {file.node_id}
         return Started(process, file.node)
 
     def ended(self, process: Process) -> None:
@@ -80,9 +84,11 @@ class Watching:
 
     def cause_of_death(self, process: Process, error: Exception) -> str:
         """Return how a process died, what it was doing, where its log is and, if it can be read, the end of it."""
-        file = self._files.get(process, ProgressFile("", ""))
-        is_here = file.node_id == self.node_id
         cause = cause_of_death(error)
+        if process not in self._files:
+            return cause if cause != UNKNOWN else self._death_before_the_start(error)
+        file = self._files[process]
+        is_here = file.node_id == self.node_id
         activity = self.last_activity(process) or self._latest.get(process)
         place = self._describe_place(activity)
         if not file.log:
@@ -98,6 +104,15 @@ class Watching:
         if status and cause in (UNKNOWN, UNREACHABLE):
             cause = f"died {status}"
         return "\n    ".join([f"{cause}{place}; its log: {self.log_of(process)}", *lines])
+
+    def _death_before_the_start(self, error: Exception) -> str:
+        """Return where a process died that had not started; from now on, others start elsewhere if they can."""
+        find = partial(_node_of, getattr(error, "actor_id", ""))
+        node_id, host = self._answer(
+            find, "finding the node of an actor", LOG_ELSEWHERE_S, ("", "its node")
+        )
+        self.avoided |= {node_id} - {""}
+        return f"died on {host} {DIED_STARTING}"
 
     def log_of(self, process: Process) -> str:
         """Return the path of the log of a process, with its node if that is another one; "" if there is no log."""
@@ -164,15 +179,18 @@ class Watching:
         self, method: str, file: ProgressFile, timeout_s: float, default: T
     ) -> T:
         """Return the answer of a witness on another node; `default` if there is none in time."""
+        ask = partial(self._ask_and_wait, method, file, timeout_s)
+        return self._answer(
+            ask, f"reading {method.replace('_', ' ')} of an actor", timeout_s, default
+        )
+
+    def _answer(self, ask: Callable[[], T], action: str, timeout_s: float, default: T) -> T:
+        """Return what a call into Ray returns; `default` if it fails, takes too long, or another one is stuck."""
         waited_s, _ = self._link.calls.waiting()
         if waited_s > BUSY_S:
             return default
-        ask = partial(self._ask_and_wait, method, file, timeout_s)
         with suppress(RayError, ClusterError):
-            answer: T = self._link.calls.call(
-                ask, f"reading {method.replace('_', ' ')} of an actor", timeout_s=timeout_s
-            )
-            return answer
+            return self._link.calls.call(ask, action, timeout_s=timeout_s)
         return default
 
     @calls_ray
@@ -216,6 +234,17 @@ class Watching:
         if progress is not None:
             self._latest[process] = progress
             self._events.append(Progressed(process, progress))
+
+
+@calls_ray
+def _node_of(actor_id: str) -> tuple[str, str]:
+    """Return the id and the host name of the node on which an actor was."""
+    # ray.nodes() would start a Ray if this one has been shut down
+    from ray._private.state import state
+
+    address = state.actor_table(actor_id)["Address"]
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in state.node_table()}
+    return address["NodeID"], hosts.get(address["NodeID"], address["IPAddress"])
 
 
 def _raise(error: Exception) -> None:
