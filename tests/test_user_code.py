@@ -195,7 +195,7 @@ def test_errors_of_imports_and_constructors_name_another_node() -> None:
     actor._elsewhere = "n7"
     assert (
         str(actor._sendable(ConfigError("importing mysim failed")))
-        == "importing mysim failed\nThis was on node n7."
+        == "importing mysim failed\nThis was on node n7; `upload` sends a folder to all nodes."
     )
     fault = EnvironmentFault("it raised", "Traceback ...")
     assert str(actor._sendable(fault)) == str(fault)

@@ -311,6 +311,8 @@ def test_a_name_server_that_does_not_answer_stops_no_run(monkeypatch: pytest.Mon
         ("https://ray.example", "the address of Ray's dashboard"),
         ("ray://head:10001", "the address of a Ray Client server, which is not supported"),
         ("redis://head:6379", "not an address of a Ray cluster"),
+        ("10.77.0.1", "not an address of a Ray cluster"),
+        ("head:port", "not an address of a Ray cluster"),
     ],
 )
 def test_addresses_of_other_services_are_refused(

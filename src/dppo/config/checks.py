@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 
 from dppo.config.effects import without_effect
@@ -200,8 +201,8 @@ ADDRESSES = {
 
 def check_address(address: str, source: str) -> None:
     """Refuse an address of anything but a Ray cluster; `source` is the setting or the variable that holds it."""
-    scheme, separator, _ = address.partition("://")
-    if separator:
+    if address not in ("", "auto", "local") and not re.fullmatch(r"[^/]+:\d+", address):
+        scheme = address.partition("://")[0]
         kind = ADDRESSES.get(scheme.removesuffix("s"), "not an address of a Ray cluster")
         unset = ""
         if source != "address":

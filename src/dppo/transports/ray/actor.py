@@ -139,7 +139,9 @@ class PPOActor:
     def _sendable(self, error: DppoError) -> DppoError:
         """Return an error that can be sent; it names this node if that may be the reason: a module that is missing."""
         if self._elsewhere and isinstance(error, ConfigError):
-            error = ConfigError(f"{error}\nThis was on node {self._elsewhere}.")
+            error = ConfigError(
+                f"{error}\nThis was on node {self._elsewhere}; `upload` sends a folder to all nodes."
+            )
         elif self._elsewhere and isinstance(error, EnvironmentFault) and error.in_constructor:
             error.args = (f"{error.message} (on node {self._elsewhere})", *error.args[1:])
         return sendable(error)
