@@ -88,9 +88,23 @@ def test_an_untouched_run_is_equal_and_gets_a_certificate(run: Path, capsys: Cap
     assert written["settings"]["seed"] == 1
     assert "not signed" in written["proves_not"]
 
+
+def test_a_certificate_that_cannot_be_written_is_refused_before_anything_is_computed(
+    run: Path, capsys: Capture
+) -> None:
+    """The computation may take hours."""
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
-        verify(run, "--iterations", "1", "--out", str(run / "config.yaml" / "certificate.json"))
-    assert "verified weights" in capsys.readouterr().out
+        verify(run, "--out", str(run / "config.yaml" / "certificate.json"))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_lacks_its_checkpoints_is_refused_and_not_called_different(
+    run: Path, capsys: Capture
+) -> None:
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
+        verify(run)
+    assert capsys.readouterr().out == ""
 
 
 def test_iterations_before_the_oldest_checkpoint_are_left_out_with_a_line(

@@ -123,6 +123,30 @@ def test_the_policy_of_a_run_plays_in_an_environment(trained: Path, typed: Typed
     assert while_it_trains == note + run_output
 
 
+@executes("policies/deployed.py: Its best evaluation, {}, was of {}: pass {} for that policy.")
+def test_a_better_evaluation_of_an_earlier_policy_is_named(tmp_path: Path, typed: Typed) -> None:
+    """The newest policy may be far worse than the best one."""
+    run = tmp_path / "run"
+    dppo.train(tiny_run(run, iterations=2, eval_every=64, eval_episodes=1, keep_checkpoints=9))
+    best = run / "checkpoints" / "best.json"
+
+    def first_line(iteration: int) -> str:
+        names = {"checkpoint": f"iter_{iteration:06d}.safetensors", "iteration": iteration}
+        best.write_text(json.dumps({**names, "score": 77.0}))
+        return typed(f"eval {run} --episodes 1").partition("\n")[0]
+
+    assert first_line(0) == (
+        f"{run}: this is its newest policy, iter_000002. Its best evaluation, 77.0, was of iter_000000: pass {best} "
+        f"for that policy."
+    )
+    played = typed(f"eval {best} --episodes 1")
+    assert played.startswith("CartPole-v1, policy after 0 steps")
+    assert first_line(2).startswith("CartPole-v1, policy after")
+    assert first_line(99).startswith("CartPole-v1, policy after")
+    best.write_text("{")
+    assert typed(f"eval {run} --episodes 1").startswith("CartPole-v1, policy after")
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import runpy
@@ -198,6 +199,9 @@ def test_onnx_runtime_acts_as_the_policy(kind: str, tmp_path: Path) -> None:
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["env_id"] == policy.state["config"]["env_id"]
     assert list(json.loads(metadata["inputs"])) == inputs
+    assert metadata["iteration"] == str(policy.state["iteration"])
+    weights_sha256 = hashlib.sha256(policy.weights.tobytes()).hexdigest()
+    assert metadata["weights_sha256"] == weights_sha256
 
     repository = Path(__file__).parents[2]
     assert str(repository) not in file.read_bytes().decode("latin1")
@@ -230,6 +234,21 @@ def test_mistakes_are_refused_before_anything_is_written(
     assert main(["export", *arguments]) == 2
     assert refusal in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_episodes_are_played(
+    trained: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """20 episodes of a slow simulator may take hours."""
+    for function in ("evaluate", "_as_onnx"):
+        monkeypatch.setattr(export, function, lambda *_, **__: pytest.fail("too early"))
+    monkeypatch.setattr("dppo.user_code.find_spec", lambda name: name)
+    (tmp_path / "file").write_text("")
+    words = "cannot be written: Not a directory"
+    with pytest.raises(ConfigError, match=words):
+        export.export_folder(trained, tmp_path / "file" / "card", trust=True)
+    with pytest.raises(ConfigError, match=words):
+        dppo.export_onnx(trained, tmp_path / "file" / "policy.onnx", trust=True)
 
 
 def test_a_folder_with_a_run_or_an_earlier_export_is_not_written_into(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from dppo.log import logger
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import LoadedCheckpoint, best_json
+from dppo.records.terminal.figures import number
 
 
 def find_deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
@@ -45,6 +48,23 @@ def find_deployed(newest: LoadedCheckpoint, path: Path) -> LoadedCheckpoint:
     if best_path.name == newest.path.name:
         return newest
     return replace(newest, path=best_path, checkpoint=checkpoints.load(best_path), newest=False)
+
+
+def notes_on_best(run: Path, newest: LoadedCheckpoint) -> Iterator[str]:
+    """Yield a line if the best evaluation of a run was of an earlier policy than its newest one, which is deployed."""
+    settings = flattened(newest.checkpoint.state["config"])
+    if not run.is_dir() or settings.get("never_worse") or settings.get("eval_every") is None:
+        return
+    path = newest.path.with_name(checkpoints.BEST)
+    with suppress(CheckpointError, KeyError, OverflowError, TypeError, ValueError):
+        best = best_json(path.parent)
+        score = float(best["score"])
+        checkpoint = path.with_name(checkpoints.file_name(int(best["iteration"])))
+        if checkpoint.name != newest.path.name and checkpoint.is_file():
+            yield (
+                f"{run}: this is its newest policy, {newest.path.stem}. Its best evaluation, {number(score)}, was of "
+                f"{checkpoint.stem}: pass {path} for that policy."
+            )
 
 
 def comparison_in(best: dict[str, Any]) -> BaselineComparison | None:

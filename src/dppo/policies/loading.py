@@ -8,7 +8,7 @@ from dppo.config.trust import require_trust
 from dppo.errors import CheckpointError, ConfigError
 from dppo.files import user_path
 from dppo.log import logger
-from dppo.policies.deployed import find_deployed
+from dppo.policies.deployed import find_deployed, notes_on_best
 from dppo.policies.described import model_from
 from dppo.policies.policy import Policy, made_from
 from dppo.ppo.exchange.inputs import no_statistics
@@ -69,9 +69,10 @@ def read(path: str | Path) -> LoadedCheckpoint:
     return find_deployed(run, user_path(path))
 
 
-def log_if_training(run: Path, run_files: LoadedCheckpoint) -> None:
-    """Log which policy of a run plays, or is exported, while the run is still training."""
-    for note in training_notes(run, content=f"its policy of {run_files.path.stem}"):
+def log_chosen(run: Path, run_files: LoadedCheckpoint) -> None:
+    """Log which policy of a run plays, or is exported, where the run is still training or has a better one."""
+    notes = training_notes(run, content=f"its policy of {run_files.path.stem}")
+    for note in (*notes, *notes_on_best(run, run_files)):
         logger.info("%s", note)
 
 

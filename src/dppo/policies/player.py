@@ -26,7 +26,7 @@ from dppo.log import logger
 from dppo.policies.acting import ActingFor, PlaySettings, PolicyActingFor
 from dppo.policies.controller import Controller
 from dppo.policies.controller_acting import controller_acting_for
-from dppo.policies.loading import log_if_training, model_name, policy_from, read
+from dppo.policies.loading import log_chosen, model_name, policy_from, read
 from dppo.policies.policy import Policy, settings_of
 from dppo.ppo.exchange.records import PolicySnapshot
 from dppo.ppo.networks.network import ModelClass
@@ -247,7 +247,7 @@ def _player_of_run(
     kwargs = dict(settings["env_kwargs"])
     player = Player(loaded, settings["env_id"], kwargs, settings_of(loaded), objects)
     if not_better is None:
-        log_if_training(run, run_files)
+        log_chosen(run, run_files)
         return player
     logger.warning("the baseline plays. %s", not_better)
     return replace(player, policy=Controller(settings["baseline"], "baseline"))

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -97,6 +98,12 @@ def writing(name: object, kind: type[DppoError] = ConfigError) -> Iterator[None]
         yield
     except OSError as error:
         raise kind(f"{name}: cannot be written: {cause(error)} {remedy(error)}") from error
+
+
+def check_writable(folder: Path, name: object) -> None:
+    """Raise the error of `writing`, before work that takes long, if no file can be written into a folder."""
+    with writing(name), tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def cause(error: OSError) -> str:

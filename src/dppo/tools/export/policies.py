@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -20,14 +21,14 @@ from dppo.errors import ConfigError, NotBetter, counted, printable
 from dppo.files import read_file, user_path
 from dppo.policies.described import model_state, network_summary
 from dppo.policies.evaluation import evaluate
-from dppo.policies.loading import log_if_training, model_name, policy_from, read
+from dppo.policies.loading import log_chosen, model_name, policy_from, read
 from dppo.policies.policy import Policy, settings_of, spaces_summary
 from dppo.ppo.exchange.inputs import leaf_scales
 from dppo.ppo.networks.built_in import BuiltInSpec
 from dppo.ppo.networks.network import ModelClass
 from dppo.records.comparison import BaselineComparison
 from dppo.records.files.checkpoint import BEST, LoadedCheckpoint, has_any
-from dppo.records.files.disk import make_folder, write_file, writing
+from dppo.records.files.disk import check_writable, make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG, METRICS
 from dppo.records.files.run_folder import as_file_name, run_dir_of, versions
 from dppo.records.metrics.reading import Row, read_metrics
@@ -61,7 +62,7 @@ def _trusted(
     run_files: LoadedCheckpoint, run: str | Path, model: ModelClass | None, *, trust: bool
 ) -> Policy:
     """Return the policy of a run; raise ConfigError if its own network is neither trusted nor named by `model`."""
-    log_if_training(user_path(run), run_files)
+    log_chosen(user_path(run), run_files)
     named_by_caller = () if model is None else ("model",)
     require_trust({"model": model_name(run_files, model)}, named_by_caller, run, trust=trust)
     return policy_from(run_files, model)
@@ -111,6 +112,7 @@ def export_onnx(
     from dppo.tools.export.modules import ExportedPolicy
 
     module = ExportedPolicy(policy.spaces, policy.spec, policy.weights, policy.obs_scale)
+    check_writable(user_path(path).absolute().parent, path)
     data = _as_onnx(policy, module)
     checked = _check(policy, module, data)
     with writing(path):
@@ -175,7 +177,7 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
 
 
 def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
-    """Return the metadata of the file: the run's environment, the network, and what makes observations."""
+    """Return the metadata of the file: environment, network, what makes observations, and which policy it is."""
     settings = settings_of(policy)
     inputs = {name: [str(dtype.base), list(dtype.shape)] for name, dtype in module.inputs.items()}
     prepared = {name: settings[name] for name in PREPARED if name in settings}
@@ -186,6 +188,8 @@ def _metadata(policy: Policy, module: ExportedPolicy) -> dict[str, str]:
         "inputs": json.dumps(inputs),
         "prepared": json.dumps(prepared),
         "baseline": statement_on(policy),
+        "iteration": str(policy.state["iteration"]),
+        "weights_sha256": hashlib.sha256(policy.weights.tobytes()).hexdigest(),
     }
 
 
@@ -329,6 +333,7 @@ def export_folder(
         raise ConfigError(f"{folder}: is the folder of the run. Use another one.")
     if has_any(target):
         raise ConfigError(f"{folder}: contains a run, or an earlier export. Use another folder.")
+    check_writable(next(path for path in (target, *target.parents) if path.exists()), folder)
     # the policy of the files read above: a running run may have written newer ones
     policy = _trusted(run_files, run, model, trust=trust)
     evaluation = None

@@ -17,7 +17,9 @@ from dppo.invocation import command
 from dppo.numerics.fingerprint import cpu_name
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.checkpoint import Checkpoint
+from dppo.records.files.disk import check_writable
 from dppo.records.files.lock import training_notes
+from dppo.records.files.run_files import CERTIFICATE
 from dppo.records.files.run_folder import (
     check_stored_names,
     run_dir_of,
@@ -65,6 +67,8 @@ def main(argv: list[str]) -> int:
         newest = checkpoints.find(run)
         problems = list(changed_files(run, newest))
     except CheckpointError as error:
+        if not checkpoints.has_any(run):
+            raise
         problems = [str(error).partition("\n")[0]]
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # a stranger's file
         problems = [f"the newest checkpoint contains values that no run writes ({error!r})"]
@@ -82,6 +86,8 @@ def main(argv: list[str]) -> int:
     chosen = _drawn(stretches, count, seed)
     state = newest.checkpoint.state
     config = config_of(newest.checkpoint, flags.get("num_actors"), run, trust="trust" in flags)
+    out = flags.get("out", run / CERTIFICATE)
+    check_writable(out.absolute().parent, f"out={out}")
     run_line = f"run      {config.env_name}, seed {config.seed}, {state['iteration']:,} iterations"
     print_lines(*training_notes(run), run_line)
     print_lines(*_expectations(newest.checkpoint, config), *_left_out(stretches))
@@ -96,12 +102,10 @@ def main(argv: list[str]) -> int:
     if not weights_sha256:
         return 1
     took_s = time.monotonic() - began
-    # before the certificate, whose folder may not be writable
     print_lines(
         f"verified weights {weights_sha256[:16]}, in {duration(took_s)}",
         "write    the certificate, with a hash of the simulator's first steps ...",
     )
-    out = flags.get("out", run / "certificate.json")
     measured = {"weights_sha256": weights_sha256, "seconds": round(took_s, 1), "draw_seed": seed}
     write_certificate(out, run, newest, config, chosen, measured)
     print_lines(f"wrote    {out}")
