@@ -27,6 +27,7 @@ from dppo.tools.curves import (
 )
 from dppo.tools.pictures import comparison as plots
 from dppo.tools.pictures.comparison import draw_together
+from dppo.tools.plot import _title
 
 
 def a_run(folder: str, last: float, count: int = 4, **settings: Any) -> None:
@@ -251,10 +252,12 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
     typed("plot run1 --metric time/training_s")
     assert len(drawn[1].axes[0].lines) == 1
 
-    a_run("without", 10.0, gamma=0.9)
-    of_some = "baseline pi:PI of gamma=0.99, on the evaluations' episodes: 7"
+    a_run("same", 10.0, gamma=0.9)
+    assert typed("plot same run1").count("baseline pi:PI, on the evaluations' episodes: 7\n") == 1
+    a_run("without", 10.0, env_kwargs={"g": 1})
+    of_some = "baseline pi:PI of env_kwargs={}, on the evaluations' episodes: 7"
     assert f"{of_some}\n" in typed("plot without run1")
-    _, curve_line, _, controller = drawn[2].axes[0].lines
+    _, curve_line, _, controller = drawn[-1].axes[0].lines
     assert controller.get_label() == of_some
     assert controller.get_color() == curve_line.get_color()
     metrics = Path("run2", "metrics.jsonl")
@@ -264,7 +267,7 @@ def test_evaluations_are_points_beside_the_line_of_a_controller(
     config = Path("run2", "config.yaml")
     config.write_text(config.read_text().replace("gamma: 0.99", "gamma: 0.98"))
     text = typed("plot run1 run2")
-    assert f"{of_some}\n" in text
+    assert "baseline pi:PI of gamma=0.99, on the evaluations' episodes: 7\n" in text
     assert "baseline pi:PI of gamma=0.98, on the evaluations' episodes: 9\n" in text
 
 
@@ -405,3 +408,26 @@ def test_a_picture_is_written_once_its_folder_exists(desk: Path, typed: Typed) -
     typed("plot run --out no/a.png", 2)
     Path("no").mkdir()
     typed("plot run --out no/a.png")
+
+
+def test_titles_and_names_of_controllers_fit_into_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    name = " ".join(["setting=value,"] * 20)
+    group = CurveGroup(name, [rising()])
+    baselines = [DrawnBaseline(name, 0.5, 0)]
+    environments = [f"module:Environment{number}" for number in range(9)]
+    assert _title(environments) == "9 environments"
+    title = _title(environments[:3])
+    assert title == ", ".join(environments[:3])
+    draw_together(
+        [group], tmp_path / "a.png", title, "return", over_time=False, baselines=baselines
+    )
+    [figure] = drawn
+    figure.draw_without_rendering()
+    for artist in (figure.legends[0], figure.axes[0]._left_title):
+        box = artist.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+        assert 0 <= box.y0 < box.y1 <= figure.bbox.height

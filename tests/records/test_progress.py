@@ -130,6 +130,15 @@ def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
+def test_the_commands_at_the_end_are_not_broken_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a broken command runs only its first line."""
+    monkeypatch.setenv("COLUMNS", "30")
+    live, stream = started()
+    finish(live)
+    lines = stream.getvalue().splitlines()
+    assert any("dppo eval run, or dppo report run" in line for line in lines), lines[-9:]
+
+
 @pytest.mark.parametrize(
     ("variables", "stream", "kind"),
     [

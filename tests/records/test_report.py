@@ -502,6 +502,12 @@ def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> N
     assert sampled_metrics(tmp_path) == measured
 
 
+def test_infinity_in_a_row_is_left_out(tmp_path: Path) -> None:
+    lines = rows(9)
+    lines[4]["losses/approx_kl"] = math.inf
+    checked(reported(a_run(tmp_path / "run", lines)))
+
+
 def test_the_folder_of_checkpoints_is_that_of_its_run(desk: Path, typed: Typed) -> None:
     run = a_run(Path("run"), rows(3))
     (run / "checkpoints").mkdir()

@@ -78,6 +78,10 @@ class DrawnBaseline(NamedTuple):
     """Index of the group that was compared with it; None if all were, with the same return."""
 
 
+TASK_SETTINGS = ("env_id", "env_kwargs", "eval_env_kwargs", "wrappers", "action_repeat")
+"""Settings on which the return of a controller depends."""
+
+
 class CurveGroup(NamedTuple):
     """Runs that usually differ in their seeds only."""
 
@@ -287,15 +291,20 @@ def _label(names: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def baselines_of(groups: Sequence[CurveGroup]) -> list[DrawnBaseline]:
-    """Return the controller that each group was compared with; a single one if it is equal in all groups."""
+    """Return the controller that each group was compared with; a single one if all have one task, and it is equal."""
     compared = {}
     for index, group in enumerate(groups):
         returns = [run.baseline for run in group.runs if run.baseline is not None]
         if returns:
             name = printable(str(group.runs[0].settings.get("baseline")))
             compared[index] = (name, fmean(returns))
-    if len(compared) == len(groups) and len(set(compared.values())) == 1:
-        return [DrawnBaseline(*compared[0], None)]
+    tasks = {
+        str([run.settings.get(name) for name in TASK_SETTINGS])
+        for group in groups
+        for run in group.runs
+    }
+    if len(tasks) == len(set(compared.values())) == 1:
+        return [DrawnBaseline(*next(iter(compared.values())), None)]
     return [
         DrawnBaseline(f"{name} of {groups[index].label}", mean_return, index)
         for index, (name, mean_return) in compared.items()

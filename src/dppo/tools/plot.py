@@ -1,7 +1,7 @@
 """`dppo plot`: draw runs together, with mean and spread over the seeds that share settings."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ DESCRIPTION = (
     "the highest. RUN: the folder of a run, or one that holds the folders of several."
 )
 KINDS = (".png", ".svg", ".pdf")
-MAX_TITLE_LENGTH = 80
+MAX_TITLE_LENGTH = 64
 FLAGS = {
     "--over {steps,time}": "Horizontal axis. (default: steps)",
     "--metric KEY": f"A key of metrics.jsonl. (default: {RETURN})",
@@ -75,8 +75,7 @@ def plot(
     if label:
         groups = _named(groups, label)
     drawn = [run for group in groups for run in group.runs]
-    environments = dict.fromkeys(str(run.settings.get("env_id")) for run in drawn)
-    title = printable(", ".join(environments))[:MAX_TITLE_LENGTH]
+    title = _title(dict.fromkeys(str(run.settings.get("env_id")) for run in drawn))
     axis_label = printable(metric)
     if metric == RETURN:
         are_evaluated = any(group.evaluations for group in groups)
@@ -94,6 +93,13 @@ def plot(
     for name, mean_return, _ in baselines:
         yield f"baseline {name}, {ON_EVALUATIONS}: {mean_return:.4g}"
     yield f"Picture: {out}"
+
+
+def _title(environments: Collection[str]) -> str:
+    title = printable(", ".join(environments))
+    if len(title) > MAX_TITLE_LENGTH and len(environments) > 1:
+        return f"{len(environments)} environments"
+    return title[:MAX_TITLE_LENGTH]
 
 
 def _last_values(curves: Sequence[Curve]) -> str:

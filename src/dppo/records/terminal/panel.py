@@ -120,7 +120,8 @@ class LivePanel(Display):
         self.view.finished = True
         self._live.stop()
         if result is not None:
-            self._console.print(Text("\n".join(closing_lines(result, error))))
+            # commands and paths stay whole when they are copied
+            self._console.print(Text("\n".join(closing_lines(result, error))), soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         colours = self._console.color_system is not None and not self._console.no_color

@@ -15,9 +15,11 @@ from dppo.tools.pictures.style import (
     DPI,
     GREY,
     INK,
+    LABEL_WIDTH,
     LEFT,
     LEGEND,
     STEPS,
+    baseline_label,
     draw_baseline,
     save,
     style,
@@ -26,7 +28,6 @@ from dppo.tools.pictures.style import (
 )
 
 CAPTION_WIDTH = 125  # characters in a line
-LABEL_WIDTH = 96
 LINE_WIDTH = 1.5
 
 
@@ -89,7 +90,8 @@ def draw_together(
     bands = [over_seeds(group.runs) for group in groups]
     scale, time_label = time_axis(*(band.seconds for band in bands))
     names = ["\n".join(textwrap.wrap(str(group), LABEL_WIDTH)) for group in groups]
-    legend_lines = sum(name.count("\n") + 1.3 for name in names) + 1.3 * len(baselines)
+    labels = [baseline_label(f"baseline {name}", value) for name, value, _ in baselines]
+    legend_lines = sum(label.count("\n") + 1.3 for label in (*names, *labels))
     size = (8, 4 + 0.18 * legend_lines)
     with mpl.rc_context({"text.parse_math": False, "svg.hashsalt": "dppo"}):
         figure = Figure(size, DPI, facecolor="white", layout="constrained")

@@ -1,5 +1,6 @@
 """Colours and axes of all pictures, and the function that writes a picture."""
 
+import textwrap
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ MEAN_OF_EPISODE = "mean return (training: of up to 100 episodes)"
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 STEPS = "env steps"
 MEAN_RETURN = "mean training return with noise (up to 100 episodes)"
+LABEL_WIDTH = 96  # characters in a line of a legend
 MAX_SECONDS_IN_S = 300  # longer times are shown in minutes
 MAX_SECONDS_IN_MIN = 3 * 3600  # longer times are shown in hours
 
@@ -62,9 +64,14 @@ def style(axis: Any, *, labelsize: int = 9) -> None:
     axis.xaxis.set_major_formatter(short)
 
 
+def baseline_label(name: str, mean_return: float) -> str:
+    """Return the entry of a controller in a legend, in lines of LABEL_WIDTH."""
+    return textwrap.fill(f"{name}, {ON_EVALUATIONS}: {mean_return:.4g}", LABEL_WIDTH)
+
+
 def draw_baseline(axis: Any, mean_return: float, name: str = "baseline", colour: str = INK) -> None:
     """Draw the return of the user's controller as a dashed horizontal line, with its figure in the legend."""
-    label = f"{name}, {ON_EVALUATIONS}: {mean_return:.4g}"
+    label = baseline_label(name, mean_return)
     axis.axhline(mean_return, color=colour, linewidth=1.2, linestyle=DASHES[1], label=label)
 
 

@@ -324,7 +324,7 @@ def _with_spread(columns: Columns, key: str, x: np.ndarray) -> Line:
     if key.startswith("info/"):
         return Line(x, mean, mean, mean)
     stem = key.removesuffix("_mean").replace("eval/episodic_", "eval/")
-    deviation = columns.get(f"{stem}_std", 0 * mean)
+    deviation = columns.get(f"{stem}_std", np.zeros_like(mean))
     low = mean - deviation
     high = mean + deviation
     band = "mean +- standard deviation"
