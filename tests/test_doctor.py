@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from builders import SLOW_STEPS, make_config
+from builders import SLOW_STEPS, make_config, tiny_run
 from commandline import Typed, parse, run
 from remedies import executes
 from worlds.sick import Sick
@@ -801,6 +801,32 @@ def run_findings(
     config = make_config({"env_id": "CartPole-v1", **settings})
     (folder / "config.yaml").write_text(yaml.safe_dump(grouped(plain_settings(config))))
     return findings_of_run(folder, rows)
+
+
+def test_rows_that_a_copy_lacks_are_named(tmp_path: Path, typed: Typed) -> None:
+    run = dppo.train(tiny_run(tmp_path / "run", iterations=3)).run_dir
+    complete = typed(f"doctor {run}")
+    assert "rows are missing" not in complete
+    assert not complete.endswith("\n\n")
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    for count in (1, 0):
+        metrics.write_text("".join(lines[:count]))
+        words = f"ends with iteration {count}, but the newest checkpoint is of iteration 3: rows are missing"
+        assert words in typed(f"doctor {run}")
+    assert "metrics.jsonl has no rows yet" in typed(f"doctor {run}")
+
+
+def test_the_incident_that_has_ended_a_run_is_named(tmp_path: Path) -> None:
+    incident = tmp_path / "incidents" / "001" / "incident.json"
+    incident.parent.mkdir(parents=True)
+    incident.write_text(json.dumps({"kind": "env_raised", "message": "no licence\nTraceback"}))
+    row = {"iteration": 1, "global_step": 512}
+    ended = ("warning", f"the run ended with env_raised, see {incident.parent}: no licence")
+    assert ended in run_findings(tmp_path, [])
+    assert ended in run_findings(tmp_path, [row])
+    assert ended not in run_findings(tmp_path, [{**row, "incidents/env_raised": 1}])
+    assert ended not in run_findings(tmp_path, [{**row, "iteration": 10**6}]), "it has finished"
 
 
 def findings_of_phase(

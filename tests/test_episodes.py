@@ -17,6 +17,7 @@ import pytest
 from builders import tiny_run
 from matrix import REBUILD
 from recorder import Notes, Recorder
+from remedies import executes
 
 import dppo
 from dppo.__main__ import main
@@ -231,14 +232,39 @@ def test_a_path_without_a_run_and_episodes_of_several_rows_are_refused(
     assert "steps several sub-environments at once, whose episodes dep" in capsys.readouterr().err
 
 
+@executes(
+    "records/files/episodes.py: although {} have finished: {} is missing or damaged. Copy it from where the run was "
+    "trained."
+)
 def test_a_run_without_episodes_is_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "episodes.jsonl").unlink()
     assert replayed(tmp_path / "run", "--episode", "1") == 2
-    assert (
-        "has no recorded episodes: none has finished yet. Train longer: dppo train --resume "
-        in capsys.readouterr().err
-    )
+    words = r"although \d+ have finished: episodes.jsonl is missing or damaged. Copy it from"
+    assert re.search(words, capsys.readouterr().err)
+    shutil.copy(run / "episodes.jsonl", tmp_path / "run")
+    assert replayed(tmp_path / "run", "--episode", "1") == 0
+
+
+def test_a_run_in_which_nothing_has_finished_is_refused(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "episodes.jsonl").unlink()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    [*earlier, last] = metrics.read_text().splitlines(keepends=True)
+    for changes, words in (
+        ({"charts/episodes": 0}, "none has finished yet. Train longer: dppo train --resume "),
+        (None, "No iteration has finished either: correct what ended the run, and start it again"),
+    ):
+        rows = []
+        if changes is not None:
+            rows = [*earlier, f"{json.dumps(json.loads(last) | changes)}\n"]
+        metrics.write_text("".join(rows))
+        assert replayed(tmp_path / "run", "--episode", "1") == 2
+        assert re.search(words, capsys.readouterr().err)
+    assert main(["replay", str(tmp_path / "run"), "--episodes"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1, "no head of a table"
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "RUNS.md"

@@ -250,7 +250,7 @@ def test_a_run_whose_controller_fails_at_first_is_started_again(
         assert problem(tmp_path, **plant | needs | corrected) == ""
 
 
-@executes("records/files/episodes.py: {}. Train longer: {} --total-timesteps {}.")
+@executes("records/files/episodes.py: Train longer: {} --total-timesteps {}.")
 def test_a_run_without_a_finished_episode_says_how_to_go_on(
     tmp_path: Path, typed: Typed, refused: Typed
 ) -> None:

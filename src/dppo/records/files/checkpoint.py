@@ -279,7 +279,7 @@ def _newest_good(path: Path, folder: Path) -> LoadedCheckpoint:
     """Return the newest good checkpoint in `folder`; `path` is the run, or that folder, for messages."""
     entries = _scan(folder)
     if not entries:
-        runs = sorted(checkpoints.parent.name for checkpoints in path.glob(f"*/{CHECKPOINTS}"))
+        runs = sorted(str(checkpoints.parent) for checkpoints in path.glob(f"*/{CHECKPOINTS}"))
         example = "a run that has one"
         if runs:
             example = f"a run: {', '.join(runs[-3:])}"

@@ -16,7 +16,7 @@ from dppo.errors import GIVEN_UP, CheckpointError
 from dppo.records.files.disk import cause, remedy
 from dppo.records.files.run_files import EPISODES, read_run_file
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.metrics.reading import parsed
+from dppo.records.metrics.reading import last_row, parsed
 
 MAX_ACTIONS_BYTES = 2**28  # largest size of the actions of an episode that is read
 INTEGERS = ("sampler_id", "env", "episode", "seed", "length", "number", "checksum", "global_step")
@@ -126,10 +126,18 @@ def nothing_recorded(run: Path) -> str:
     recorded = settings.get("record_episodes", "none")  # earlier versions record none
     if recorded != "all":
         return f"{run}: has no recorded episodes, with record_episodes={recorded}. Train with `record_episodes=all`."
-    command = resume_command(run, settings)
+    row = last_row(run)
+    finished = row.get("charts/episodes", 0)
+    if finished:
+        return (
+            f"{run}: has no recorded episodes, although {finished:,.0f} have finished: {EPISODES} is missing or "
+            f"damaged. Copy it from where the run was trained."
+        )
     longer = 2 * int(settings.get("total_timesteps", 0))
-    fact = f"{run}: has no recorded episodes: none has finished yet"
-    text = f"{fact}. Train longer: {command} --total-timesteps {longer}."
+    remedy = f"Train longer: {resume_command(run, settings)} --total-timesteps {longer}."
+    if not row:
+        remedy = "No iteration has finished either: correct what ended the run, and start it again."
+    text = f"{run}: has no recorded episodes: none has finished yet. {remedy}"
     if (run / "incidents").exists():
         text += f" Faults are played by their folder, such as {run}/incidents/001."
     return text

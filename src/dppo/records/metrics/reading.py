@@ -100,7 +100,7 @@ def last_row(run: Path) -> Row:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_ROW_BYTES))
         rows = [row for _, row in parsed(file.read(MAX_ROW_BYTES)) if row is not None]
         if rows:
-            return rows[-1]
+            return _numbers(rows[-1])
     return {}
 
 

@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
             for name in (*flags, *options)
             if name != "json"
         )
-        return _print({"findings": list(findings_of_run(Path(word)))}, as_json=as_json)
+        findings = list(findings_of_run(Path(word))) or [("note", "nothing is wrong with this run")]
+        return _print({"findings": findings}, as_json=as_json)
     seconds = options.get("seconds", DEFAULT_SECONDS)
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds={seconds:g}: must be a finite number above 0.")
@@ -177,7 +178,8 @@ def _print(report: dict[str, Any], *, as_json: bool) -> int:
     lines += [f"{severity:8} {text}" for severity, text in report["findings"]]
     lines += _speeds(report.get("expected", []))
     lines += [f"advice   {text}" for text in report.get("advice", [])]
-    lines.append(f"\n{report['command']}" if "command" in report else "")
+    if "command" in report:
+        lines.append(f"\n{report['command']}")
     print_lines(*lines)
     return code
 

@@ -1,5 +1,6 @@
 """Findings about a run, from its folder: what limited its speed, its incidents, and why it may not have learned."""
 
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -16,8 +17,9 @@ from dppo.records.bottleneck import (
     times_line,
     usual_rows,
 )
-from dppo.records.files.checkpoint import find
-from dppo.records.files.lock import training_notes
+from dppo.records.files.checkpoint import LoadedCheckpoint, find
+from dppo.records.files.lock import goes_on, training_notes
+from dppo.records.files.run_files import METRICS, stored_incidents
 from dppo.records.files.run_folder import stored_config
 from dppo.records.metrics.reading import Row, Rows, read_metrics
 from dppo.records.notes import LearningNotes
@@ -33,6 +35,7 @@ PHASES = {  # what takes the time, and what to use
     "other": ("files and displays", LONGER),
 }
 MAX_NAMED_PHASES = 2
+MAX_MESSAGE = 300  # characters of an incident's message
 LOSSES = ("incidents/actor_hung", "incidents/actor_lost")
 LOST_SHARE = 0.1  # lost actors per iteration, beyond which their replacement is named
 SLOW_START_S = 10.0  # shortest first iteration that is named
@@ -51,7 +54,9 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
         yield "note", note
     actions = None
     with suppress(CheckpointError):
-        actions = find(run).actions
+        newest = find(run)
+        actions = newest.actions
+        yield from _missing_rows(run, rows, newest)
     notes = LearningNotes(config, actions, solved_at=solved_at(config.env_name))
     with suppress(*STRANGE):
         for row in rows:
@@ -59,9 +64,14 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
                 yield "warning", note
         for note in notes.closing_notes():
             yield "warning", note
+    last = {}
+    if rows:
+        last = rows[-1]
+    if not goes_on(run) and last.get("iteration", 0) < config.iterations:
+        yield from _last_incident(run, last)
     if not rows:
+        yield "note", f"{METRICS} has no rows yet"
         return
-    last = rows[-1]
     with suppress(*STRANGE):
         waited_s = last.get("time/eval_wait_s", 0.0)
         waits = evaluations_line(waited_s, last.get("time/training_s", 0.0), config)
@@ -70,6 +80,31 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
         epochs = value_of("update_epochs", config, notes.action_dims)
         yield from _time_findings(rows, config, epochs)
     yield from _incident_findings(run, last)
+
+
+def _missing_rows(run: Path, rows: Rows, newest: LoadedCheckpoint) -> Findings:
+    """Yield a warning if the newest checkpoint is later than the last row, which is always written before it."""
+    saved = newest.checkpoint.state["iteration"]
+    last = max((row["iteration"] for row in rows), default=0)
+    if saved > last and not goes_on(run):
+        yield (
+            "warning",
+            f"{run / METRICS} ends with iteration {last:,.0f}, but the newest checkpoint is of iteration {saved:,}: "
+            f"rows are missing, and figures are those of the rows. If the folder is a copy, copy this file again",
+        )
+
+
+def _last_incident(run: Path, last_row: Row) -> Findings:
+    """Yield a warning on the newest incident of a kind that no row counts as often: it has ended the run."""
+    incidents = list(stored_incidents(run))
+    kinds = Counter(str(incident.get("kind")) for incident in incidents)
+    for incident in reversed(incidents):
+        kind = str(incident.get("kind"))
+        if kinds[kind] > last_row.get(f"incidents/{kind}", 0):
+            message = str(incident.get("message")).partition("\n")[0]
+            folder = run / "incidents" / incident["number"]
+            yield "warning", f"the run ended with {kind}, see {folder}: {message[:MAX_MESSAGE]}"
+            return
 
 
 def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:

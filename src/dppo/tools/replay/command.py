@@ -68,6 +68,9 @@ def _list(run: Path) -> int:
     check_run_files(run)
     print_lines(*training_notes(run))
     episodes = read_episodes(run)
+    if not episodes:
+        print_lines(in_flags(nothing_recorded(run)))
+        return 0
     print(f"{'number':>9}  {'sampler/env/episode':<20}{'return':>12}{'length':>9}{'env step':>14}")
     for episode in episodes:
         number = "fault"
@@ -77,9 +80,7 @@ def _list(run: Path) -> int:
             episode_return = f"{episode.episode_return:.6g}"
         line = f"{number:>9}  {episode.name:<20}{episode_return:>12}{episode.length:>9,}{episode.global_step:>14,}"
         print(line)
-    if not episodes:
-        print(in_flags(nothing_recorded(run)))
-    elif all(episode.is_single for episode in episodes):
+    if all(episode.is_single for episode in episodes):
         playing = (
             f"{command('replay', run)} --episode NUMBER plays one, 3/0/17 instead of NUMBER any."
         )

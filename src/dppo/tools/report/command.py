@@ -2,9 +2,7 @@
 
 import math
 import re
-import stat
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from dppo.config.plain import plain
 from dppo.config.reading import versions_in
 from dppo.config.settings import Settings
 from dppo.errors import ConfigError, DppoError
-from dppo.files import check_kind, sha256_of
+from dppo.files import sha256_of
 from dppo.invocation import command
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import write_file, writing
@@ -25,10 +23,10 @@ from dppo.records.files.run_files import (
     CERTIFICATE,
     CHECKPOINTS,
     CONFIG,
-    INCIDENT,
     METRICS,
     json_in,
     read_run_file,
+    stored_incidents,
 )
 from dppo.records.files.run_folder import run_dir_of, stored_config
 from dppo.records.metrics.reading import Rows, sampled_metrics
@@ -44,7 +42,7 @@ DESCRIPTION = (
     "time goes, actors, incidents, settings, and the command to repeat it. It has no scripts and needs no network. For "
     "a folder of several runs, write a page in each."
 )
-MAX_FILES = 100  # incidents that are read, logs, and processes of an actor
+MAX_FILES = 100  # logs, and processes of an actor
 PROCESS = re.compile(r"(?m)^(?:(\S+ \S+) )?dppo: (process \d+ (?:began|ended).*)$")
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
@@ -85,7 +83,7 @@ def facts_of(run: Path) -> Facts:
         rows=rows,
         state=_state_of(run, rows, config),
         findings=findings,
-        incidents=list(_incidents(run)),
+        incidents=list(stored_incidents(run)),
         actors=_lifetimes(run),
         versions=versions,
         command=_command_of(config),
@@ -153,15 +151,6 @@ def _command_of(config: Config) -> str:
     flags |= {name: value for name, value in settings.items() if value != reproduced[name]}
     env_id = flags.pop("env_id")
     return command("train", env_id, "--preset", "none", *as_words(flags))
-
-
-def _incidents(run: Path) -> Iterator[dict[str, Any]]:
-    for folder in sorted(run.glob("incidents/*"))[:MAX_FILES]:
-        with suppress(OSError):
-            check_kind(folder, stat.S_IFDIR)
-            incident = json_in(folder / INCIDENT)
-            if incident:
-                yield {**incident, "number": folder.name}
 
 
 def _lifetimes(run: Path) -> dict[str, list[Bar]]:
