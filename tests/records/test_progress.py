@@ -700,13 +700,13 @@ def text_at(width: int, view: View, now: float = 12.0, colours: bool = True) -> 
 
 def view_of(figures: dict[str, float]) -> View:
     view = View(title="dppo: PPO", total_steps=500_000, called_at=2.0, row=figures, row_at=11.0)
-    view.batch_size = 16_384
+    view.batch_size = 256
     view.paces.extend([1 / figures["charts/SPS"]] * 2)
     view.returns.extend(range(100))
     return view
 
 
-NARROW = "left 0:38|elapsed 0:10|length 35.0|now 11,000|expl_var 0.830|clipfrac 0.110"
+NARROW = "left 0:39|elapsed 0:10|length 35.0|now 11,000|expl_var 0.830|clipfrac 0.110"
 """What the panel shows at any width."""
 FIGURES = (
     f"{NARROW}|12,288 / 500,000 2%|34.2|success 43%|last 100 of 321 episodes|12,346 steps/s"
@@ -745,10 +745,12 @@ def test_the_panel_before_the_first_step_with_an_almost_empty_row_and_after_a_lo
     first = text_at(100, almost_empty)
     assert "no episode of the policy yet" in first
     assert "100%" in first
-    view = View(title="t", total_steps=8192, row={"iteration": 16, "global_step": 8190})
-    assert " 99%" in text_at(100, view)
-    view.finished = True
-    assert "100%" in text_at(100, view), "faults have cost two steps"
+    view = View(total_steps=8192, batch_size=512, row={"iteration": 8, "global_step": 3000})
+    text = text_at(100, view)
+    assert "3,000 / 7,096   42%" in text, "agents had left in 1,096 rows"
+    view.row = {"iteration": 16, "global_step": 8190}
+    assert "8,190 / 8,190  100%" in text_at(100, view), "faults have cost two steps"
+    assert plain_line(view).startswith("8,190 / 8,190 100%")
     assert "nothing new" not in text_at(100, view_of(row()), 15.0)
     assert "nothing new for 1:40" in text_at(100, view_of(row()), 111.0)
 
@@ -841,7 +843,8 @@ def test_the_cursor_is_visible_after_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
         shown = make_display("auto")
         try:
-            shown.on_start(RunInfo(Config(env_id="CartPole-v1"), Path("run"), "title", (), 1000, None))
+            config = Config(env_id="CartPole-v1", num_samplers=1, num_steps=256)
+            shown.on_start(RunInfo(config, Path("run"), "title", (), 1000, None))
             print("a print of the user's environment")
             while True:
                 shown.on_iteration({"iteration": 1, "global_step": 256})

@@ -32,7 +32,7 @@ from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import new_folder, settings_to_resume
 from dppo.records.metrics.reading import last_row
-from dppo.records.terminal.figures import duration, number
+from dppo.records.terminal.figures import duration, missing_steps, number
 from dppo.records.terminal.view import has_trained
 from dppo.signals import StopSignals
 from dppo.tools.curves import NOT_COMPARED, RETURN
@@ -92,7 +92,7 @@ class Seed:
         line = f"seed {self.config.seed:<4} {self.state:8}"
         row = last_row(self.folder)
         if row:
-            total = self.config.total_steps
+            total = self.config.total_steps - missing_steps(row, self.config.batch_size)
             done = row["global_step"]
             line += f" {done / total:4.0%} of {total:,} steps, return {number(row.get(RETURN))}"
             if self.state == "running" and has_trained(row, self.config.collected_by_prior):

@@ -190,10 +190,10 @@ def _environments(view: View) -> list[Text]:
 
 
 def _steps(view: View, room: int, now: float, colours: bool) -> RenderableType:
-    done = share(view.steps, view.total_steps)
-    # in the end, steps that faults have cost may be missing
-    percent = round(100 * done) if view.finished else math.floor(100 * done)
-    figures = Text.assemble((f"{view.steps:,}", "bold"), f" / {view.total_steps:,}  {percent:>3}%")
+    done = share(view.steps, view.expected_steps)
+    percent = math.floor(100 * done)
+    total = f" / {view.expected_steps:,}  {percent:>3}%"
+    figures = Text.assemble((f"{view.steps:,}", "bold"), total)
     times = []
     if not view.finished:
         times.append(_item("left", view.left(now)))

@@ -62,7 +62,7 @@ class PlainLines(Display):
             iteration = f"iteration {progress.iteration}"
             if progress.iteration <= view.prior_iterations:
                 iteration += " (controller)"
-            self._print(f"  {_steps(progress.global_step, view)}{GAP}{iteration}: {line}")
+            self._print(f"  {_steps(view.steps, view)}{GAP}{iteration}: {line}")
             self._printed_at = time.monotonic()
             self._progress_s = min(2 * self._progress_s, LAST_S)
 
@@ -189,8 +189,8 @@ def _progress_line(view: View, progress: CollectionProgress) -> str:
 
 
 def _steps(steps: float, view: View) -> str:
-    total = f"{view.total_steps:,}"
-    return f"{int(steps):{len(total)},} / {total} {share(steps, view.total_steps):4.0%}"
+    total = f"{view.expected_steps:,}"
+    return f"{int(steps):{len(total)},} / {total} {share(steps, view.expected_steps):4.0%}"
 
 
 def make_display(

@@ -13,7 +13,7 @@ from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.bottleneck import longest_usual
 from dppo.records.metrics.reading import Row
 from dppo.records.observer import RunInfo
-from dppo.records.terminal.figures import duration
+from dppo.records.terminal.figures import duration, missing_steps
 
 # parts of the time of an iteration, as in the metric perf/env_frac
 PHASES = ("env", "act", "wait", "transfer", "update", "other")
@@ -174,7 +174,12 @@ class View:
         progress = self.current_progress
         if progress is None:
             return int(self.row.get("global_step", 0))
-        return progress.global_step
+        return progress.global_step - missing_steps(self.row, self.batch_size)
+
+    @property
+    def expected_steps(self) -> int:
+        """Env steps of the whole run, if no more of them are missing."""
+        return self.total_steps - missing_steps(self.row, self.batch_size)
 
     @property
     def usual_s(self) -> float:
@@ -207,7 +212,7 @@ class View:
         # of an iteration that is late, no more time than expected is over
         # `min` and `max` return NaN only if NaN is their first argument
         worked_s = min(self.batch_size * s_per_step, now - since)
-        training_s = (self.total_steps - steps) * s_per_step - worked_s
+        training_s = (self.expected_steps - steps) * s_per_step - worked_s
         evaluations_s = self.row.get("time/eval_left_s", 0.0) - (now - self.row_at)
         return max(training_s, evaluations_s, 0.0)
 

@@ -3,7 +3,7 @@
 import math
 
 from dppo.records.differences import Difference
-from dppo.records.terminal.figures import duration, number, signed
+from dppo.records.terminal.figures import duration, missing_steps, number, signed
 from dppo.tools.curves import EVALUATED_RETURN, RETURN, training_times
 from dppo.tools.report.facts import Facts
 
@@ -20,9 +20,10 @@ def cards(facts: Facts) -> dict[str, str]:
     actors = "in process"
     if config.num_actors:
         actors = number(row.get("actors/alive"), 0)
+    total = config.total_steps - missing_steps(row, config.batch_size)
     return {
         "state": facts.state,
-        "env steps": f"{row.get('global_step', 0):,.0f} of {config.total_steps:,}",
+        "env steps": f"{row.get('global_step', 0):,.0f} of {total:,}",
         "episodes": number(row.get("charts/episodes"), 0),
         **_training_returns(facts),
         **_evaluations(facts),
