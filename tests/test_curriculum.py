@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from builders import make_config
 from matrix import GRADED, sized
-from recorder import Recorder
+from recorder import Recorder, stop_in_episode
 from remedies import executes
 from worlds.graded import RESETS, Graded, Levels
 
@@ -51,6 +51,24 @@ def test_a_run_that_is_resumed_has_the_options_of_the_one_before(tmp_path: Path)
     levels = Levels()
     dppo.train(settings(tmp_path / "run"), resume=tmp_path / "run", observers=[levels])
     assert levels.options_at_start == {"level": 6, "list": [1, 2.5]}
+
+
+def test_a_row_that_is_repeated_for_an_evaluation_changes_no_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a resume, an evaluation that is repeated has a row of its own. The observer raises the level in each row."""
+    changes = {"eval_every": 1, "eval_episodes": 2, "trace_hashes": True}
+    expected = trained(tmp_path / "whole", **changes)
+    stop_in_episode(6, monkeypatch)
+    stopped = trained(tmp_path / "run", **changes)
+    assert (stopped.stopped_by, stopped.iterations) == ("SIGTERM", 3)
+    config = settings(tmp_path / "run", **changes)
+    result = dppo.train(config, resume=tmp_path / "run", observers=[Levels()])
+    numbers = [row["iteration"] for row in result.metrics]
+    assert sorted(numbers) == [4, *range(4, 9)]
+    assert result.weights_sha256 == expected.weights_sha256
+    traces = [run.run_dir / "trace.jsonl" for run in (result, expected)]
+    assert traces[0].read_bytes() == traces[1].read_bytes()
 
 
 def test_an_incident_is_replayed_with_its_options(tmp_path: Path) -> None:

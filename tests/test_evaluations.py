@@ -429,7 +429,8 @@ class Stops:
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
 
-    def iteration(self, row: dict[str, float]) -> str:
+    def iteration(self, row: dict[str, float], *, is_repeated: bool = False) -> str:
+        assert is_repeated
         self.rows.append(row)
         return "Stops"
 

@@ -103,6 +103,14 @@ def test_steps_that_an_environment_makes_in_its_reset_do_not_count() -> None:
     assert meter.take() == {}
 
 
+def test_a_missing_key_is_named_while_a_controller_acts(tmp_path: Path) -> None:
+    """Its episodes are not among the recent ones, whose returns count."""
+    with Notes() as notes:
+        dppo.train(settings(tmp_path / "run", prior=lambda obs: 0, prior_steps=1))
+    [missing] = [text for text in notes.texts if text.startswith("info_keys=absent")]
+    assert missing.endswith("the last info had energy, solved, total")
+
+
 def test_a_resumed_run_waits_for_an_episode_before_it_misses_a_key(tmp_path: Path) -> None:
     """Checkpoints hold the returns of the last episodes, and not their infos."""
     sizes: dict[str, Any] = {

@@ -316,10 +316,11 @@ class Curve(dppo.Observer):
         self.ended += 1
 
 
-def test_observers_are_ended_one_by_one_even_if_they_are_equal() -> None:
+def test_observers_are_ended_one_by_one_even_if_they_are_equal(tmp_path: Path) -> None:
     curves = [Curve(), Curve()]
     watching = Observers(Display(), curves)
-    watching.prepare(None, "Creating ...")  # type: ignore[arg-type]
+    run = dppo.RunInfo(settings(tmp_path), tmp_path, "", (), 1, None)
+    watching.prepare(run, "Creating ...")
     watching.add_file(Display())
     watching._started += curves
     watching.end(None, None)

@@ -33,7 +33,7 @@ class Trace(RunStage):
 
     def __init__(self, plan: TrainerPlan) -> None:
         self._plan = plan
-        # of the last update; empty for a row that comes before any update
+        # of the last update; empty before any update, and once a row has them
         self._checksums: dict[str, str] = {}
 
     @contextmanager
@@ -65,10 +65,15 @@ class Trace(RunStage):
         return _checksum(in_sequences(advantages, self._plan.sizes.sequence_length))
 
     def line(self, row: Mapping[str, float]) -> dict[str, Any]:
-        """Return the checksums of the iteration of a row of metrics, by quantity and sampler: `rewards/3`."""
+        """Return the checksums of the iteration of a row of metrics, by quantity and sampler: `rewards/3`.
+
+        Rows that repeat this one, for evaluations that have ended, have none.
+        """
         if not self._checksums:
             return {}
-        return {"iteration": row["iteration"], **self._checksums, "global_step": row["global_step"]}
+        checksums = self._checksums
+        self._checksums = {}
+        return {"iteration": row["iteration"], **checksums, "global_step": row["global_step"]}
 
 
 def _policy_checksum(policy: PolicySnapshot) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress
 from dppo.records.metrics.reading import Row, UserRow
-from dppo.records.observer import Display, Observer, Result, RunInfo
+from dppo.records.observer import Display, EnvOptions, Observer, Result, RunInfo
 from dppo.records.outside import OnDisk
 
 PATIENCE_S = 10.0  # a run that takes longer to get ready is shown before it is ready
@@ -23,12 +23,14 @@ class Observers:
         self._users = list(users)
         self._started: list[Observer] = []
         self._run: RunInfo | None = None  # None once the observers have started
+        self._options = EnvOptions()
         self._has_noted_keys = False
         self._start_at = 0.0  # time at which the observers start even if the run is not ready
 
     def prepare(self, run: RunInfo, text: str) -> None:
         """Show on the display what the run is waiting for before it starts."""
         self._run = run
+        self._options = run.options
         self._start_at = time.monotonic() + PATIENCE_S
         self._started.append(self._display)
         self._display.prepare(text)
@@ -81,8 +83,10 @@ class Observers:
             for observer in self:
                 observer.on_progress(progress)
 
-    def iteration(self, row: Row) -> str | None:
+    def iteration(self, row: Row, *, is_repeated: bool = False) -> str | None:
         """Report a row of metrics; return the name of the first observer that asks to stop.
+
+        `is_repeated`: for an evaluation that has ended at a time that may depend on actors; options are fixed then.
 
         Each of the user's observers gets a row of its own, because it may change it. Raises TypeError, once all have
         been called, if one of them answers neither with a bool nor with None.
@@ -93,10 +97,12 @@ class Observers:
         if self._users:
             for file in self._on_disk:  # where the user's observers may look for the row
                 file.settle()
+        self._options.fixed = is_repeated
         for user in self._users:
             users_row = UserRow(row)
             answers.append((user, user.on_iteration(users_row)))
             self._note_keys(user, users_row.keys() - row.keys())
+        self._options.fixed = False
         stopping = [
             type(observer).__name__ for observer, answer in answers if _stops(observer, answer)
         ]

@@ -286,7 +286,7 @@ class Evaluations(Observer):
             self._row = usual | result | self._learner.incident_metrics()
             self._pace.add_time_left(self._row, self._playing())
             # also after a stop: this writes the row
-            stopped_by = self._observers.iteration(self._row)
+            stopped_by = self._observers.iteration(self._row, is_repeated=True)
             self.stopped_by = self.stopped_by or stopped_by
 
     def _take_ended(self, *, wait: bool, report: bool = True) -> list[Row]:

@@ -141,9 +141,10 @@ class RowsWithInfo:
                 row[f"info/{key}_min"] = min(info.least for info in measured)
                 row[f"info/{key}_max"] = max(info.largest for info in measured)
                 self._missing_keys.discard(key)
-        if self._missing_keys and any(report.episodes for report in reports):
+        episodes = [episode for report in reports for episode in report.episodes]
+        if self._missing_keys and episodes:
             missing = " ".join(sorted(self._missing_keys))
-            keys = ", ".join(sorted(learner.recent[-1].info)) or "none"
+            keys = ", ".join(sorted(episodes[-1].info)) or "none"
             logger.warning(
                 "info_keys=%s: no number of this name in any info so far; the last info had %s",
                 missing,
