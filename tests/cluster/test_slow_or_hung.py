@@ -707,6 +707,25 @@ def test_the_line_of_a_wait_names_the_hosts_of_late_actors_and_those_out_of_sigh
     assert "actor 1 on h2" not in line
 
 
+def test_an_actor_that_is_out_of_sight_counts_as_lost_with_its_host() -> None:
+    """A longer limit would not help a host whose cable is cut."""
+    driver = Driver([[0]], replace(LIMITS, segment_timeout_s=40), described=False)
+    driver.start(0, node="h3")
+    driver.describe()
+    driver.progress[0] = moving(Phase.STEP, 1)
+    driver.request(0)
+    driver.wait(80)
+    assert not driver.all(Kill)
+    driver.progress.clear()
+    driver.wait(80)
+    text = driver.incidents()[0].text
+    assert re.search(
+        r"has not been seen for [34]\d s \(segment_timeout_s=40\), was last seen step", text
+    )
+    assert "host h3 may be cut off or stopped; replaced" in text
+    assert "raise" not in text
+
+
 def test_a_constructor_is_not_called_a_replay() -> None:
     making = Activity(99, 98, Phase.MAKE, 3, 1, 0, 16)
     assert str(making) == "making env 1 of sampler 3"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from dppo.engine.deadline import Deadline
+from dppo.engine.deadline import UNSEEN_S, Deadline
 from dppo.engine.messages import Kill, Limits, Process, Reply
 from dppo.engine.pace import Pace
 from dppo.envs.activity import STARTS, Activity, Phase
@@ -174,7 +174,7 @@ class Actor:
         due = now + len(question.samplers) * limits.segment_timeout_s
         self.deadline.begin(now, due, limits.segment_limit, now + limits.look_s)
 
-    def describe_hang(self) -> str:
+    def describe_hang(self, now: float) -> str:
         name, seconds = self.deadline.limit
         progress = self.deadline.progress
         limit = f"{name}={seconds:g}"
@@ -183,10 +183,16 @@ class Actor:
             return (
                 f"made no environment within {limit}; if its constructor takes longer, raise {name}"
             )
+        unseen_s = now - self.deadline.unseen_since
         if progress is None:
             fact = f"sent no segment for {limit}"
         elif progress.phase is Phase.IDLE:
             return f"has not begun its question within {seconds:g} s and counts as hung"
+        elif unseen_s > UNSEEN_S:
+            return (
+                f"has not been seen for {unseen_s:.0f} s ({limit}), was last seen {progress} and counts as lost: its "
+                f"host {self.node} may be cut off or stopped"
+            )
         else:
             fact = f"made no progress for {limit}, was last seen {progress}"
             if progress.phase in STARTS:

@@ -8,6 +8,8 @@ from dppo.envs.activity import Activity, Phase
 Limit = tuple[str, float]
 """The name of a setting, and the seconds that it allows or that follow from it."""
 
+# a look takes a moment, or some seconds if it is the first one on a node
+UNSEEN_S = 10.0
 NOWHERE = (Phase.IDLE, 0.0)
 """Stands for an actor that no look has found in a place yet."""
 

@@ -289,7 +289,7 @@ class CollectionEngine:
         for actor in alarmed:
             actor.deadline.wait_for_look(now, self.limits.look_s)
             if actor.deadline.has_passed(now):
-                self._lose(actor, Loss(actor.describe_hang(), IncidentKind.ACTOR_HUNG), now)
+                self._lose(actor, Loss(actor.describe_hang(now), IncidentKind.ACTOR_HUNG), now)
             if actor.deadline.is_look_due(now):
                 actor.deadline.send_look(now, self.limits.look_s)
                 self._commands.append(Look(actor.process))

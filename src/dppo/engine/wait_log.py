@@ -1,6 +1,7 @@
 """WaitLog: logs what a run waits for, once nothing has happened for a while."""
 
 from dppo.engine.actors import Actor, ActorState
+from dppo.engine.deadline import UNSEEN_S
 from dppo.engine.hosting import Hosting, samplers_named
 from dppo.engine.messages import LONGEST_QUIET_S, Limits, Log
 from dppo.engine.patience import Patience
@@ -11,8 +12,6 @@ BACKUPS = (
 )
 NAMED = 8  # samplers in a message
 MAX_PARTS = 4  # actors in a message
-# a look takes a moment, or some seconds if it is the first one on a node
-UNSEEN_S = 10.0
 
 
 class WaitLog:
