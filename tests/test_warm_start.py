@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import tiny_run
+from builders import bits_of, tiny_run
 from recorder import Notes, Recorder
 from worlds.acting import Actuated, Masked
 
 import dppo
+from dppo.__main__ import main
 from dppo.errors import CheckpointError, ConfigError
 from dppo.records.files import checkpoint as checkpoints
 
@@ -153,6 +154,16 @@ def test_a_resumed_run_starts_from_its_own_checkpoint(source: Path, tmp_path: Pa
     copy.unlink()  # it is not needed again
     resumed = dppo.train(config, resume=tmp_path / "run")
     assert resumed.weights_sha256 == whole.weights_sha256
+
+
+def test_a_branch_needs_no_start_of_its_origin(source: Path, tmp_path: Path) -> None:
+    run = dppo.train(config_of(tmp_path / "run", ACROBOT, init_from=source))
+    branch = tmp_path / "branch"
+    dppo.train(config_of(branch, ACROBOT), resume=run, branch=True)
+    assert main(["train", "--resume", str(run.run_dir), "--branch", str(tmp_path / "typed")]) == 0
+    typed = tmp_path / "typed"
+    assert "init_from: null" in (typed / "config.yaml").read_text()
+    assert bits_of(first(typed)["model"]) == bits_of(first(branch)["model"])
 
 
 @pytest.mark.parametrize("norm_value", [True, False])

@@ -39,9 +39,9 @@ def leave_out_ineffective(
 def for_branch(settings: FlatSettings) -> dict[str, Any]:
     """Return the settings of a run folder for a run that starts with its weights.
 
-    A `minibatch_size` that follows from the others is left out, and so is the controller that the run started from.
+    A `minibatch_size` that follows from the others is left out, and so is what the run itself started from.
     """
-    start = ("prior", "prior_steps", "prior_noise")
+    start = ("prior", "prior_steps", "prior_noise", "init_from")
     branch_settings = {name: value for name, value in settings.items() if name not in start}
     without_size = {
         name: value for name, value in branch_settings.items() if name != "minibatch_size"
@@ -122,7 +122,7 @@ def check_branch(stored_settings: FlatSettings, config: Config, checkpoint: Path
             f"out, or start a new run from scratch."
         )
         for name, was, value in changed_settings(stored_settings, config)
-        if not about(name).branch
+        if not about(name).branch and (name, value) != ("init_from", None)
     )
 
 
