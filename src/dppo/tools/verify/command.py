@@ -62,6 +62,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"iterations={count}: must be at least 1.")
     run = run_dir_of(Path(word))
     began = time.monotonic()
+    if not checkpoints.has_any(run):
+        checkpoints.find(run)  # raises what is missing: nothing was changed
     try:
         stretches = stretches_of(run)
         newest = checkpoints.find(run)
@@ -181,10 +183,12 @@ def _computed_weights(run: Path, chosen: Sequence[Stretch], flags: Mapping[str, 
             comparison = Comparison(run, stretch, show)
             try:
                 recompute(config, comparison, stretch, stop)
-            except (NotEqual, NotReplayed) as difference:
+            except NotReplayed as reason:
+                print_lines(f"unproven {reason}")
+                return ""
+            except NotEqual as difference:
                 print_lines(f"differs  {difference}")
-                if isinstance(difference, NotEqual):
-                    print_lines(f"         {_find_cause(config, comparison, stretch, stop)}")
+                print_lines(f"         {_find_cause(config, comparison, stretch, stop)}")
                 return ""
             except StopRequested as request:
                 request.progress = f"{number} of {len(chosen)} intervals were computed, all equal"

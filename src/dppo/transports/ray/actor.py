@@ -69,10 +69,10 @@ class PPOActor:
         self._nodes: ActorNodes | None = None
         self._elsewhere = ""  # the name of the node, if it is not the driver's node
         self._fault: DppoError | None = None
-        self._recycling = (math.inf, math.inf)  # bytes and questions after which it is worn out
+        self._recycling = (math.inf, math.inf)  # bytes and segments after which it is worn out
         self._memory = 0  # bytes of this process and its children
         self._measured_at = -math.inf
-        self._questions = 0
+        self._segments = 0  # made so far
 
     def configure_process(
         self, keep_gpus: bool, log: str, node_id: str, driver: int, group: Any = None
@@ -128,6 +128,7 @@ class PPOActor:
             self._check_wear()
             host.close_all_but(question.hosted)
             answer = host.collect(question.requests, policy, question.spaces)
+            self._segments += len(answer.results)
             answer = replace(answer, timings=replace(answer.timings, memory=self._memory))
             if question.expected is not None:
                 answer = _compared(answer, question.expected)
@@ -154,11 +155,11 @@ class PPOActor:
                 processes = [process, *process.children(recursive=True), *processes_of_programs()]
                 self._memory = sum(process.memory_info().rss for process in processes)
             self._measured_at = time.monotonic()
-        self._questions += 1
-        max_memory, max_questions = self._recycling
-        if self._questions > 1 and (self._memory > max_memory or self._questions > max_questions):
+        max_memory, max_segments = self._recycling
+        is_worn = self._memory > max_memory or self._segments >= max_segments
+        if self._segments and is_worn:
             raise Recycled(
-                f"uses {self._memory / 1e9:.2f} GB after {self._questions - 1} segments of its samplers"
+                f"uses {self._memory / 1e9:.2f} GB after {self._segments} segments of its samplers"
             )
 
     def make_segments_packed(
