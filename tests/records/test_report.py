@@ -502,6 +502,18 @@ def test_evaluations_that_end_in_one_iteration_are_all_read(tmp_path: Path) -> N
     assert sampled_metrics(tmp_path) == measured
 
 
+def test_a_damaged_run_does_not_keep_others_from_their_pages(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        a_run(Path("runs", name), rows(3))
+    Path("runs", "b", "config.yaml").write_text("env_id: [")
+    assert main(["report", "runs"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("dppo report: config=runs/b/config.yaml: cannot be read")
+    assert re.findall(r"runs/(\w)/report.html", printed.out) == ["a", "c"]
+
+
 def test_infinity_in_a_row_is_left_out(tmp_path: Path) -> None:
     lines = rows(9)
     lines[4]["losses/approx_kl"] = math.inf
@@ -599,6 +611,13 @@ def test_a_run_that_goes_on_has_finished_or_has_ended_early_is_told_apart(tmp_pa
     assert facts_of(run).state == "finished"
     (run / "metrics.jsonl").write_text("")
     assert facts_of(run).state == "stopped early"
+    incident(run, kind="run_failed", message="the losses are not finite")
+    assert facts_of(run).state == "failed"
+    later = [row | {"time/training_s": 0.1} for row in rows(9)[-1:]]
+    (run / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(row)}\n" for row in [*rows(8), *later])
+    )
+    assert facts_of(run).state == "stopped early", "a later call may have been stopped"
     with locked(run):
         assert facts_of(run).state == "running"
     (run / "run.lock").touch()  # of a process that was killed

@@ -28,7 +28,7 @@ from dppo.errors import CheckpointError, ConfigError, EnvironmentFault, Training
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.disk import Disk
 from dppo.records.files.lock import locked
-from dppo.records.files.run_files import CONFIG, FILE, PARTS, PartRule
+from dppo.records.files.run_files import CONFIG, FILE, PARTS, PartRule, json_in
 from dppo.records.files.run_folder import open_run, settings_to_resume
 
 ITERATIONS = 3
@@ -441,6 +441,9 @@ def test_a_run_that_diverges_leaves_the_weights_from_before_the_update(tmp_path:
     with pytest.raises(TrainingDiverged, match=r"SGD step [1-9]") as diverged:
         dppo.train(tiny_run(run, steps=32, **rarely))
     assert "step 0" not in str(diverged.value), "some SGD steps of the update were made and undone"
+
+    incident = json_in(run / "incidents" / "001" / "incident.json")
+    assert (incident["kind"], incident["message"]) == ("run_failed", str(diverged.value))
 
     newest = checkpoints.find(run)
     assert newest.path.stem == "iter_000002"

@@ -229,6 +229,7 @@ class IncidentKind(str, Enum):
     SEGMENTS_LOST = "segments_lost"
     CHECKPOINT_FAILED = "checkpoint_failed"
     EVALUATION_FAULT = "evaluation_fault"
+    RUN_FAILED = "run_failed"
 
     def __str__(self) -> str:
         return self.value

@@ -1,4 +1,4 @@
-"""IncidentWriter: a folder for each environment that fails, and for each actor that dies or hangs."""
+"""IncidentWriter: a folder for each environment that fails, each actor that dies or hangs, and the end of a run."""
 
 import json
 import time
@@ -8,7 +8,15 @@ from typing import Any
 
 from dppo.config import Config
 from dppo.config.trust import code_named_by
-from dppo.errors import ClusterError, EnvFault, EnvironmentFault
+from dppo.errors import (
+    ClusterError,
+    ControllerFault,
+    EnvFault,
+    EnvironmentFault,
+    GPUFailed,
+    OutOfMemory,
+    TrainingDiverged,
+)
 from dppo.invocation import command
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
@@ -21,6 +29,8 @@ from dppo.records.outside import FileWriter
 MAX_INCIDENTS = 50  # folders of incidents in a run
 MAX_LOGGED = 3  # incidents whose folders are named as they are written, besides the incident that ends the run
 MAX_NUMBERS = 2**18  # largest number of elements in the actions of an incident
+ENDS = (ControllerFault, GPUFailed, OutOfMemory, TrainingDiverged)
+"""Other errors that end a run; a full disk could not hold an incident."""
 LOST = (IncidentKind.ACTOR_LOST, IncidentKind.ACTOR_HUNG)
 
 
@@ -72,6 +82,8 @@ class IncidentWriter(FileWriter):
             self._add(Incident(kind, str(error), fault=error.place))
         elif isinstance(error, ClusterError):
             self._add(Incident(IncidentKind.ACTOR_LOST, str(error)))
+        elif isinstance(error, ENDS):
+            self._add(Incident(IncidentKind.RUN_FAILED, str(error)))
 
     def _write(self, number: int, incident: Incident) -> None:
         folder = self._folder / f"{number:03d}"

@@ -60,8 +60,9 @@ def main(argv: list[str]) -> int:
             for name in (*flags, *options)
             if name != "json"
         )
-        findings = list(findings_of_run(Path(word))) or [("note", "nothing is wrong with this run")]
-        return _print({"findings": findings}, as_json=as_json)
+        findings = [(severity, in_flags(text)) for severity, text in findings_of_run(Path(word))]
+        nothing = ("note", "nothing is wrong with this run")
+        return _print({"findings": findings or [nothing]}, as_json=as_json)
     seconds = options.get("seconds", DEFAULT_SECONDS)
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds={seconds:g}: must be a finite number above 0.")

@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from dppo.config import Config
 from dppo.config.resolve import value_of
@@ -35,7 +36,7 @@ PHASES = {  # what takes the time, and what to use
     "other": ("files and displays", LONGER),
 }
 MAX_NAMED_PHASES = 2
-MAX_MESSAGE = 300  # characters of an incident's message
+MAX_MESSAGE = 1000  # characters of an incident's message
 LOSSES = ("incidents/actor_hung", "incidents/actor_lost")
 LOST_SHARE = 0.1  # lost actors per iteration, beyond which their replacement is named
 SLOW_START_S = 10.0  # shortest first iteration that is named
@@ -68,7 +69,7 @@ def findings_of_run(run: Path, rows: Rows | None = None) -> Findings:
     if rows:
         last = rows[-1]
     if not goes_on(run) and last.get("iteration", 0) < config.iterations:
-        yield from _last_incident(run, last)
+        yield from _ending(run, last)
     if not rows:
         yield "note", f"{METRICS} has no rows yet"
         return
@@ -94,17 +95,26 @@ def _missing_rows(run: Path, rows: Rows, newest: LoadedCheckpoint) -> Findings:
         )
 
 
-def _last_incident(run: Path, last_row: Row) -> Findings:
-    """Yield a warning on the newest incident of a kind that no row counts as often: it has ended the run."""
+def ending_incident(run: Path, last_row: Row) -> dict[str, Any]:
+    """Return the newest incident of a kind that no row counts as often, as it has ended the run; {} without one."""
     incidents = list(stored_incidents(run))
     kinds = Counter(str(incident.get("kind")) for incident in incidents)
     for incident in reversed(incidents):
         kind = str(incident.get("kind"))
         if kinds[kind] > last_row.get(f"incidents/{kind}", 0):
-            message = str(incident.get("message")).partition("\n")[0]
-            folder = run / "incidents" / incident["number"]
-            yield "warning", f"the run ended with {kind}, see {folder}: {message[:MAX_MESSAGE]}"
-            return
+            return incident
+    return {}
+
+
+def _ending(run: Path, last_row: Row) -> Findings:
+    incident = ending_incident(run, last_row)
+    if incident:
+        folder = run / "incidents" / incident["number"]
+        message = str(incident.get("message")).partition("\n")[0]
+        yield (
+            "warning",
+            f"the run ended with {incident.get('kind')}, see {folder}: {message[:MAX_MESSAGE]}",
+        )
 
 
 def _time_findings(rows: Rows, config: Config, epochs: int | None) -> Findings:

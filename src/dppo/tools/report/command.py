@@ -13,7 +13,7 @@ from dppo.config.parts import default_of
 from dppo.config.plain import plain
 from dppo.config.reading import versions_in
 from dppo.config.settings import Settings
-from dppo.errors import ConfigError, DppoError
+from dppo.errors import CheckpointError, ConfigError, DppoError, refuse
 from dppo.files import sha256_of
 from dppo.invocation import command
 from dppo.records.files import checkpoint as checkpoints
@@ -30,8 +30,8 @@ from dppo.records.files.run_files import (
 )
 from dppo.records.files.run_folder import run_dir_of, stored_config
 from dppo.records.metrics.reading import Rows, sampled_metrics
-from dppo.tools.curves import run_folders
-from dppo.tools.doctor.run_findings import findings_of_run
+from dppo.tools.curves import resumed, run_folders
+from dppo.tools.doctor.run_findings import ending_incident, findings_of_run
 from dppo.tools.report.charts import Bar
 from dppo.tools.report.facts import Facts
 from dppo.tools.report.page import page
@@ -57,15 +57,23 @@ def main(argv: list[str]) -> int:
         raise ConfigError(
             f"out={flags['out']}: is one page, and {word} contains {len(runs)} runs. Leave it out, or pass {runs[0]}."
         )
+    problems = []
     for folder in runs:
         run = run_dir_of(folder)
-        out = flags.get("out", run / "report.html")
-        data = page(facts_of(run)).encode("utf8", "replace")
-        with writing(f"out={out}"):
-            write_file(out, data)
-        size = f"{len(data) / 1024:,.0f}"
-        print_lines(*training_notes(run), f"{out}: {size} kB. Open it in a browser.")
+        try:
+            _write_page(run, flags.get("out", run / "report.html"))
+        except (CheckpointError, ConfigError) as problem:  # other runs get their pages
+            problems.append(ConfigError(str(problem)))
+    refuse(problems)
     return 0
+
+
+def _write_page(run: Path, out: Path) -> None:
+    data = page(facts_of(run)).encode("utf8", "replace")
+    with writing(f"out={out}"):
+        write_file(out, data)
+    size = f"{len(data) / 1024:,.0f}"
+    print_lines(*training_notes(run), f"{out}: {size} kB. Open it in a browser.")
 
 
 def facts_of(run: Path) -> Facts:
@@ -114,8 +122,14 @@ def _policies(run: Path, config: Config) -> dict[str, Any]:
 def _state_of(run: Path, rows: Rows, config: Config) -> str:
     if goes_on(run):
         return "running"
-    if rows and rows[-1]["iteration"] >= config.iterations:
+    last_row = {}
+    if rows:
+        last_row = rows[-1]
+    if last_row.get("iteration", 0) >= config.iterations:
         return "finished"
+    # after a resume, it may have ended otherwise
+    if ending_incident(run, last_row) and not resumed(rows).any():
+        return "failed"
     return "stopped early"
 
 
