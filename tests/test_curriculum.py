@@ -56,7 +56,7 @@ def test_a_run_that_is_resumed_has_the_options_of_the_one_before(tmp_path: Path)
 def test_a_row_that_is_repeated_for_an_evaluation_changes_no_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a resume, an evaluation that is repeated has a row of its own. The observer raises the level in each row."""
+    """After a resume, a repeated evaluation has a row of its own. The observer raises the level in each row."""
     changes = {"eval_every": 1, "eval_episodes": 2, "trace_hashes": True}
     expected = trained(tmp_path / "whole", **changes)
     stop_in_episode(6, monkeypatch)

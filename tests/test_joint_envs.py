@@ -11,9 +11,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from builders import make_config
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from kinds import small
 from matrix import AGENTS, THREE_SUB_ENVS, VECTOR
+from remedies import executes
 from worlds import joint
 from worlds.acting import Masked
 from worlds.observed import TEXTS
@@ -223,6 +224,25 @@ def test_final_observations_of_objects_are_refused_with_what_makes_them() -> Non
     stepper = Stepper(lambda: Wrapped(filled=True))
     stepper.step(0, 0)
     assert stepper.step(0, 0) == ["0.5 t 0", "0.5  2"]
+
+
+def resets_later(mode: AutoresetMode) -> joint.Native:
+    """Make a vector that resets in the following step, and declares `mode`."""
+    env = joint.Native(2, "NextStep")
+    env.metadata = {"autoreset_mode": mode}
+    return env
+
+
+@executes(
+    "envs/sub_envs/vector.py: If it is reset in the following step, set metadata['autoreset_mode'] to"
+)
+def test_a_vector_that_declares_the_wrong_mode_is_told_the_right_one() -> None:
+    wrong = Stepper(partial(resets_later, AutoresetMode.SAME_STEP), on_env_fault="raise")
+    wrong.step(0, 0)
+    with pytest.raises(EnvironmentFault, match="to AutoresetMode"):
+        wrong.step(0, 0)
+    right = Stepper(partial(resets_later, AutoresetMode.NEXT_STEP), on_env_fault="raise")
+    assert [right.step(0, 0) for _ in range(2)][-1][0] == "0.5 t 0"
 
 
 def agents_of(kind: type[joint.Agents]) -> tuple[Stepper, list[joint.Agents]]:

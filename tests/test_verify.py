@@ -419,10 +419,6 @@ def test_a_run_that_is_not_replayed_cannot_be_verified(
     printed = capsys.readouterr().out
     assert re.search("^unproven .*open episodes cannot be replayed", printed, re.MULTILINE)
     assert "differs" not in printed
-    for checkpoint in run.glob("checkpoints/*"):
-        checkpoint.unlink()
-    with pytest.raises(CheckpointError, match="contains no checkpoint"):
-        verify(run)
 
 
 def test_no_iterations_are_refused(run: Path) -> None:

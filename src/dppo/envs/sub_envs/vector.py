@@ -76,7 +76,8 @@ class JointVector(JointEnv):
             if ended and self._same_step:
                 if "final_obs" not in info:
                     raise BadResult(
-                        f"no info['final_obs'] in the step that ended an episode, as {self._mode} needs it"
+                        f"no info['final_obs'] in the step that ended an episode, as {self._mode} needs it. If it is "
+                        "reset in the following step, set metadata['autoreset_mode'] to AutoresetMode.NEXT_STEP"
                     )
                 sub_env.reset_result = obs, sub_env_info
                 obs, sub_env_info = self._result(

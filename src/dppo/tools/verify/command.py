@@ -62,8 +62,6 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"iterations={count}: must be at least 1.")
     run = run_dir_of(Path(word))
     began = time.monotonic()
-    if not checkpoints.has_any(run):
-        checkpoints.find(run)  # raises what is missing: nothing was changed
     try:
         stretches = stretches_of(run)
         newest = checkpoints.find(run)
