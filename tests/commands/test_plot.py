@@ -402,6 +402,16 @@ def test_what_cannot_be_drawn_is_refused(
     assert refusal in typed(f"plot {words}", code)
 
 
+def test_a_metric_of_few_rows_is_suggested(desk: Path, typed: Typed) -> None:
+    a_run("run", 5.0)
+    metrics = Path("run") / "metrics.jsonl"
+    first, *later = metrics.read_text().splitlines()
+    evaluated = json.loads(first) | {"eval/episodic_return": 3.0}
+    metrics.write_text("\n".join([json.dumps(evaluated), *later, ""]))
+    for typo in ("eval/mean_reward", "eval/episodic_retrun"):
+        assert "Did you mean eval/episodic_return?" in typed(f"plot run --metric {typo}", 1)
+
+
 @executes("records/files/disk.py: Create its folder first.")
 def test_a_picture_is_written_once_its_folder_exists(desk: Path, typed: Typed) -> None:
     a_run("run", 5.0)

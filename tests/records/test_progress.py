@@ -28,6 +28,7 @@ from builders import finished, make_config
 from processes import wait_until
 from rich.console import Console
 
+import dppo
 from dppo.config import Config
 from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.closing_lines import closing_lines
@@ -926,3 +927,10 @@ def test_the_first_of_the_last_lines_tells_the_steps_since_a_resume_from_all_ste
     assert first_line.startswith(
         "Done after 6,144 steps and 64 episodes in 25.9 s, of which training"
     )
+
+
+@pytest.mark.parametrize("is_stochastic", [False, True])
+def test_the_next_command_evaluates_as_the_run_has_done(is_stochastic: bool) -> None:
+    config = dppo.Config(env_id="CartPole-v1", eval_every=64, eval_stochastic=is_stochastic)
+    *_, following = closing_lines(finished(config=config, env_name="CartPole-v1"))
+    assert ("eval" in following, " --stochastic," in following) == (True, is_stochastic)

@@ -177,7 +177,11 @@ def _next_commands(result: Result) -> str:
         settings["baseline"] = result.baseline.name
     if _names_objects(settings):
         return f"Next: {report}"
-    return f"Next: {command('eval', result.run_dir, *trust_flags(settings))}, or {report}"
+    flags = trust_flags(settings)
+    is_stochastic = result.config is not None and result.config.eval_stochastic
+    if is_stochastic and "baseline" not in settings:
+        flags = [*flags, "--stochastic"]
+    return f"Next: {command('eval', result.run_dir, *flags)}, or {report}"
 
 
 def _names_objects(settings: dict[str, Any]) -> bool:

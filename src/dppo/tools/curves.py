@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from dppo.errors import DppoError, counted, printable
 from dppo.records.closing_lines import WITHOUT_WIDE
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import settings_to_resume
-from dppo.records.metrics.reading import Rows, last_row, sampled_metrics
+from dppo.records.metrics.reading import Rows, sampled_metrics
 
 RETURN = "charts/episodic_return"
 EVALUATED_RETURN = "eval/episodic_return"
@@ -173,7 +174,8 @@ def read_curve(run: Path, metric: str) -> Curve:
 
 def missing_metric(metric: str, runs: Collection[Path]) -> DppoError:
     """Return the error for a metric that none of `runs` has."""
-    keys = sorted(set().union(*map(last_row, runs)))
+    rows = chain.from_iterable(map(sampled_metrics, runs))
+    keys = sorted(set().union(*rows))
     where = counted(len(runs), "run")
     if not keys or metric == RETURN:
         return DppoError(f"metric={metric}: no row of {where} has it yet.")

@@ -23,8 +23,9 @@ PROVES = (
 )
 PROVES_NOT = (
     "It is not signed: anybody can write this file, so trust it only as far as you trust its sender. Run dppo verify "
-    "yourself. Iterations that are not named were not computed again, nor were evaluations. It does not "
-    "say that the policy is good, nor that the simulator is right."
+    "yourself. Iterations that are not named were not computed again, nor were evaluations. The simulator is "
+    "identified by its packages and its first steps, not by its files. It does not say that the policy is good, nor "
+    "that the simulator is right."
 )
 FINGERPRINT_S = 60.0
 
