@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from builders import make_config
 from processes import wait_until
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from dppo.engine.ledger import ReplayLedger
 from dppo.engine.messages import Process, Progressed
@@ -363,6 +363,7 @@ def test_a_node_on_which_a_process_dies_before_it_has_started_is_named_and_avoid
     import ray
 
     from dppo.transports.ray.actor_class import ActorClass
+    from dppo.transports.ray.failures import UNREACHABLE
     from dppo.transports.ray.session import link_of_its_own
     from dppo.transports.ray.watching import Watching
 
@@ -392,6 +393,17 @@ def test_a_node_on_which_a_process_dies_before_it_has_started_is_named_and_avoid
     ray.kill(actor)
     looks.started(Process(0, 6), progress_file.ProgressFile(here, ""))
     assert not looks.avoided
+
+    # of the dead actor, whose node Ray still knows, as if a firewall dropped packets
+    lost = ActorUnavailableError(
+        "recvmsg: Connection timed out", bytes.fromhex(ended.value.actor_id)
+    )
+    cause = looks.cause_of_death(Process(0, 7), lost)
+    assert cause == f"on {socket.gethostname()} {UNREACHABLE}"
+    assert looks.avoided == {here}
+    looks.started(Process(0, 7), progress_file.ProgressFile("elsewhere", ""))
+    assert looks.cause_of_death(Process(0, 7), lost) == UNREACHABLE
+    assert looks.avoided == {here, "elsewhere"}
 
 
 def test_a_log_on_a_disk_that_blocks_does_not_keep_the_loop_from_going_on(

@@ -66,7 +66,7 @@ class Watching:
         """Looks that have ended: the process, the id of its node, and a function that returns or raises the result."""
         self._events: list[Progressed] = []
         self.avoided: frozenset[str] = frozenset()
-        """Ids of the nodes on which the last process that was to start has died."""
+        """Ids of the nodes whose last process could not start, or could not be reached."""
 
     def started(self, process: Process, file: ProgressFile) -> Started:
         """Record the progress file of a new process; return the event."""
@@ -86,8 +86,10 @@ class Watching:
         """Return how a process died, what it was doing, where its log is and, if it can be read, the end of it."""
         cause = cause_of_death(error)
         if process not in self._files:
-            return cause if cause != UNKNOWN else self._death_before_the_start(error)
+            return self._loss_before_the_start(cause, error)
         file = self._files[process]
+        if cause == UNREACHABLE:
+            self.avoided |= {file.node_id}
         is_here = file.node_id == self.node_id
         activity = self.last_activity(process) or self._latest.get(process)
         place = self._describe_place(activity)
@@ -105,13 +107,17 @@ class Watching:
             cause = f"died {status}"
         return "\n    ".join([f"{cause}{place}; its log: {self.log_of(process)}", *lines])
 
-    def _death_before_the_start(self, error: Exception) -> str:
-        """Return where a process died that had not started; from now on, others start elsewhere if they can."""
+    def _loss_before_the_start(self, cause: str, error: Exception) -> str:
+        """Return where a process was lost that had not started; from now on, others start elsewhere if they can."""
+        if cause not in (UNKNOWN, UNREACHABLE):
+            return cause
         find = partial(_node_of, getattr(error, "actor_id", ""))
         node_id, host = self._answer(
             find, "finding the node of an actor", LOG_ELSEWHERE_S, ("", "its node")
         )
         self.avoided |= {node_id} - {""}
+        if cause == UNREACHABLE:
+            return f"on {host} {cause}"
         return f"died on {host} {DIED_STARTING}"
 
     def log_of(self, process: Process) -> str:
