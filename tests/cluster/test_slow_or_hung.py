@@ -707,6 +707,21 @@ def test_the_line_of_a_wait_names_the_hosts_of_late_actors_and_those_out_of_sigh
     assert "actor 1 on h2" not in line
 
 
+def test_the_line_of_a_wait_has_the_limit_of_an_actor_that_no_look_has_found() -> None:
+    """Its host was cut off before the first look: the limit of a step is not known to apply."""
+    driver = Driver([[0]], replace(PATIENT, quiet_s=20))
+    driver.make(MEASURED)
+    driver.request(MEASURED)
+    driver.wait(65)
+    assert "has not been seen for" in driver.logged()[-1]
+    limit_s = PATIENT.segment_timeout_s
+    assert f"no progress for {limit_s:g} s is replaced" in driver.logged()[-1]
+    driver.wait(limit_s - 70)
+    assert not driver.all(Kill)
+    driver.wait(40)
+    assert driver.all(Kill)
+
+
 def test_an_actor_that_is_out_of_sight_counts_as_lost_with_its_host() -> None:
     """A longer limit would not help a host whose cable is cut."""
     driver = Driver([[0]], replace(LIMITS, segment_timeout_s=40), described=False)

@@ -67,7 +67,7 @@ class WaitLog:
         parts = [segments, *starts, *_shortened(self._describe_places(now))]
         if hosting.slots.limited:
             parts.append(str(hosting.slots))
-        parts.append(self._describe_limits(late_actors))
+        parts.append(self._describe_limits(late_actors, now))
         some_idle = any(not actor.queue for actor in hosting.running.values())
         if (
             some_idle
@@ -116,14 +116,21 @@ class WaitLog:
                 standing.append(f"{name}: {progress}{duration}")
         return replaying + standing + unseen
 
-    def _describe_limits(self, late_actors: list[Actor]) -> str:
+    def _describe_limits(self, late_actors: list[Actor], now: float) -> str:
         """Return after how many seconds without progress the late actors are replaced."""
-        limits = sorted({self._patience.longest_wait_s(actor) for actor in late_actors})
+        limits = sorted({self._limit_s(actor, now) for actor in late_actors})
         seconds = f"{limits[0]:g}"
         if len(limits) > 1:
             # limits of replacements, constructors and resets are longer
             seconds += f" to {limits[-1]:g}"
         return f"an actor that makes no progress for {seconds} s is replaced"
+
+    def _limit_s(self, actor: Actor, now: float) -> float:
+        deadline = actor.deadline
+        # shorter limits follow from the phase in which a look finds it
+        if deadline.progress is None and now - deadline.unseen_since > UNSEEN_S:
+            return deadline.due - deadline.began
+        return self._patience.longest_wait_s(actor)
 
 
 def _describe_start(actor: Actor) -> str:
