@@ -12,7 +12,6 @@ from remedies import executes
 import dppo
 from dppo.ppo.exchange.records import Episode
 from dppo.records.clone_note import CloneNote
-from dppo.records.observer import RunInfo
 
 CONFIG = {
     "env_id": "E-v0",
@@ -30,13 +29,12 @@ def notes_of(
     returns: list[float],
     clone: tuple[float, float],
     *,
-    resumed_at: int | None = None,
+    resumed_at: int = 0,
     **settings: Any,
 ) -> list[str]:
     """Return the notes after these returns of the controller, and a mean and a deviation of its clone's returns."""
     config = make_config(CONFIG | settings)
-    note = CloneNote(config)
-    note.on_start(RunInfo(config, Path(), "", (), 0, resumed_at))
+    note = CloneNote(config, resumed_at)
     for episode_return in returns:
         note.on_episode(Episode(0, 0, episode_return, 200, None))
     note.on_iteration({"iteration": 2})
@@ -99,9 +97,9 @@ def remembering(run_dir: Path, **settings: Any) -> dppo.Config:
         "prior": "worlds.priors:Remembering",
         "prior_steps": 512,
         "num_samplers": 2,
-        "num_steps": 64,
-        "total_timesteps": 640,
-        "eval_every": 128,
+        "num_steps": 256,
+        "total_timesteps": 1024,
+        "eval_every": 512,
         "num_actors": 0,
         "run_dir": run_dir,
     }
@@ -113,6 +111,8 @@ def remembering(run_dir: Path, **settings: Any) -> dppo.Config:
 def test_a_memory_makes_the_clone_as_good_as_a_controller_that_remembers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A controller that collects a single iteration is compared, too."""
+
     def notes() -> list[str]:
         return [text for text in caplog.messages if text.startswith("the clone is worse")]
 

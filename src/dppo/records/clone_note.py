@@ -10,7 +10,7 @@ from dppo.invocation import as_setting_and_flag
 from dppo.log import logger
 from dppo.ppo.exchange.records import Episode
 from dppo.records.metrics.reading import Row
-from dppo.records.observer import Observer, RunInfo
+from dppo.records.observer import Observer
 
 CERTAIN = 2.0  # standard errors of the difference
 CLEAR = 0.1  # share of the return, below which a difference does not matter
@@ -35,15 +35,12 @@ class CloneNote(Observer):
     was resumed in between says nothing.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Prepare for a run of `config`, whose `prior` collects the first iterations."""
+    def __init__(self, config: Config, resumed_at: int) -> None:
+        """Prepare for a run of `config`, whose `prior` collects the first iterations; `resumed_at` are finished."""
         self._config = config
         self._iteration = config.collected_by_prior
-        self._is_collecting = False
+        self._is_collecting = resumed_at < self._iteration
         self._returns: list[float] = []
-
-    def on_start(self, run: RunInfo) -> None:
-        self._is_collecting = (run.resumed_at or 0) < self._iteration
 
     def on_episode(self, episode: Episode) -> None:
         if self._is_collecting:

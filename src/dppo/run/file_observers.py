@@ -74,7 +74,7 @@ def _factories(
     solved = solved_at(config.env_name)
     yield "notes on learning", partial(LearningNotes, config, context.actions, rows, solved)
     if config.prior is not None:
-        yield "the note on a clone", partial(CloneNote, config)
+        yield "the note on a clone", partial(CloneNote, config, learner.iteration)
     if config.baseline is not None:
         yield "the note on a baseline", partial(BaselineNote, config, rows)
     title = f"{config.env_name}, seed {config.seed}"
