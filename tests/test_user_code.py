@@ -20,7 +20,7 @@ from dppo.commands import discovery
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.transports.ray.actor import PPOActor
 from dppo.transports.ray.pickling import packed_model, unpacked_model
-from dppo.user_code import hidden_by, hiding_files
+from dppo.user_code import hidden_by, hiding_files, in_a_line
 
 Capture = pytest.CaptureFixture[str]
 
@@ -233,3 +233,9 @@ def test_the_place_of_an_error_may_be_in_a_package_whose_name_begins_with_ours()
     with pytest.raises(ZeroDivisionError) as raised:
         exec(compile("\n1 / 0", file, "exec"))
     assert user_code.place_of(raised.value) == f" ({file}, line 2)"
+
+
+def test_a_long_message_is_cut_between_words() -> None:
+    error = ValueError("set MLFLOW_ALLOW_FILE\nor use a database.")
+    assert in_a_line(error) == "ValueError: set MLFLOW_ALLOW_FILE or use a database"
+    assert in_a_line(error, 40) == "ValueError: set MLFLOW_ALLOW_FILE (...)"

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from dppo.errors import ConfigError
@@ -209,10 +210,11 @@ def in_unicode(text: str) -> str:
     return text.encode("utf8", "backslashreplace").decode()
 
 
-def in_a_line(error: BaseException) -> str:
-    """Return type and message of an exception, as the last line of its traceback has them."""
+def in_a_line(error: BaseException, width: int = sys.maxsize) -> str:
+    """Return type and message of an exception, as the last line of its traceback has them; (...) if words are cut."""
     lines = map(in_unicode, traceback.format_exception_only(error))
-    return " ".join(" ".join(line for line in lines if line[:2] != "  ").split()).rstrip(".")
+    text = " ".join(line for line in lines if line[:2] != "  ")
+    return shorten(text, width, placeholder=" (...)").rstrip(".")
 
 
 def place_of(error: BaseException) -> str:

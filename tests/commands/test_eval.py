@@ -172,6 +172,12 @@ def test_each_look_at_a_run_says_that_it_is_still_training(
         assert note in typed(line.replace("folder/", "other/"))
 
 
+def test_the_folder_of_checkpoints_stands_for_its_run(trained: Path, typed: Typed) -> None:
+    inside = trained / "checkpoints"
+    assert typed(f"diff {inside} {trained}") == typed(f"diff {trained} {trained}")
+    assert typed(f"doctor {inside}") == typed(f"doctor {trained}")
+
+
 def test_the_success_rate_is_printed_if_episodes_report_it(trained: Path, typed: Typed) -> None:
     line = typed("eval worlds.simple:point_mass --policy worlds.simple:to_goal --episodes 2")
     assert line.endswith(", length 50.0, success 100.0%\n")

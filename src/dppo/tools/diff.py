@@ -16,7 +16,7 @@ from dppo.invocation import as_called
 from dppo.records.files import checkpoint as checkpoints
 from dppo.records.files.lock import training_notes
 from dppo.records.files.run_files import CHECKPOINTS, METRICS, TRACE, check_run_files, read_run_file
-from dppo.records.files.run_folder import settings_to_resume
+from dppo.records.files.run_folder import run_dir_of, settings_to_resume
 from dppo.records.metrics.reading import parsed, read_metrics
 from dppo.records.metrics.writer import plain
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(
             f"needs two runs, not {len(words)}. For example: {as_called(PROG)} runs/a runs/b"
         )
-    run_a, run_b = map(Path, words)
+    run_a, run_b = (run_dir_of(Path(word)) for word in words)
     trace_a = read_trace(run_a)
     trace_b = read_trace(run_b)
     print_lines(*training_notes(run_a, run_b))

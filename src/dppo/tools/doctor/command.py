@@ -18,6 +18,7 @@ from dppo.config.plain import plain, refuse_objects
 from dppo.config.resume import leave_out_ineffective
 from dppo.errors import ConfigError, counted, refuse
 from dppo.invocation import command, flag
+from dppo.records.files.run_folder import run_dir_of
 from dppo.tools.doctor.controller_findings import is_better_than_chance
 from dppo.tools.doctor.controllers import described
 from dppo.tools.doctor.needed import faults, in_processes_of_their_own
@@ -60,7 +61,9 @@ def main(argv: list[str]) -> int:
             for name in (*flags, *options)
             if name != "json"
         )
-        findings = [(severity, in_flags(text)) for severity, text in findings_of_run(Path(word))]
+        findings = [
+            (severity, in_flags(text)) for severity, text in findings_of_run(run_dir_of(Path(word)))
+        ]
         nothing = ("note", "nothing is wrong with this run")
         return _print({"findings": findings or [nothing]}, as_json=as_json)
     seconds = options.get("seconds", DEFAULT_SECONDS)

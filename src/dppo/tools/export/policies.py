@@ -165,7 +165,7 @@ def _as_onnx(policy: Policy, module: ExportedPolicy) -> bytes:
             raise
         name = policy.spec.as_json()["model"]
         raise ConfigError(
-            f"model={name}: torch.onnx.export cannot export it: {in_a_line(error)[:500]}."
+            f"model={name}: torch.onnx.export cannot export it: {in_a_line(error, 500)}."
         ) from error
     finally:
         log.setLevel(level)
@@ -228,7 +228,7 @@ def _check(policy: Policy, module: ExportedPolicy, data: bytes) -> str:
             other_choices += differing
     except Exception as error:  # it has no kernels for some types, such as convolutions of float64
         raise ConfigError(
-            f"{runtime} cannot run the exported policy: {in_a_line(error)[:500]}. Nothing was written."
+            f"{runtime} cannot run the exported policy: {in_a_line(error, 500)}. Nothing was written."
         ) from error
     facts = (
         f"on {CHECK_ROWS:,} observations; the largest difference is {difference:.1g}, and {other_choices or 'no'} "

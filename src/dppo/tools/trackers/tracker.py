@@ -58,7 +58,7 @@ def _check(name: str, kind: type[Backend], thread: OutsideThread) -> None:
     except NoAnswer:
         problem = f"{kind.server()} does not answer within {CHECK_S:.0f} s"
     except (Exception, SystemExit) as error:  # a tracker's package may raise anything
-        problem = f"{kind.server()} refuses: {in_a_line(error)[:500]}"
+        problem = f"{kind.server()} refuses: {in_a_line(error, 500)}"
     else:
         return
     raise ConfigError(f"track={name}: {problem}. {kind.remedy}")

@@ -131,7 +131,7 @@ class RayCalls:
             return
         if isinstance(error, OSError) or type(error).__module__.startswith("ray."):
             raise ClusterError(
-                f"Ray has failed: {in_a_line(error)[:300]}. Resume from the last checkpoint (--resume); before the "
+                f"Ray has failed: {in_a_line(error, 300)}. Resume from the last checkpoint (--resume); before the "
                 f"first one, start again."
             )
         raise error

@@ -149,7 +149,7 @@ def connect(ray: Any, source: str, address: str) -> None:
         if versions:
             raise ClusterError(f"{fact}. {versions}") from None
         raise ClusterError(
-            f"{fact} ({in_a_line(error)[:300]}). Check it with `ray status --address {address}`. If the cluster uses "
+            f"{fact} ({in_a_line(error, 300)}). Check it with `ray status --address {address}`. If the cluster uses "
             f"tokens, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN) here as on its head. Without "
             f"address, Ray starts here."
         ) from None

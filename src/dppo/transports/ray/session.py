@@ -320,7 +320,7 @@ def _start_processes(ray: Any, options: dict[str, Any], notify: Callable[[str], 
                 ray.init(**options)
             return
         except Exception as error:  # Ray raises a bare one, too
-            reason = in_a_line(error)[:300]
+            reason = in_a_line(error, 300)
             if lines:
                 reason += f"; Ray logged {counted(len(lines), 'line')}, the first: {lines[0][:200]}"
             ray.shutdown()

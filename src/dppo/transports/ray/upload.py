@@ -187,7 +187,7 @@ def uploaded(folders: Sequence[str | Path], notify: Callable[[str], object]) -> 
                 packaging.upload_package_to_gcs(uri, data)
             problem = ""
         except Exception as error:  # Ray raises exceptions of many classes
-            problem = in_a_line(error)[:300]
+            problem = in_a_line(error, 300)
 
     call_with_timeout(SEND_S, send)
     if problem:
