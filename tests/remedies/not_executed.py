@@ -50,6 +50,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "transports/ray/watch.py: Resume from the last checkpoint (--resume)",
     ),
     "the user changes a simulator; tests/test_doctor.py has environments with and without each": (
+        "engine/restarts.py: It was {}. Remove the reason, and resume (--resume).",
         "engine/restarts.py: Look for the reason in the simulator's own log",
         "records/clone_note.py: Add it to the observation",
         "tools/compare/__init__.py: Noise: an efficiency above 100 %, or a speed-up above that of perfect ",
