@@ -101,6 +101,7 @@ INVALID = REBUILD | {
 DRAWN = {"env_id": "worlds.drawn:Drawn"} | single(4, 16)
 THREE_SUB_ENVS = {"envs_per_sampler": 3}
 VECTOR = THREE_SUB_ENVS | {"env_id": "worlds.joint:vector"}
+MASKED_VECTOR = VECTOR | {"env_kwargs": {"of": "masked"}, "action_mask": "info"}
 AGENTS = THREE_SUB_ENVS | {"env_id": "worlds.joint:agents", "memory": "gru", "memory_size": 4}
 INFORMED = {
     "env_id": "worlds.informed:Informed",
@@ -149,6 +150,7 @@ RUNS: dict[str, Settings] = {
     "recorded episodes, lag": sized(DRAWN | {"policy_lag": 1}, 10),
     "best episodes": sized(DRAWN | {"record_episodes": "best"}, 10),
     "vector": sized(VECTOR),
+    "vector, masks": sized(MASKED_VECTOR, 5),
     "agents": sized(AGENTS),
     "late agents": sized(AGENTS | {"env_kwargs": {"late": True}}),
     "info": sized(INFORMED),
@@ -253,7 +255,7 @@ ALWAYS = cells(
         ("resumed", "after 1"): [
             *POLICIES,
             *("lag", "every option", "reuse of 3, overlap", "prior"),
-            *("vector", "agents", "late agents", "info", *OPTIONS_OF_RESETS),
+            *("vector", "vector, masks", "agents", "late agents", "info", *OPTIONS_OF_RESETS),
         ],
         ("resumed", "after 2"): [
             "discrete",
@@ -263,7 +265,10 @@ ALWAYS = cells(
             "evaluations",
         ],
         ("resumed", "after 3"): ["prior of choices, lag", "prior, sac", "prior, memory"],
-        ("resumed", "after 4"): ["lag", "reuse of 3, overlap", "sac, lag", *OPTIONS_OF_RESETS],
+        ("resumed", "after 4"): [
+            *("lag", "reuse of 3, overlap", "sac, lag", "vector, masks"),
+            *OPTIONS_OF_RESETS,
+        ],
         ("resumed", "after 2, from 0 to 2 actors"): ["discrete"],
         ("interrupted", "in segment 1"): ["evaluations"],
         ("interrupted", "in segment 2"): ["lag"],
@@ -325,7 +330,7 @@ SLOW = cells(
             *POLICIES,
             *("every option", "reuse of 3", "recorded episodes", "some faults", "evaluations"),
             *("prior", "prior, memory", "prior of choices, lag"),
-            *("sac, lag", "info", "vector", "agents", *OPTIONS_OF_RESETS),
+            *("sac, lag", "info", "vector", "vector, masks", "agents", *OPTIONS_OF_RESETS),
         ],
         ("killed", "in a step, threads"): ["recorded episodes, lag", "info", "graded"],
         ("killed", "in a step, standby copies"): ["info", "graded"],

@@ -14,14 +14,14 @@ import pytest
 from kinds import small
 from recorder import Notes
 from remedies import executes
-from worlds.acting import SPACES, Masked
+from worlds.acting import HYBRID, SPACES, Masked
 
 import dppo
 from dppo.envs.make import make_env
 from dppo.envs.spaces import actions_of, describe_spaces
 from dppo.errors import ConfigError, EnvironmentFault
 from dppo.hosts.sac import check_actions
-from dppo.spaces.actions import actions_from_json, boxes
+from dppo.spaces.actions import actions_from_json, boxes, with_allowed_choices
 from dppo.spaces.bounds import describe_rescaling, stuck_beside_unbounded
 
 SHORT = {"total_timesteps": 80, "update_epochs": 1}
@@ -287,6 +287,21 @@ def test_the_source_of_masks_does_not_change_the_result(tmp_path: Path) -> None:
     method = dppo.train(small(tmp_path / "method", **masked("method")))
     info = dppo.train(small(tmp_path / "info", **masked("info")))
     assert method.weights_sha256 == info.weights_sha256
+
+
+def test_choices_that_a_mask_forbids_are_replaced_by_the_first_allowed_ones() -> None:
+    mask = np.array([False, False, True, True])
+    choice = actions_of(gym.spaces.Discrete(4))
+    numbers: Any = np.arange(4)
+    replaced = [with_allowed_choices(choice, number, mask) for number in numbers]
+    assert replaced == [2, 2, 2, 3]
+    hybrid = actions_of(HYBRID)
+    # arm, gear, a number and two dials, lamps
+    action = np.array([0.5, -0.5, 0, 0.25, 1, 0, 1, 0])
+    masks = np.concatenate([mask, [True, False], [False, True, True], [False, True], [True, False]])
+    expected = [0.5, -0.5, 2, 0.25, 0, 1, 1, 0]
+    assert with_allowed_choices(hybrid, action, masks).tolist() == expected
+    assert action[2] == 0
 
 
 class Remade(gym.Wrapper[Any, Any, Any, Any]):

@@ -355,6 +355,20 @@ def innermost(actions: Actions) -> Iterator[Actions]:
         yield actions
 
 
+def with_allowed_choices(actions: Actions, action: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Replace choices of one action, as a policy makes it, that its mask [M] forbids by the first allowed ones."""
+    allowed_action = np.array(action)  # of a single choice, `action` is a number
+    elements = allowed_action.reshape(-1)  # a view
+    for part in innermost(actions):
+        for element, count in enumerate(part.choices or ()):
+            allowed = mask[:count]
+            mask = mask[count:]
+            if not allowed[int(elements[element])]:
+                elements[element] = allowed.argmax()
+        elements = elements[part.width :]
+    return allowed_action
+
+
 def boxes(actions: Actions) -> Iterator[BoxActions]:
     """Yield the parts of `actions` that are continuous."""
     return (part for part in innermost(actions) if isinstance(part, BoxActions))

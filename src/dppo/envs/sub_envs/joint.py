@@ -18,7 +18,8 @@ from dppo.envs.restoring import NO_REPLAY
 from dppo.envs.sub_envs.port import Interruption, RestoredGroup, SubEnvs
 from dppo.ppo.exchange.records import EnvLog, SamplerCarry
 from dppo.signals import INTERRUPTIONS
-from dppo.spaces.spaces import MASK
+from dppo.spaces.actions import with_allowed_choices
+from dppo.spaces.spaces import MASK, masks_of
 
 
 class SubEnv:
@@ -263,20 +264,26 @@ class JointSubEnvs(SubEnvs):
                 range(num_envs) if step == 0 else np.flatnonzero(longest - lengths == step).tolist()
             )
             for env in beginning:
-                group.begin_episode(env, int(carry.episodes[env]), replay_log)
+                obs[env] = group.begin_episode(env, int(carry.episodes[env]), replay_log)
             if step == longest:
                 break
-            # An index is negative before the episode of its sub-environment begins; any action will do there.
             indices = step - longest + lengths
             any_action = actions[lengths.argmax()][0]
             step_actions = [
-                env_actions[max(0, index)] if len(env_actions) else any_action
-                for env_actions, index in zip(actions, indices, strict=True)
+                env_actions[index] if index >= 0 else self._allowed(any_action, obs[env])
+                for env, (env_actions, index) in enumerate(zip(actions, indices, strict=True))
             ]
             group.step((np.stack(step_actions), *results), replay_log)
             for _ in np.flatnonzero(indices >= 0):
                 self.settings.progress.replay()
         log.incidents += replay_log.incidents
+
+    def _allowed(self, action: np.ndarray, obs: np.ndarray) -> np.ndarray:
+        """Return an action for a sub-environment before its episode begins: this one, unless its mask forbids it."""
+        spaces = self.settings.spaces
+        if spaces.mask is None:
+            return action
+        return with_allowed_choices(spaces.actions, action, masks_of(obs))
 
     def shown_obs(self, env: int) -> np.ndarray:
         """Return the latest observation of a sub-environment; if it waits, the first one of the ended episode."""
