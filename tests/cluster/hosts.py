@@ -26,6 +26,7 @@ START_S = 90.0  # for a node of Ray to start
 STARTS = 4  # Ray itself gives a node 30 s to register, which may be too little on a busy machine
 FOLDER = "/tmp/work"  # of commands, on each host
 GCS_PORT = 6379
+PROGRAM = ("-m", "dppo")  # of Python
 
 
 def possible() -> bool:
@@ -240,12 +241,19 @@ def cluster(folder: Path, *cpus: int) -> Iterator[list[Host]]:
 class Run:
     """`dppo train WORDS` on the cluster of a head; its driver is on a host, in whose folder the run is by default."""
 
-    def __init__(self, driver: Host, head: Host, words: str, run_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        driver: Host,
+        head: Host,
+        words: str,
+        run_dir: Path | None = None,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
         self.driver = driver
         self.folder = run_dir or driver.folder / "run"
-        program = ["-m", "dppo", "train", *words.split(), f"--address={head.address}:{GCS_PORT}"]
+        command = [*program, "train", *words.split(), f"--address={head.address}:{GCS_PORT}"]
         place = ["--progress=plain", f"--run-dir={run_dir or 'run'}"]
-        self.process = driver.start([*program, *place], "out")
+        self.process = driver.start([*command, *place], "out")
 
     @property
     def out(self) -> str:

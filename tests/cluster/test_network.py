@@ -9,11 +9,12 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from commandline import Command
-from hosts import Host, Run, cluster, possible
+from hosts import PROGRAM, Host, Run, cluster, possible
 from test_lost_ray import Listener
 
 import dppo
@@ -32,8 +33,16 @@ SAID = "has not answered for 1"  # 10 s and a moment
 class Driver(Run):
     """A run of two actors on a host of a cluster."""
 
-    def __init__(self, host: Host, head: Host, flags: str = "", steps: int = STEPS) -> None:
-        super().__init__(host, head, f"{SIZES} --total-timesteps {steps} --num-actors 2 {flags}")
+    def __init__(
+        self,
+        host: Host,
+        head: Host,
+        flags: str = "",
+        steps: int = STEPS,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        words = f"{SIZES} --total-timesteps {steps} --num-actors 2 {flags}"
+        super().__init__(host, head, words, program=program)
 
     @property
     def last_checkpoint(self) -> str:
@@ -267,11 +276,39 @@ def test_a_driver_that_is_cut_off_while_it_starts_is_refused(number: int, tmp_pa
         driver = Driver(host, head)
         time.sleep(number)
         host.cut()
-        assert driver.wait(WHOLE_S) == 1, driver.out
+        # a guard kills it if Ray has frozen it, see `test_a_driver_that_ray_freezes_while_it_connects_is_ended`
+        assert driver.wait(WHOLE_S) in (1, -signal.SIGKILL), driver.out
         assert re.search(
             r"has not answered for|no Ray cluster answers|could not connect", driver.out
         ), driver.out
         assert "Traceback" not in driver.out
+
+
+FREEZES = """
+import pathlib, sys, time, ray._raylet
+connect = ray._raylet.CoreWorker
+def cut_off_and_connect(*args):
+    pathlib.Path("connects").touch()
+    while not pathlib.Path("is_cut_off").exists():
+        time.sleep(0.1)
+    return connect(*args)
+ray._raylet.CoreWorker = cut_off_and_connect
+from dppo.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@on_hosts
+def test_a_driver_that_ray_freezes_while_it_connects_is_ended(tmp_path: Path) -> None:
+    """Ray's C++ code holds Python's lock there, and would do so for four minutes."""
+    with cluster(tmp_path, 2, 2) as (head, host):
+        driver = Driver(host, head, program=("-c", FREEZES))
+        driver.wait_until((host.folder / "connects").exists)
+        host.cut()
+        (host.folder / "is_cut_off").touch()
+        assert driver.wait(WHOLE_S) == -signal.SIGKILL, driver.out
+        assert "note: Ray (connecting to the cluster) has not answered for 10 s" in driver.out
+        assert "which Ray had frozen meanwhile, is killed" in driver.out
 
 
 @pytest.mark.proves(

@@ -30,7 +30,8 @@ from dppo.transports.ray.connecting import (
 )
 from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
 from dppo.transports.ray.folder import ray_folder, usable_folder
-from dppo.transports.ray.watch import START_AGAIN, ClusterWatch, Endpoint
+from dppo.transports.ray.freezing import FreezeGuard
+from dppo.transports.ray.watch import START_AGAIN, ClusterWatch, Endpoint, frozen_in_words
 from dppo.user_code import in_a_line
 
 T = TypeVar("T")
@@ -143,8 +144,14 @@ class RaySession:
             return
         assert cluster is not None
         check_answers(source, cluster, dashboard)
-        with environment.signal_handlers_kept():
-            self._call(partial(connect, self._ray, source, cluster), "connecting to the cluster")
+        action = "connecting to the cluster"
+        with environment.signal_handlers_kept(), FreezeGuard(*frozen_in_words(action)) as guard:
+
+            def check() -> None:
+                guard.beat()
+                self._check()
+
+            self._calls.call(partial(connect, self._ray, source, cluster), action, check)
 
     def _look_at_nodes(self, demand: Demand, notify: Callable[[str], None]) -> Demand:
         """Watch Ray's processes from now on; check that there is room, or follow how much there is.
@@ -168,11 +175,11 @@ class RaySession:
         return replace(demand, num_actors=self.pool.num_at_start)
 
     def _call(self, function: Callable[[], T], action: str) -> T:
-        def check() -> None:
-            self._watch.check()
-            self._check_waiting()
+        return self._calls.call(function, action, self._check)
 
-        return self._calls.call(function, action, check)
+    def _check(self) -> None:
+        self._watch.check()
+        self._check_waiting()
 
     def check(self) -> None:
         """Raise `ClusterError` if Ray is lost, or has not answered for too long; log a long wait."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dppo.errors import ClusterError
+from dppo.invocation import as_setting_and_flag
 from dppo.machine import cores_in_words, load_average
 from dppo.transports.ray.calls import RayCalls
 from dppo.transports.ray.clock import RunClock
@@ -21,14 +22,27 @@ NOTIFY_S = 10.0  # without an answer, before a line is logged
 LOST_S = 75.0  # without an answer, after which Ray counts as lost: a cluster itself gives up a node after a minute
 CALL_LOST_S = 90.0  # time after which a call counts as lost while the processes of Ray answer
 RESUME = "Resume from the last checkpoint (--resume); before the first one, start again."
-START_AGAIN = (
-    "Nothing was trained, and no checkpoint was written. Start again, or use `num_actors=0`, which needs no "
-    "Ray."
-)
+NOTHING_DONE = "Nothing was trained, and no checkpoint was written."
+START_AGAIN = f"{NOTHING_DONE} Start again, or use `num_actors=0`, which needs no Ray."
+NETWORK = "Look at the network between this host and that of Ray's head"
 NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ECONNRESET)
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 # First bytes of a gRPC client, which any gRPC server answers: the preface of HTTP/2, and no settings.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+
+
+def frozen_in_words(action: str) -> tuple[tuple[float, str], tuple[float, str]]:
+    """Return when a process that Ray has frozen in a call is noted and ended, and the texts about that."""
+    note = (
+        f"  note: Ray ({action}) has not answered for {NOTIFY_S:.0f} s. The run waits for it, {CALL_LOST_S:.0f} s at "
+        f"most. {NETWORK}"
+    )
+    end = (
+        f"dppo: Ray has not answered for {CALL_LOST_S:.0f} s ({action}), and this process, which Ray had frozen "
+        f"meanwhile, is killed. {NETWORK}. {NOTHING_DONE} Start again, or use "
+        f"{as_setting_and_flag('num_actors', 0)}, which needs no Ray."
+    )
+    return (NOTIFY_S, note), (CALL_LOST_S, end)
 
 
 def ping(address: str, timeout_s: float) -> None:
@@ -166,7 +180,7 @@ class ClusterWatch:
             load = load_average()
             load_text = f": its load average is {load:.1f} on {cores_in_words()}" if load else ""
             return f"Ray runs on this machine alone, which may be too busy{load_text}"
-        return f"Look at the network between this host and that of Ray's head{self._head()}"
+        return f"{NETWORK}{self._head()}"
 
     def _longest_silence(self, now: float) -> tuple[float, str, float]:
         """Return the start of the longest silence, the silent process, and the longest silence that it may have.

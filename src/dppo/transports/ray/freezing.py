@@ -1,0 +1,104 @@
+"""A guard, a process of its own, that ends this process if it freezes while it connects to Ray.
+
+Ray's C++ code holds Python's global lock while it connects. If the network is cut at that moment, no thread of this
+process can report that, give up, or react to Ctrl-C, until the raylet ends itself, four minutes later. The guard
+imports nothing of dppo, so that it starts within a few hundredths of a second.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+LOOK_S = 0.5  # between two looks of the guard at the time
+MOST_S = 2.0  # counted between two looks; if they are further apart, the guard was stopped, too
+CTRL_C_S = 5.0  # from Ctrl-C to the end of a process that is frozen
+STOPPED = "T"  # state of a process that SIGSTOP or a debugger has stopped
+
+
+class FreezeGuard:
+    """Context in which this process must call `beat` again and again, or a guard reports that, and ends it."""
+
+    def __init__(self, note: tuple[float, str], end: tuple[float, str]) -> None:
+        """Start the guard.
+
+        Args:
+            note: seconds without a beat after which the guard prints a text, and the text.
+            end: seconds without a beat after which it prints a text and kills this process, and the text.
+        """
+        words = [sys.executable, "-I", "-S", __file__, *map(str, (*note, *end))]
+        self._guard = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+    def __enter__(self) -> "FreezeGuard":
+        return self
+
+    def beat(self) -> None:
+        """Tell the guard that this process is not frozen."""
+        assert self._guard.stdin is not None
+        with suppress(OSError):  # somebody has killed the guard
+            os.write(self._guard.stdin.fileno(), b".")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the guard."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+
+# ------------------------------------------------------------------ the guard
+
+
+def guard(note_s: float, note: str, end_s: float, end: str) -> None:
+    """Watch the parent until it closes the standard input of this process, or is killed."""
+    parent = os.getppid()
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    frozen_s = 0.0
+    is_noted = False
+    looked_at = time.monotonic()
+    while True:
+        if select.select([sys.stdin], [], [], LOOK_S)[0]:
+            if not os.read(sys.stdin.fileno(), 4096):
+                return
+            frozen_s = 0.0
+            interrupts.clear()
+        now = time.monotonic()
+        if not is_stopped(parent):
+            frozen_s += min(MOST_S, now - looked_at)
+        looked_at = now
+        if frozen_s > note_s and not is_noted:
+            is_noted = True
+            _say(note)
+        is_interrupted = bool(interrupts) and frozen_s > CTRL_C_S
+        if frozen_s > end_s or is_interrupted:
+            _say("interrupted while Ray did not answer" if is_interrupted else end)
+            with suppress(ProcessLookupError):
+                os.kill(parent, signal.SIGKILL)
+            return
+
+
+def is_stopped(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+    except OSError:  # not on Linux, or the process is gone
+        return False
+    return state.split()[0] == STOPPED
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+if __name__ == "__main__":
+    guard(float(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])
