@@ -294,6 +294,8 @@ def test_what_a_run_has_tried_already_is_not_advised() -> None:
     assert advised(note(FLAT, **sac, noise="white")) == ["--noise wide"]
     explores = note(FLAT, **sac)
     assert "--" not in explores
+    assert advised(note(FLAT, **sac, policy_lag=1)) == ["--num-steps 16"]
+    assert "--" not in note(FLAT, **sac, policy_lag=1, num_steps=16)
 
 
 @pytest.mark.parametrize(
