@@ -34,6 +34,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "dppo --reuse 4 --num-steps 32": {"reuse": 4, "num_steps": 32},
     "dppo --algo sac": {"algo": "sac"},
     "dppo --algo sac --overlap": {"algo": "sac", "overlap": True},
+    "dppo --algo sac --overlap --num-steps 16": {"algo": "sac", "overlap": True, "num_steps": 16},
     "dppo --algo sac --gradient-steps 0.5": {"algo": "sac", "gradient_steps": 0.5},
     "dppo --algo sac --gradient-steps 0.5 --overlap": {
         "algo": "sac",

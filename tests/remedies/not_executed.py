@@ -47,6 +47,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "transports/ray/session.py: {} MiB free; {}. In Docker, use a larger --shm-size.",
         "transports/ray/transport.py: the weights could not be sent to the actors: {}. Free memory or disk s",
         "transports/ray/watch.py: Look at the network between this host and that of Ray's head",
+        "transports/ray/watch.py: dppo: Ray has not answered for {} s ({}), and this process, which Ray h",
         "transports/ray/watch.py: Resume from the last checkpoint (--resume)",
     ),
     "the user changes a simulator; tests/test_doctor.py has environments with and without each": (
