@@ -200,6 +200,17 @@ def test_a_state_that_leaves_something_out_changes_nothing(world: str, tmp_path:
 
 
 @pytest.mark.proves("has them, and cannot be replayed")
+def test_a_state_is_never_set_in_a_standby_copy_that_has_begun_its_next_episode(
+    tmp_path: Path,
+) -> None:
+    """The replay lets another copy play, and leads to another state: the right one is set in that copy."""
+    changes = {"standby_envs": 1, "num_steps": 8, "total_timesteps": 13 * 32}
+    whole = dppo.train(settings(tmp_path / "whole", "Worn", **changes))
+    result, _ = resumed(settings(tmp_path / "run", "Worn", **changes), at=9)
+    assert result.weights_sha256 == whole.weights_sha256
+    assert result.episodes == whole.episodes == 12
+
+
 def test_without_a_replay_a_state_that_leaves_something_out_is_not_used(tmp_path: Path) -> None:
     result, recorder = resumed(settings(tmp_path / "run", "Arm", replay=False))
     assert result.incidents == {"replay_mismatch": 4}

@@ -38,7 +38,7 @@ Faults
     sick:Sick, Saved                 one disease by name, for the doctor; with a state that can be set
     disturbing:Disturbing            changes the state of its process
     forking:Forking                  forks
-    stateful:Hidden, Foreign, Arm, Clockless, Misleading   state that survives resets, and ways to get it wrong
+    stateful:Hidden, Foreign, Arm, Clockless, Worn, Misleading   state that survives resets, and ways to get it wrong
 
 Time
     slow:Delayed                     sleeps before each step

@@ -127,6 +127,24 @@ class Clockless(Arm):
         self.joints, self.goal, self.np_random.bit_generator.state = state
 
 
+class Worn(Arm):
+    """Returns a complete state, with the number of steps of the instance, to which a replay does not lead."""
+
+    made = 0
+
+    def step(self, action: Any) -> Any:
+        self.made += 1
+        return super().step(action)
+
+    def get_state(self) -> Any:
+        generator = self.np_random.bit_generator.state
+        return [self.joints, self.goal, generator, self.steps, self.made]
+
+    def set_state(self, state: Any) -> None:
+        self.joints, self.goal, generator, self.steps, self.made = state
+        self.np_random.bit_generator.state = generator
+
+
 class Misleading(Arm):
     """Adds something to its state that is never the same."""
 

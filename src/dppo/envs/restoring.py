@@ -91,6 +91,7 @@ class Restorer:
         replayed = False
         if actions is not None and len(actions) == carry.episode_lengths[env]:
             problem = self._replay(env, actions, options)
+            checked = self._sub_envs.envs[env]  # with standby copies, a reset changes the instance
             replayed = not problem
             if replayed and states.is_in(checked, stored.state):
                 return ""
