@@ -204,7 +204,7 @@ def test_a_state_is_never_set_in_a_standby_copy_that_has_begun_its_next_episode(
     tmp_path: Path,
 ) -> None:
     """The replay lets another copy play, and leads to another state: the right one is set in that copy."""
-    changes = {"standby_envs": 1, "num_steps": 8, "total_timesteps": 13 * 32}
+    changes: dict[str, Any] = {"standby_envs": 1, "num_steps": 8, "total_timesteps": 13 * 32}
     whole = dppo.train(settings(tmp_path / "whole", "Worn", **changes))
     result, _ = resumed(settings(tmp_path / "run", "Worn", **changes), at=9)
     assert result.weights_sha256 == whole.weights_sha256
