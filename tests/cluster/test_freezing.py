@@ -30,12 +30,22 @@ BEATING = f"""{CONTEXT}
         time.sleep(0.1)
 print("went on")
 """
+# The fork outlives this test, unless the pipe that it reads is closed.
+FORKED = f"""{CONTEXT}
+    import os
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+print("went on", flush=True)
+sys.stdin.read()
+"""
 
 
 def started(program: str, end_s: float) -> subprocess.Popen[str]:
     """Start a program in a session of its own, and wait until its guard is there."""
     process = subprocess.Popen(
         [sys.executable, "-c", program.format(end_s=end_s)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -75,6 +85,15 @@ def test_a_guard_ends_with_its_process() -> None:
     # ends as soon as the guard has closed its standard error
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_fork_does_not_keep_the_guard_from_ending() -> None:
+    """It has the pipe of the guard, too, which is not closed before the fork ends."""
+    process = started(FORKED, end_s=1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "went on\n"
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read from /proc")

@@ -18,7 +18,7 @@ from types import TracebackType
 LOOK_S = 0.5  # between two looks of the guard at the time
 MOST_S = 2.0  # counted between two looks; if they are further apart, the guard was stopped, too
 CTRL_C_S = 5.0  # from Ctrl-C to the end of a process that is frozen
-STOPPED = "T"  # state of a process that SIGSTOP or a debugger has stopped
+STOPPED = "Tt"  # states of a process that SIGSTOP, or a debugger, has stopped
 
 
 class FreezeGuard:
@@ -49,24 +49,25 @@ class FreezeGuard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the guard."""
+        """End the guard, also if a fork of this process still has its standard input."""
         assert self._guard.stdin is not None
-        self._guard.stdin.close()
+        self._guard.kill()
         self._guard.wait()
+        self._guard.stdin.close()
 
 
 # ------------------------------------------------------------------ the guard
 
 
 def guard(note_s: float, note: str, end_s: float, end: str) -> None:
-    """Watch the parent until it closes the standard input of this process, or is killed."""
+    """Watch the parent until it closes the standard input of this process, or ends."""
     parent = os.getppid()
     interrupts: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     frozen_s = 0.0
     is_noted = False
     looked_at = time.monotonic()
-    while True:
+    while os.getppid() == parent:
         if select.select([sys.stdin], [], [], LOOK_S)[0]:
             if not os.read(sys.stdin.fileno(), 4096):
                 return
@@ -92,7 +93,7 @@ def is_stopped(process: int) -> bool:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
     except OSError:  # not on Linux, or the process is gone
         return False
-    return state.split()[0] == STOPPED
+    return state.split()[0] in STOPPED
 
 
 def _say(text: str) -> None:
