@@ -823,13 +823,19 @@ def test_rows_that_a_copy_lacks_are_named(tmp_path: Path, typed: Typed) -> None:
 def test_the_incident_that_has_ended_a_run_is_named(tmp_path: Path) -> None:
     incident = tmp_path / "incidents" / "001" / "incident.json"
     incident.parent.mkdir(parents=True)
-    incident.write_text(json.dumps({"kind": "env_raised", "message": "no licence\nTraceback"}))
-    row = {"iteration": 1, "global_step": 512}
     ended = ("warning", f"the run ended with env_raised, see {incident.parent}: no licence")
-    assert ended in run_findings(tmp_path, [])
-    assert ended in run_findings(tmp_path, [row])
-    assert ended not in run_findings(tmp_path, [{**row, "incidents/env_raised": 1}])
-    assert ended not in run_findings(tmp_path, [{**row, "iteration": 10**6}]), "it has finished"
+    row = {"iteration": 1, "global_step": 512}
+    for ended_after, rows in ((0, []), (1, [row])):
+        facts = {"kind": "env_raised", "message": "no licence\nTraceback"}
+        incident.write_text(json.dumps({**facts, "ended_after": ended_after}))
+        assert ended in run_findings(tmp_path, rows)
+        later = {**row, "iteration": ended_after + 1}
+        assert ended not in run_findings(tmp_path, [later]), "it was resumed"
+        # an actor was lost in the iteration that Ctrl-C has dropped
+        incident.write_text(json.dumps({**facts, "ended_after": None}))
+        assert ended not in run_findings(tmp_path, rows)
+        incident.write_text(json.dumps(facts))
+        assert ended not in run_findings(tmp_path, rows), "of an earlier version"
 
 
 def findings_of_phase(

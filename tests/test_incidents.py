@@ -56,6 +56,20 @@ def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     report = (folder / "report.txt").read_text()
     assert "RuntimeError: the simulator failed in its step" in report
     assert incident["versions"]["dppo"] == dppo.__version__
+    assert incident["ended_after"] == len((failed / "metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("word", ["hung or died", "fatal"])
+def test_a_step_that_a_run_has_given_up_is_not_played_in_folders_of_any_version(
+    word: str, failed: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """The step would raise here, as it would end the process in such a run."""
+    run = shutil.copytree(failed, tmp_path / "run")
+    path = run / "incidents" / "001" / "incident.json"
+    incident = json.loads(path.read_text())
+    path.write_text(json.dumps({**incident, "error": word, "actions": incident["actions"][:-1]}))
+    assert main(["replay", str(path.parent), "--trust"]) == 0
+    assert "which the run gave up" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_gets_no_advice_on_learning(

@@ -25,6 +25,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "float32": np.float32,
     "float64": np.float64,
 }
+NAMES_OF_GIVEN_UP = (GIVEN_UP, "fatal")  # the second one is of earlier versions
 SUB_ENVS = "an environment that steps several sub-environments at once, whose episodes depend on the actions of all"
 
 
@@ -59,7 +60,7 @@ class RecordedEpisode:
     @property
     def is_given_up(self) -> bool:
         """True if no process has survived its last step, or its reset."""
-        return self.error.startswith(GIVEN_UP)
+        return self.error.partition(" in ")[0] in NAMES_OF_GIVEN_UP
 
     @property
     def last_place(self) -> str:

@@ -62,13 +62,13 @@ class IncidentWriter(FileWriter):
         paths = self._folder.glob(f"*/{INCIDENT}")
         return {str(json_in(path).get("message")) for path in paths}
 
-    def _add(self, incident: Incident) -> None:
+    def _add(self, incident: Incident, ended_after: int | None = None) -> None:
         try:
             make_folder(self._folder)
             names = (path.name for path in self._folder.iterdir())
             number = 1 + max((int(name) for name in names if name.isdecimal()), default=0)
             if number <= MAX_INCIDENTS:
-                self._write(number, incident)
+                self._write(number, incident, ended_after)
         except OSError as error:
             logger.warning("%s: %s The incident is not written.", self._folder, cause(error))
 
@@ -77,15 +77,18 @@ class IncidentWriter(FileWriter):
         if result is None and not self._is_resumed:
             return
         self._max_logged = MAX_INCIDENTS
+        ended_after = None
+        if result is not None:
+            ended_after = result.iterations
         if isinstance(error, EnvironmentFault):
             kind = IncidentKind.of_fault(error.place)
-            self._add(Incident(kind, str(error), fault=error.place))
+            self._add(Incident(kind, str(error), fault=error.place), ended_after)
         elif isinstance(error, ClusterError):
-            self._add(Incident(IncidentKind.ACTOR_LOST, str(error)))
+            self._add(Incident(IncidentKind.ACTOR_LOST, str(error)), ended_after)
         elif isinstance(error, ENDS):
-            self._add(Incident(IncidentKind.RUN_FAILED, str(error)))
+            self._add(Incident(IncidentKind.RUN_FAILED, str(error)), ended_after)
 
-    def _write(self, number: int, incident: Incident) -> None:
+    def _write(self, number: int, incident: Incident, ended_after: int | None) -> None:
         folder = self._folder / f"{number:03d}"
         folder.mkdir()
         facts: dict[str, Any] = {"actions": None}
@@ -93,6 +96,7 @@ class IncidentWriter(FileWriter):
             facts = _facts(incident.fault)
         facts |= {"kind": incident.kind, "message": incident.message, "versions": versions()}
         facts["time"] = time.strftime("%F %T %z")
+        facts["ended_after"] = ended_after  # iterations, if it has ended the run
         write_file(folder / INCIDENT, json.dumps(facts).encode())
         report = f"{incident.message}\n\n{facts.get('traceback', incident.details)}"
         write_file(folder / "report.txt", report.encode())

@@ -1,6 +1,5 @@
 """Findings about a run, from its folder: what limited its speed, its incidents, and why it may not have learned."""
 
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -96,12 +95,11 @@ def _missing_rows(run: Path, rows: Rows, newest: LoadedCheckpoint) -> Findings:
 
 
 def ending_incident(run: Path, last_row: Row) -> dict[str, Any]:
-    """Return the newest incident of a kind that no row counts as often, as it has ended the run; {} without one."""
+    """Return the newest incident that has ended the run after its last row; {} without one."""
+    iteration = last_row.get("iteration", 0)
     incidents = list(stored_incidents(run))
-    kinds = Counter(str(incident.get("kind")) for incident in incidents)
     for incident in reversed(incidents):
-        kind = str(incident.get("kind"))
-        if kinds[kind] > last_row.get(f"incidents/{kind}", 0):
+        if incident.get("ended_after") == iteration:
             return incident
     return {}
 

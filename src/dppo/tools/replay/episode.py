@@ -351,7 +351,7 @@ def _recorded_by_incident(folder: Path) -> RecordedEpisode:
             **place,
             length=len(actions),
             packed=packed(actions),
-            error=GIVEN_UP if values.get("error") == GIVEN_UP else "a fault",
+            error=str(values.get("error") or "a fault"),
             options=values.get("options"),
         )
     except (KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:

@@ -30,7 +30,7 @@ from dppo.records.files.run_files import (
 )
 from dppo.records.files.run_folder import run_dir_of, stored_config
 from dppo.records.metrics.reading import Rows, sampled_metrics
-from dppo.tools.curves import resumed, run_folders
+from dppo.tools.curves import run_folders
 from dppo.tools.doctor.run_findings import ending_incident, findings_of_run
 from dppo.tools.report.charts import Bar
 from dppo.tools.report.facts import Facts
@@ -127,8 +127,7 @@ def _state_of(run: Path, rows: Rows, config: Config) -> str:
         last_row = rows[-1]
     if last_row.get("iteration", 0) >= config.iterations:
         return "finished"
-    # after a resume, it may have ended otherwise
-    if ending_incident(run, last_row) and not resumed(rows).any():
+    if ending_incident(run, last_row):
         return "failed"
     return "stopped early"
 
