@@ -23,6 +23,7 @@ from dppo.errors import EnvFault, EnvironmentFault
 from dppo.ppo.exchange.records import Incident, IncidentKind
 from dppo.records.files import incidents
 from dppo.records.files.incidents import IncidentWriter
+from dppo.records.metrics.reading import last_row
 
 Capture = pytest.CaptureFixture[str]
 
@@ -56,7 +57,7 @@ def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     report = (folder / "report.txt").read_text()
     assert "RuntimeError: the simulator failed in its step" in report
     assert incident["versions"]["dppo"] == dppo.__version__
-    assert incident["ended_after"] == len((failed / "metrics.jsonl").read_text().splitlines())
+    assert incident["ended_after"] == last_row(failed).get("iteration", 0)
 
 
 @pytest.mark.parametrize("word", ["hung or died", "fatal"])
@@ -65,10 +66,13 @@ def test_a_step_that_a_run_has_given_up_is_not_played_in_folders_of_any_version(
 ) -> None:
     """The step would raise here, as it would end the process in such a run."""
     run = shutil.copytree(failed, tmp_path / "run")
-    path = run / "incidents" / "001" / "incident.json"
+    folder = run / "incidents" / "001"
+    path = folder / "incident.json"
     incident = json.loads(path.read_text())
-    path.write_text(json.dumps({**incident, "error": word, "actions": incident["actions"][:-1]}))
-    assert main(["replay", str(path.parent), "--trust"]) == 0
+    incident["error"] = word
+    incident["actions"].pop()
+    path.write_text(json.dumps(incident))
+    assert main(["replay", str(folder), "--trust"]) == 0
     assert "which the run gave up" in capsys.readouterr().out
 
 

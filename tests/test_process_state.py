@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -222,6 +223,24 @@ def test_the_handlers_of_a_simulator_get_its_lines_and_not_those_of_dppo() -> No
         logging.getLogger("verbose").warning("a step")
     assert lines.getvalue() == "a step\n"
     assert not take_changes()
+
+
+def test_a_run_beside_the_program_leaves_it_the_root_logger() -> None:
+    """The program configures its logging in the main thread while an environment steps in another one."""
+    handler = logging.StreamHandler()
+
+    def run() -> None:
+        with borders.separate_run(), borders.guarded_steps("a step of Slow"):
+            logging.root.addHandler(handler)
+            logging.root.setLevel(logging.INFO)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    is_kept = handler in logging.root.handlers
+    logging.root.removeHandler(handler)
+    assert is_kept
+    assert logging.root.level == logging.INFO
 
 
 def test_weights_are_cast_to_bfloat16_anew_in_each_minibatch() -> None:

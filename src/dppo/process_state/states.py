@@ -33,6 +33,8 @@ class ProcessState:
     """Code of users has what it has set whenever it runs."""
     noted: bool = True
     """A change is worth a note."""
+    is_shared: bool = False
+    """The program may change it, too, while a run is in a thread beside it: then it stays as it is."""
 
 
 def _umask() -> int:
@@ -131,6 +133,7 @@ STATES = (
         lambda: logging.root.level,
         logging.root.setLevel,
         noted=False,
+        is_shared=True,
     ),
     # Those of a simulator would show the notes of dppo once more.
     ProcessState(
@@ -138,6 +141,7 @@ STATES = (
         lambda: [*logging.root.handlers],
         lambda handlers: setattr(logging.root, "handlers", [*handlers]),
         noted=False,
+        is_shared=True,
     ),
     # Computations of torch are shielded at their place: `numerics.torch_modes`.
     ProcessState(
