@@ -57,7 +57,8 @@ def test_the_fault_that_ends_a_run_leaves_its_episode(failed: Path) -> None:
     report = (folder / "report.txt").read_text()
     assert "RuntimeError: the simulator failed in its step" in report
     assert incident["versions"]["dppo"] == dppo.__version__
-    assert incident["ended_after"] == last_row(failed).get("iteration", 0)
+    last = last_row(failed)
+    assert incident["ended_after"] == last.get("iteration", 0)
 
 
 @pytest.mark.parametrize("word", ["hung or died", "fatal"])
