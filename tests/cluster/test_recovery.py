@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builders import make_config
@@ -89,6 +91,13 @@ def test_an_actor_that_never_starts_rests_while_others_work_with_its_samplers() 
     driver.wait(600.0)
     driver.start(1, again.process.number + 1)
     assert driver.logged() == ["actor 1 is back"]
+
+
+def test_an_actor_that_never_starts_ends_the_run_if_no_other_has_room_for_its_samplers() -> None:
+    driver = Driver([[0], [1]], replace(LIMITS, samplers_per_actor=1))
+    driver.die(1)
+    with pytest.raises(ClusterError, match="replaced 3 times in a row"):
+        restarts_in_vain(driver, times=LIMITS.max_actor_restarts)
 
 
 def test_actors_that_never_start_end_the_run_if_no_other_runs() -> None:

@@ -400,12 +400,17 @@ class CollectionEngine:
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {loss.reason}"
         self._report_restarts(message, activity)
         given_up: str | None = ""
+        moves: list[Command] = []
         if loss.kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
             given_up = self._fatal.record_loss(actor, place_in(activity), limit, now)
-            # what keeps a process from starting is not the simulator, and others need not stop for it
-            if given_up is None and not (never_started and self.hosting.enough):
-                raise too_many_losses(message, limit, loss.fault, started=not never_started)
+            if given_up is None:
+                actor.missing_since = actor.first_loss_at
+                moves = self.hosting.vacate([actor], now)
+                # what keeps a process from starting is not the simulator, and others that have room need not stop for it
+                is_spared = never_started and self.hosting.enough and not actor.samplers
+                if not is_spared:
+                    raise too_many_losses(message, limit, loss.fault, started=not never_started)
         self.wait_log.news_at = now
         message += given_up or ""
         delay_s = delay_before(max(1, actor.losses))
@@ -413,10 +418,7 @@ class CollectionEngine:
             delay_s = REST_S
         actor.start_at = now + delay_s
         line = describe_loss(message, delay_s)
-        self._commands.append(Log(line, Incident(loss.kind, message)))
-        if given_up is None:
-            actor.missing_since = actor.first_loss_at
-            self._commands += self.hosting.vacate([actor], now)
+        self._commands += [Log(line, Incident(loss.kind, message)), *moves]
 
     def _report_restarts(self, message: str, activity: Activity | None) -> None:
         """Record the restarts of programs that the answer of a lost process would have reported."""
