@@ -405,6 +405,9 @@ def test_a_node_on_which_a_process_dies_before_it_has_started_is_named_and_avoid
     assert looks.cause_of_death(Process(0, 7), lost) == UNREACHABLE
     assert looks.avoided == {here, "elsewhere"}
 
+    of_nobody = ActorUnavailableError("it does not answer", None)
+    assert looks.cause_of_death(Process(0, 8), of_nobody).startswith("on its node ")
+
 
 def test_a_log_on_a_disk_that_blocks_does_not_keep_the_loop_from_going_on(
     monkeypatch: pytest.MonkeyPatch,

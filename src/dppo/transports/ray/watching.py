@@ -24,6 +24,7 @@ from dppo.transports.ray.session import RayLink
 T = TypeVar("T")
 
 DIED_STARTING = "before it had started (is /tmp, /dev/shm or the memory full there?)"
+UNKNOWN_NODE = ("", "its node")
 LOG_S = 3.0  # longest wait for the last lines of a log on this node
 # longest wait for a witness on another node, which may have to start; the run waits
 LOG_ELSEWHERE_S = 5.0
@@ -113,7 +114,7 @@ class Watching:
             return cause
         find = partial(_node_of, getattr(error, "actor_id", ""))
         node_id, host = self._answer(
-            find, "finding the node of an actor", LOG_ELSEWHERE_S, ("", "its node")
+            find, "finding the node of an actor", LOG_ELSEWHERE_S, UNKNOWN_NODE
         )
         self.avoided |= {node_id} - {""}
         if cause == UNREACHABLE:
@@ -248,7 +249,9 @@ def _node_of(actor_id: str) -> tuple[str, str]:
     # ray.nodes() would start a Ray if this one has been shut down
     from ray._private.state import state
 
-    address = state.actor_table(actor_id)["Address"]
+    address = state.actor_table(actor_id).get("Address")
+    if address is None:  # Ray does not know the actor, or the error does not name it
+        return UNKNOWN_NODE
     hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in state.node_table()}
     return address["NodeID"], hosts.get(address["NodeID"], address["IPAddress"])
 
