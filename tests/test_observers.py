@@ -496,3 +496,21 @@ def test_a_failed_run_prints_cause_and_resume_command(
     [*_, command] = re.findall(r"^Resume with: dppo (.*)$", printed, re.MULTILINE)
     assert main(shlex.split(command)) == 0
     assert f"Weights: sha256 {undisturbed[:16]}" in capsys.readouterr().out
+
+
+class Typed(dppo.Observer):
+    """Collects the types of the rows."""
+
+    def __init__(self) -> None:
+        self.types: set[type] = set()
+
+    def on_iteration(self, row: dict[str, float]) -> None:
+        self.types.add(type(row))
+
+
+def test_rows_are_plain_dictionaries(tmp_path: Path) -> None:
+    """YAML and `torch.load` refuse other classes."""
+    typed = Typed()
+    result = dppo.train(tiny_run(tmp_path / "run", steps=8, iterations=2), observers=[typed])
+    assert typed.types == {dict}
+    assert set(map(type, result.metrics)) == {dict}

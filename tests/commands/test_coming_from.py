@@ -268,17 +268,12 @@ class HabitualObserver(dppo.Observer):
         return row["rollout/ep_rew_mean"] > 0
 
 
-def test_a_metric_of_another_library_is_answered_in_an_observer_and_in_a_result(
-    tmp_path: Path,
-) -> None:
+def test_a_metric_of_another_library_is_answered_in_an_observer(tmp_path: Path) -> None:
     config = tiny_run(tmp_path / "run", steps=8, iterations=2)
-    with pytest.raises(KeyError, match="rollout/ep_rew_mean is the metric charts/episodic_return"):
+    with pytest.raises(KeyError) as refused:
         dppo.train(config, observers=[HabitualObserver()])
-    row = dppo.train(config, resume=config.run_dir).metrics[-1]
-    with pytest.raises(KeyError, match="time/fps is the metric charts/SPS"):
-        row["time/fps"]
-    with pytest.raises(KeyError, match=r"^'nonsense'$"):
-        row["nonsense"]
+    [note] = refused.value.__notes__
+    assert note == "rollout/ep_rew_mean is the metric charts/episodic_return here."
 
 
 def test_metrics_of_another_library_are_translated_into_documented_ones() -> None:

@@ -407,7 +407,7 @@ class CollectionEngine:
             if given_up is None:
                 actor.missing_since = actor.first_loss_at
                 moves = self.hosting.vacate([actor], now)
-                # what keeps a process from starting is not the simulator, and others that have room need not stop for it
+                # what keeps a process from starting is not the simulator, and others need not stop for it
                 is_spared = never_started and self.hosting.enough and not actor.samplers
                 if not is_spared:
                     raise too_many_losses(message, limit, loss.fault, started=not never_started)

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from dppo.config.aliases import METRICS
 from dppo.log import logger
 from dppo.ppo.exchange.records import CollectionProgress
-from dppo.records.metrics.reading import Row, UserRow
+from dppo.records.metrics.reading import Row
 from dppo.records.observer import Display, EnvOptions, Observer, Result, RunInfo
 from dppo.records.outside import OnDisk
 
@@ -99,8 +101,9 @@ class Observers:
                 file.settle()
         self._options.fixed = is_repeated
         for user in self._users:
-            users_row = UserRow(row)
-            answers.append((user, user.on_iteration(users_row)))
+            users_row = row.copy()
+            with _metrics_named():
+                answers.append((user, user.on_iteration(users_row)))
             self._note_keys(user, users_row.keys() - row.keys())
         self._options.fixed = False
         stopping = [
@@ -139,6 +142,18 @@ class Observers:
                     logger.warning("%s.on_end raised %r", type(observer).__qualname__, problem)
         if error is None and first_error is not None:
             raise first_error
+
+
+@contextmanager
+def _metrics_named() -> Iterator[None]:
+    """Add the name of a metric here to the KeyError about its name in another library."""
+    try:
+        yield
+    except KeyError as error:
+        for key in map(str, error.args):
+            if key in METRICS:
+                error.add_note(f"{key} is the metric {METRICS[key]} here.")
+        raise
 
 
 def _stops(observer: Observer, answer: Any) -> bool:

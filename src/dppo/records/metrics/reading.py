@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from dppo.config.aliases import METRICS as METRIC_NAMES
 from dppo.errors import DppoError
 from dppo.files import open_file, read_file
 from dppo.records.files.disk import cause
@@ -17,17 +16,6 @@ from dppo.records.files.run_files import METRICS, PARTS
 Row = dict[str, float]
 """The metrics of an iteration."""
 Rows = Sequence[Row]
-
-
-class UserRow(dict[str, float]):
-    """A row for the user's code, which answers a name of another library with the name of the metric here."""
-
-    def __missing__(self, key: str) -> NoReturn:
-        if key in METRIC_NAMES:
-            raise KeyError(f"{key} is the metric {METRIC_NAMES[key]} here")
-        raise KeyError(key)
-
-
 COUNTERS = ("iteration", "global_step")  # keys that every row has
 SAMPLED_ROWS = 4000
 MAX_ROW_BYTES = 2**18
@@ -125,7 +113,7 @@ def _row(content: Any) -> Row | None:
 
 
 def _numbers(row: Mapping[str, Any]) -> Row:
-    return UserRow((key, value) for key, value in row.items() if _is_number(value))
+    return {key: value for key, value in row.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
