@@ -81,7 +81,7 @@ TASKS = {
     "tanks": Task("tanks:make", "pi:PI", -30.0, 60_000),
     "pendulum": Task("Pendulum-v1", swing_up, -250.0, 40_000),
     "lander": Task("LunarLanderContinuous-v3", land, 200.0, 150_000, 4096),
-    "office": Task("energyplus:make", thermostat, -35.0, 40_000, 2048, {"num_actors": 8}),
+    "office": Task("energyplus:make", thermostat, -25.0, 40_000, 2048, {"num_actors": 8}),
 }
 WITHOUT_ENERGYPLUS = ["tanks", "pendulum", "lander"]
 
