@@ -226,6 +226,25 @@ def test_incidents_of_a_run_that_goes_on_are_bounded_and_can_be_replayed(
     assert "nan" in capsys.readouterr().out
 
 
+def test_the_incident_that_ends_a_run_is_written_after_the_last_of_those_that_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More faults than folders, in the iteration that exceeds env_faults."""
+    monkeypatch.setattr(incidents, "MAX_INCIDENTS", 2)
+    bad = {"obs": [float("nan")] * 2, "episodes": list(range(9))}
+    config = settings(
+        tmp_path / "run",
+        env_id="worlds.faulty:Faulty",
+        env_kwargs=bad,
+        **REBUILD | {"env_faults": "2/h"},
+    )
+    with pytest.raises(EnvironmentFault):
+        dppo.train(config)
+    paths = sorted(tmp_path.glob("run/incidents/*/incident.json"))
+    endings = [json.loads(path.read_text())["ended_after"] for path in paths]
+    assert endings == [None, None, 0]
+
+
 class Odd(gym.Wrapper[Any, Any, Any, Any]):
     """CartPole that raises once, with the name of a file that is no Unicode in the text."""
 

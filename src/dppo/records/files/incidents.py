@@ -67,7 +67,7 @@ class IncidentWriter(FileWriter):
             make_folder(self._folder)
             names = (path.name for path in self._folder.iterdir())
             number = 1 + max((int(name) for name in names if name.isdecimal()), default=0)
-            if number <= MAX_INCIDENTS:
+            if number <= MAX_INCIDENTS or ended_after is not None:
                 self._write(number, incident, ended_after)
         except OSError as error:
             logger.warning("%s: %s The incident is not written.", self._folder, cause(error))
