@@ -230,13 +230,19 @@ def test_a_run_beside_the_program_leaves_it_the_root_logger() -> None:
     handler = logging.StreamHandler()
 
     def run() -> None:
-        with borders.separate_run(), borders.guarded_steps("a step of Slow"):
-            logging.root.addHandler(handler)
-            logging.root.setLevel(logging.INFO)
+        with borders.separate_run():
+            barrier.wait(60)
+            with borders.guarded_steps("a step of Slow"):
+                logging.root.addHandler(handler)
+                logging.root.setLevel(logging.INFO)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not borders._users.runs_beside
     is_kept = handler in logging.root.handlers
     logging.root.removeHandler(handler)
     assert is_kept

@@ -33,7 +33,7 @@ class _Users:
         self.changes: list[Change] = []
         self.lock = Lock()
         self.running = 0  # threads in which code of users runs
-        self.beside_program = False  # in a run that is not in the main thread
+        self.runs_beside = 0  # runs that are in other threads than the main one
         self.states_before: list[Any] = []  # the states of dppo, from when the first of them began
 
 
@@ -166,7 +166,7 @@ def _take_back_one(state: ProcessState, value_before: Any, value_after: Any) -> 
     is_gone = is_closed(value_after)
     if value_after == value_before and not is_gone:
         return False
-    if state.is_shared and _users.beside_program:
+    if state.is_shared and _users.runs_beside:
         return False
     if state.put is not None:
         state.put(value_before)
@@ -207,17 +207,19 @@ def separate_run() -> Iterator[None]:
     Without it, an environment would begin in the folder to which one of an earlier run has gone. A run within an
     observer of another one leaves that one's states and notes as they were.
     """
-    saved_state = _users.values, _users.noted, _users.changes, _users.beside_program
+    saved_state = _users.values, _users.noted, _users.changes
     arithmetic_before = _users.arithmetic
     _users.values = dict(_users.imported)
     _users.arithmetic = _users.first_arithmetic
     _users.noted = set()
     _users.changes = []
-    _users.beside_program = current_thread() is not main_thread()
+    is_beside = current_thread() is not main_thread()
+    _users.runs_beside += is_beside
     try:
         yield
     finally:
-        _users.values, _users.noted, _users.changes, _users.beside_program = saved_state
+        _users.runs_beside -= is_beside
+        _users.values, _users.noted, _users.changes = saved_state
         _users.values |= _users.imported
         _users.arithmetic = arithmetic_before or _users.first_arithmetic
 
