@@ -239,3 +239,5 @@ def test_a_long_message_is_cut_between_words() -> None:
     error = ValueError("set MLFLOW_ALLOW_FILE\nor use a database.")
     assert in_a_line(error) == "ValueError: set MLFLOW_ALLOW_FILE or use a database"
     assert in_a_line(error, 40) == "ValueError: set MLFLOW_ALLOW_FILE (...)"
+    without_words = ValueError(f"{{'runtime_env':{'x' * 50}}}")
+    assert in_a_line(without_words, 40) == "ValueError: {'runtime_env':xxxxxxx (...)"

@@ -13,12 +13,13 @@ from contextlib import suppress
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from textwrap import shorten
+from textwrap import wrap
 from typing import Any
 
 from dppo.errors import ConfigError
 
 PACKAGE = Path(__file__).parent
+CUT = " (...)"  # at the end of a text that is too long
 
 NEEDED = frozenset(
     (
@@ -213,8 +214,10 @@ def in_unicode(text: str) -> str:
 def in_a_line(error: BaseException, width: int = sys.maxsize) -> str:
     """Return type and message of an exception, as the last line of its traceback has them; (...) if words are cut."""
     lines = map(in_unicode, traceback.format_exception_only(error))
-    text = " ".join(line for line in lines if line[:2] != "  ")
-    return shorten(text, width, placeholder=" (...)").rstrip(".")
+    text = " ".join(" ".join(line for line in lines if line[:2] != "  ").split())
+    if len(text) > width:
+        text = wrap(text, width - len(CUT))[0] + CUT
+    return text.rstrip(".")
 
 
 def place_of(error: BaseException) -> str:
