@@ -52,7 +52,7 @@ class EvaluationPace:
             self._waited_s += time.monotonic() - began
 
     def take_waited_s(self) -> float:
-        """Return the seconds of waiting since the last call."""
+        """Return the seconds of waiting since the last call, of which the next call counts none."""
         seconds = self._waited_s - self._taken_s
         self._taken_s = self._waited_s
         return seconds

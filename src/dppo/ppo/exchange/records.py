@@ -286,7 +286,7 @@ class SamplerCarry(ReadOnly):
     episodes: Int64[np.ndarray, " E"]
     """Index of the open episode of each environment."""
     episode_returns: Float64[np.ndarray, " E"]
-    """Return of the open episode so far."""
+    """Sum of the rewards of the open episode so far."""
     episode_lengths: Int64[np.ndarray, " E"]
     """Length of the open episode so far, in env steps."""
     discounted_returns: Float64[np.ndarray, " E"]

@@ -147,7 +147,7 @@ class ValueScale:
         return None
 
     def figures(self) -> dict[str, float]:
-        """Return the unit of values, for the metrics."""
+        """Metrics of this scale: mean and deviation of the values, in units of rewards."""
         return {"value_mean": self.mean, "value_std": self.std}
 
     def restore(self, standardized: Any) -> Any:
