@@ -265,7 +265,8 @@ def test_each_leaf_has_limits_of_its_own(
     checks.check_limits(obs)
 
     row = (2, 1)
-    leaves(obs)[leaf][(*row, *index)] = value
+    place = (*row, *index)
+    leaves(obs)[leaf][place] = value
     with pytest.raises(BadResult) as outside:
         checks.check_limits(obs)
     assert outside.value.row == row

@@ -146,13 +146,13 @@ class Observers:
 
 @contextmanager
 def _metrics_named() -> Iterator[None]:
-    """Add the name of a metric here to the KeyError about its name in another library."""
+    """Log the name of a metric here, before the KeyError about its name in another library ends the run."""
     try:
         yield
     except KeyError as error:
         for key in map(str, error.args):
             if key in METRICS:
-                error.add_note(f"{key} is the metric {METRICS[key]} here.")
+                logger.warning("%s is the metric %s here.", key, METRICS[key])
         raise
 
 

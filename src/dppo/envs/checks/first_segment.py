@@ -121,7 +121,8 @@ def precision_lost(precise: dict[str, list[np.ndarray]], obs: np.dtype[Any]) -> 
         indices = np.argwhere((spread > MIN_SPREAD) & (error > MAX_LOSS * spread))
         if len(indices) and dtype != np.float64:
             index = tuple(indices[0].tolist())
-            column = stacked[(slice(None), *index)]
+            place = (slice(None), *index)
+            column = stacked[place]
             step = float(np.spacing(np.float32(np.abs(column).max())))
             uses = {"f": "stored", "i": "read by the network", "u": "read by the network"}
             return (
