@@ -13,8 +13,8 @@ from dppo.transports.ray import freezing
 
 CONTEXT = """
 import ctypes, sys, time
-from dppo.transports.ray.freezing import FreezeGuard
-with FreezeGuard((0.6, "it is silent"), ({end_s}, "it is ended")) as guard:
+from dppo.transports.ray.freezing import FreezeGuard, Silence
+with FreezeGuard(Silence(0.6, "it is silent"), Silence({end_s}, "it is ended")) as guard:
     print("started", flush=True)
 """
 # A function of C that never returns, also after a signal, is called with Python's lock: no thread goes on.

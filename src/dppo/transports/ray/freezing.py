@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 LOOK_S = 0.5  # between two looks of the guard at the time
 MOST_S = 2.0  # counted between two looks; if they are further apart, the guard was stopped, too
@@ -21,17 +22,24 @@ CTRL_C_S = 5.0  # from Ctrl-C to the end of a process that is frozen
 STOPPED = "Tt"  # states of a process that SIGSTOP, or a debugger, has stopped
 
 
+class Silence(NamedTuple):
+    """A time without a beat, and the text that is printed after it."""
+
+    seconds: float
+    text: str
+
+
 class FreezeGuard:
     """Context in which this process must call `beat` again and again, or a guard reports that, and ends it."""
 
-    def __init__(self, note: tuple[float, str], end: tuple[float, str]) -> None:
+    def __init__(self, noted: Silence, ended: Silence) -> None:
         """Start the guard.
 
         Args:
-            note: seconds without a beat after which the guard prints a text, and the text.
-            end: seconds without a beat after which it prints a text and kills this process, and the text.
+            noted: a silence that the guard reports.
+            ended: a longer one, after which it kills this process.
         """
-        words = [sys.executable, "-I", "-S", __file__, *map(str, (*note, *end))]
+        words = [sys.executable, "-I", "-S", __file__, *map(str, (*noted, *ended))]
         self._guard = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
     def __enter__(self) -> "FreezeGuard":
@@ -59,7 +67,7 @@ class FreezeGuard:
 # ------------------------------------------------------------------ the guard
 
 
-def guard(note_s: float, note: str, end_s: float, end: str) -> None:
+def guard(noted: Silence, ended: Silence) -> None:
     """Watch the parent until it closes the standard input of this process, or ends."""
     parent = os.getppid()
     interrupts: list[int] = []
@@ -77,12 +85,12 @@ def guard(note_s: float, note: str, end_s: float, end: str) -> None:
         if not is_stopped(parent):
             frozen_s += min(MOST_S, now - looked_at)
         looked_at = now
-        if frozen_s > note_s and not is_noted:
+        if frozen_s > noted.seconds and not is_noted:
             is_noted = True
-            _say(note)
+            _say(noted.text)
         is_interrupted = bool(interrupts) and frozen_s > CTRL_C_S
-        if frozen_s > end_s or is_interrupted:
-            _say("interrupted while Ray did not answer" if is_interrupted else end)
+        if frozen_s > ended.seconds or is_interrupted:
+            _say("interrupted while Ray did not answer" if is_interrupted else ended.text)
             with suppress(ProcessLookupError):
                 os.kill(parent, signal.SIGKILL)
             return
@@ -102,4 +110,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    guard(float(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])
+    _, noted_s, note, ended_s, end = sys.argv
+    guard(Silence(float(noted_s), note), Silence(float(ended_s), end))

@@ -31,7 +31,7 @@ from dppo.transports.ray.connecting import (
 from dppo.transports.ray.elastic_pool import ElasticPool, usable_nodes
 from dppo.transports.ray.folder import ray_folder, usable_folder
 from dppo.transports.ray.freezing import FreezeGuard
-from dppo.transports.ray.watch import START_AGAIN, ClusterWatch, Endpoint, frozen_in_words
+from dppo.transports.ray.watch import START_AGAIN, ClusterWatch, Endpoint, silences_in
 from dppo.user_code import in_a_line
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class RaySession:
         assert cluster is not None
         check_answers(source, cluster, dashboard)
         action = "connecting to the cluster"
-        with environment.signal_handlers_kept(), FreezeGuard(*frozen_in_words(action)) as guard:
+        with environment.signal_handlers_kept(), FreezeGuard(*silences_in(action)) as guard:
 
             def check() -> None:
                 guard.beat()

@@ -13,6 +13,7 @@ from dppo.machine import cores_in_words, load_average
 from dppo.transports.ray.calls import RayCalls
 from dppo.transports.ray.clock import RunClock
 from dppo.transports.ray.connections import end_those_to, probe_all
+from dppo.transports.ray.freezing import Silence
 
 PERIOD_S = 0.5  # between two pings of each endpoint
 CONNECT_S = 2.0  # longest wait for one connection, and for one answer
@@ -31,8 +32,8 @@ UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
-def frozen_in_words(action: str) -> tuple[tuple[float, str], tuple[float, str]]:
-    """Return when a process that Ray has frozen in a call is noted and ended, and the texts about that."""
+def silences_in(action: str) -> tuple[Silence, Silence]:
+    """Return the silences of a process that Ray has frozen in a call which are reported, and which end it."""
     note = (
         f"  note: Ray ({action}) has not answered for {NOTIFY_S:.0f} s. The run waits for it, {CALL_LOST_S:.0f} s at "
         f"most. {NETWORK}"
@@ -42,7 +43,7 @@ def frozen_in_words(action: str) -> tuple[tuple[float, str], tuple[float, str]]:
         f"meanwhile, is killed. {NETWORK}. {NOTHING_DONE} Start again, or use "
         f"{as_setting_and_flag('num_actors', 0)}, which needs no Ray."
     )
-    return (NOTIFY_S, note), (CALL_LOST_S, end)
+    return Silence(NOTIFY_S, note), Silence(CALL_LOST_S, end)
 
 
 def ping(address: str, timeout_s: float) -> None:
