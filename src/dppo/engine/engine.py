@@ -399,7 +399,7 @@ class CollectionEngine:
             return
         message = f"actor {actor.actor_id} ({samplers_named(actor.samplers)}) {loss.reason}"
         self._report_restarts(message, activity)
-        given_up: str | None = ""
+        rests = False
         moves: list[Command] = []
         if loss.kind is not IncidentKind.ACTOR_RECYCLED:  # a recycled actor did not fail
             limit = self.limits.max_actor_restarts
@@ -408,13 +408,14 @@ class CollectionEngine:
                 actor.missing_since = actor.first_loss_at
                 moves = self.hosting.vacate([actor], now)
                 # what keeps a process from starting is not the simulator, and others need not stop for it
-                is_spared = never_started and self.hosting.enough and not actor.samplers
-                if not is_spared:
+                rests = never_started and self.hosting.enough and not actor.samplers
+                if not rests:
                     raise too_many_losses(message, limit, loss.fault, started=not never_started)
+            else:
+                message += given_up
         self.wait_log.news_at = now
-        message += given_up or ""
         delay_s = delay_before(max(1, actor.losses))
-        if given_up is None:
+        if rests:
             delay_s = REST_S
         actor.start_at = now + delay_s
         line = describe_loss(message, delay_s)

@@ -54,21 +54,27 @@ MODES = {
 }
 
 
-_turn = RLock()
-"""Held by the thread that may change modes: other threads of samplers would find, and restore, those of this one."""
-_turns: list[None] = []  # an element for each context that the thread with the turn has entered
+class _Turn:
+    """The right to change modes: other threads of samplers would find, and restore, those of the thread that has it."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.num_contexts = 0  # that the thread with the lock has entered
+
+
+_turn = _Turn()
 
 
 @contextmanager
 def in_turn(**values: Any) -> Iterator[None]:
     """Set modes as `modes` does, in one thread at a time: most of them belong to the whole process."""
-    with _turn:
-        _turns.append(None)
+    with _turn.lock:
+        _turn.num_contexts += 1
         try:
             with modes(**values):
                 yield
         finally:
-            _turns.pop()
+            _turn.num_contexts -= 1
 
 
 @contextmanager
@@ -114,7 +120,7 @@ def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
         or torch.is_inference_mode_enabled()
     ):
         return _defaults(dtype)
-    if torch.get_default_dtype() == dtype and not _turns:
+    if torch.get_default_dtype() == dtype and not _turn.num_contexts:
         return nullcontext()
     return in_turn(dtype=dtype)
 
@@ -131,7 +137,7 @@ def _defaults(dtype: torch.dtype) -> Iterator[None]:
 
 def exact_on(num_threads: int) -> AbstractContextManager[None]:
     """Use `num_threads` threads for operations of this thread, and float32 products of full precision."""
-    if _turns or _precision() != "highest":
+    if _turn.num_contexts or _precision() != "highest":
         return in_turn(threads=num_threads, precision="highest")
     if torch.get_num_threads() == num_threads:
         return nullcontext()
