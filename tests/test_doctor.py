@@ -751,7 +751,7 @@ def test_the_model_knows_what_a_lag_and_resets_in_the_background_gain() -> None:
     )
     lag_of_sac, _ = advice(facts, soft_actor_critic)
     assert lag_of_sac.startswith("--policy-lag 1 --num-steps 16 ")
-    assert "hardly any env steps on four known tasks, with segments of 16." in lag_of_sac
+    assert "hardly any env steps on four of five known tasks, with segments of 16." in lag_of_sac
     short, *_ = advice(facts, replace(soft_actor_critic, num_steps=16))
     assert short.startswith("--policy-lag 1 collects while learning")
     # an episode takes half the time of a reset

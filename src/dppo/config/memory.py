@@ -33,11 +33,11 @@ class BatchObservations:
     row_bytes: int
     total_bytes: int
     places: str
-    """Where they are, in words."""
+    """The places of all copies, in words."""
 
     @property
     def in_words(self) -> str:
-        """Their number and memory."""
+        """Number, size and places of the observations."""
         row = _describe_bytes(self.row_bytes)
         return f"{self.rows:,} observations of {row} take {_describe_bytes(self.total_bytes)}, {self.places}"
 

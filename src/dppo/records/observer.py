@@ -25,7 +25,7 @@ class EnvOptions:
 
     now: dict[str, Any] | None = None
     fixed: bool = False
-    """True until a resumed run has started: it continues the environments of its checkpoint; and in repeated rows."""
+    """True until a resumed run has started, whose checkpoint has the options, and while a repeated row is reported."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.now, dict | None):
@@ -63,9 +63,9 @@ class RunInfo:
 
         Called after iteration k, it takes effect with the policy after iteration k + 1, so in iteration k + 2, or
         k + 2 + K with a policy lag of K: it depends on the iteration alone. Called in `on_start`, it sets the options
-        of the first episodes; of a run that is resumed, it is ignored, because the checkpoint has the options. So it is
-        in rows that `on_iteration` gets once more because an evaluation has ended. Options that are not named stay as
-        they are. Open episodes go on, and are rebuilt, with those that they started with.
+        of the first episodes; of a run that is resumed, it is ignored, because the checkpoint has the options. A
+        call is also ignored while `on_iteration` gets a row once more, because an evaluation has ended. Options that
+        are not named stay as they are. Open episodes go on, and are rebuilt, with those that they started with.
 
         Raises:
             ConfigError: a value is not JSON.

@@ -16,9 +16,8 @@ from dppo.errors import EnvFault, TooManyFaults, counted
 from dppo.log import logger
 from dppo.ppo.exchange.records import Incident, IncidentKind
 
-MIN_WATCHED_S = (
-    60.0  # from which a rate can be extrapolated: faults of a few seconds may be a burst
-)
+# shortest time from which a rate is extrapolated: faults within a few seconds may be a burst
+MIN_WATCHED_S = 60.0
 LOGGED_EACH = 3  # faults of a kind that are logged one by one; later only the 4th, 8th, 16th ...
 
 

@@ -31,8 +31,8 @@ from dppo.records.files.checkpoint import find, has_any
 from dppo.records.files.disk import make_folder, write_file, writing
 from dppo.records.files.run_files import CONFIG
 from dppo.records.files.run_folder import new_folder, settings_to_resume
-from dppo.records.metrics.reading import last_row
-from dppo.records.terminal.figures import duration, missing_steps, number
+from dppo.records.metrics.reading import last_row, missing_steps
+from dppo.records.terminal.figures import duration, number
 from dppo.records.terminal.view import has_trained
 from dppo.signals import StopSignals
 from dppo.tools.curves import NOT_COMPARED, RETURN

@@ -55,7 +55,7 @@ PARTS = {
     "states/*": PartRule(FOLDER),
 }
 """Files and folders by path, which may be a pattern. All are checked before a run folder is used."""
-MAX_INCIDENTS = 100  # folders of incidents that are read
+MAX_READ_INCIDENTS = 100  # folders of incidents
 INCIDENT_PART = PartRule(FILE, 2**24)
 """`incident.json` in a folder of `incidents`, which is checked when it is read."""
 
@@ -92,7 +92,7 @@ def json_in(path: Path) -> dict[str, Any]:
 
 def stored_incidents(run_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield the content of each `incident.json` of a run, with the name of its folder as `number`."""
-    for folder in sorted(run_dir.glob("incidents/*"))[:MAX_INCIDENTS]:
+    for folder in sorted(run_dir.glob("incidents/*"))[:MAX_READ_INCIDENTS]:
         with suppress(OSError):
             check_kind(folder, stat.S_IFDIR)
             incident = json_in(folder / INCIDENT)

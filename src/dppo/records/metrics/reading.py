@@ -92,6 +92,12 @@ def last_row(run: Path) -> Row:
     return {}
 
 
+def missing_steps(row: Row, batch_size: int) -> int:
+    """Return how many rows of the batches so far are no env steps: those of agents that had left, and of faults."""
+    batch_rows = row.get("iteration", 0) * batch_size
+    return max(0, int(batch_rows - row.get("global_step", 0)))
+
+
 def parsed(data: bytes) -> Iterator[tuple[bytes, Row | None]]:
     """Yield each line, and its row of metrics; None if the line is incomplete or not a row."""
     for line in data.splitlines(keepends=True):

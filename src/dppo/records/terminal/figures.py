@@ -1,7 +1,7 @@
 """The notation of figures on displays: numbers, durations, shares, and a series as bars."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -29,12 +29,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def share(part: float, total: float) -> float:
     """Divide; the result is limited to 1, and 1 if `total` is 0."""
     return min(1.0, part / total) if total > 0 else 1.0
-
-
-def missing_steps(row: Mapping[str, float], batch_size: int) -> int:
-    """Return how many rows of the finished iterations are no env steps: of agents that had left, and of faults."""
-    rows = row.get("iteration", 0) * batch_size
-    return max(0, int(rows - row.get("global_step", 0)))
 
 
 def number(value: float | None, digits: int | None = None) -> str:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from dppo.ppo.exchange.records import CollectionProgress, Episode
 from dppo.records.bottleneck import longest_usual
-from dppo.records.metrics.reading import Row
+from dppo.records.metrics.reading import Row, missing_steps
 from dppo.records.observer import RunInfo
-from dppo.records.terminal.figures import duration, missing_steps
+from dppo.records.terminal.figures import duration
 
 # parts of the time of an iteration, as in the metric perf/env_frac
 PHASES = ("env", "act", "wait", "transfer", "update", "other")

@@ -275,7 +275,7 @@ def _advice_on_lag(config: Config, gain: float) -> str:
         if config.num_steps > LAGGING_SAC_STEPS:
             settings += f" --num-steps {LAGGING_SAC_STEPS}"
         effect += (
-            f", and costs soft actor-critic hardly any env steps on four known tasks, with segments of "
+            f", and costs soft actor-critic hardly any env steps on four of five known tasks, with segments of "
             f"{LAGGING_SAC_STEPS}"
         )
     return f"{settings} collects while learning: {gain:.1f} x as fast. {effect}."

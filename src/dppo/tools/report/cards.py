@@ -3,7 +3,8 @@
 import math
 
 from dppo.records.differences import Difference
-from dppo.records.terminal.figures import duration, missing_steps, number, signed
+from dppo.records.metrics.reading import missing_steps
+from dppo.records.terminal.figures import duration, number, signed
 from dppo.tools.curves import EVALUATED_RETURN, RETURN, training_times
 from dppo.tools.report.facts import Facts
 
